@@ -1,0 +1,1 @@
+"""Vocabulary: trees, the record, specs, noise, settings and errors. Imports numpy and optree, nothing else."""

@@ -1,0 +1,282 @@
+"""The record: what every sampler fills and every algorithm starts from.
+
+Dimension letters, here and everywhere: T time steps, B slots (environment instances times agents per instance),
+N flat samples, A actions, L sequence length, K agents, *O and *A the trailing shapes of observation and action.
+
+A row t is one environment step of one slot: `action[t]` was chosen at `obs[t]`; `reward[t]`, `terminated[t]` and
+`truncated[t]` answer it; `obs[t+1]` is its true successor wherever `valid[t]`. The step after an end is a reset row:
+its action is ignored, it is not valid, and the observation after it is `first`. Hence three rules, whatever wrote
+the batch: a row is followed only by a valid one; row 0 of a batch is row T of the one before; only valid rows are
+environment steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec, EnvSpec, allocate
+from penstock.core.tree import Tree, struct, tree_leaves, tree_map
+
+Array = Any
+"""A numpy array or torch tensor."""
+
+
+class Inputs(NamedTuple):
+    """What an agent sees at one step ([B, ...]) or over a batch ([T+1, B, ...])."""
+
+    obs: Tree
+    prev_action: Tree
+    """The action that led to `obs`; null where `first`."""
+    prev_reward: Array
+    """float32 reward that came with `obs`; 0 where `first`."""
+    first: Array
+    """bool, `obs` opens an episode: recurrent state, previous action and reward count as null."""
+
+
+@struct
+class SampleBatch:
+    """T steps of B slots. A view of live buffers, valid until the next `obtain_samples`; `copy()` keeps it."""
+
+    obs: Tree
+    """[T+1, B, *O], in the environment's dtypes."""
+    first: Array
+    """[T+1, B] bool."""
+    prev_action: Tree
+    """[T+1, B, *A] as the environment takes it (boxes before clipping to their bounds). Rows 1.. are `action`."""
+    prev_reward: Array
+    """[T+1, B] float32, undiscounted and unclipped. Rows 1.. are `reward`."""
+    terminated: Array
+    """[T, B] bool, the episode ended in a terminal state: bootstrap with 0."""
+    truncated: Array
+    """[T, B] bool, the episode was cut short: bootstrap with V(obs[t+1])."""
+    valid: Array
+    """[T, B] bool. False: a reset row, an idle or absent slot, or a row lost to a fault."""
+    info: Tree
+    """[T, B, ...] what the agent recorded (`logp`, ...); `env` holds the info keys that the config names."""
+    state: Tree
+    """[B, ...] recurrent state before row 0; None for a memoryless agent."""
+    version: Array
+    """[T, B] int64, the parameter version that chose the action."""
+
+    @property
+    def action(self) -> Tree:
+        """[T, B, *A], a view of `prev_action`."""
+        return tree_map(lambda x: x[1:], self.prev_action)
+
+    @property
+    def reward(self) -> Array:
+        """[T, B] float32, a view of `prev_reward`."""
+        return self.prev_reward[1:]
+
+    @property
+    def inputs(self) -> Inputs:
+        """[T+1, B, ...] views: what the agent saw, and would see next."""
+        return Inputs(self.obs, self.prev_action, self.prev_reward, self.first)
+
+    @property
+    def spec(self) -> BatchSpec:
+        """T and B of this batch."""
+        T, B = self.valid.shape
+        return BatchSpec(T, B)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps in the batch: its valid rows."""
+        return int(self.valid.sum())
+
+    def copy(self) -> SampleBatch:
+        """A batch that owns its memory."""
+        return tree_map(lambda x: x.copy() if isinstance(x, np.ndarray) else x.clone(), self)
+
+    def flatten(self) -> dict[str, Tree]:
+        """The rows as flat samples [N, ...] with N = T * B, time-major; row T and the state are dropped."""
+        T, B = self.spec
+
+        def flat(x: Array) -> Array:
+            return x[:T].reshape(T * B, *x.shape[2:])
+
+        out = {name: tree_map(flat, getattr(self, name)) for name in _ROWS_AND_NEXT + _ROWS}
+        return out | {"action": tree_map(flat, self.action), "reward": flat(self.reward)}
+
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> SampleBatch:
+        """Views of some steps and slots: `batch[t0:t1]` or `batch[t0:t1, b0:b1]`; row t1 of the T+1 leaves stays.
+
+        The state is kept if it is known at t0, that is for t0 = 0, and None otherwise.
+        """
+        time, slots = index if isinstance(index, tuple) else (index, slice(None))
+        T, B = self.spec
+        t0, t1 = _bounds(time, T, "time")
+        b0, b1 = _bounds(slots, B, "slot")
+
+        def rows(x: Array) -> Array:
+            return x[t0:t1, b0:b1]
+
+        def rows_and_next(x: Array) -> Array:
+            return x[t0 : t1 + 1, b0:b1]
+
+        return SampleBatch(
+            obs=tree_map(rows_and_next, self.obs),
+            first=rows_and_next(self.first),
+            prev_action=tree_map(rows_and_next, self.prev_action),
+            prev_reward=rows_and_next(self.prev_reward),
+            terminated=rows(self.terminated),
+            truncated=rows(self.truncated),
+            valid=rows(self.valid),
+            info=tree_map(rows, self.info),
+            state=tree_map(lambda x: x[b0:b1], self.state) if t0 == 0 else None,
+            version=rows(self.version),
+        )
+
+
+_ROWS_AND_NEXT = ("obs", "first", "prev_action", "prev_reward")
+_ROWS = ("terminated", "truncated", "valid", "info", "version")
+
+
+@dataclass(frozen=True)
+class MultiAgentBatch(Mapping[str, SampleBatch]):
+    """One SampleBatch for each policy id; single-agent is the mapping of one."""
+
+    policy_batches: Mapping[str, SampleBatch]
+    env_steps: int
+    """Steps of environments, however many agents acted in each."""
+
+    @property
+    def agent_steps(self) -> int:
+        """Valid rows over all policies."""
+        return sum(batch.env_steps for batch in self.policy_batches.values())
+
+    def __getitem__(self, key: str) -> SampleBatch:
+        return self.policy_batches[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.policy_batches)
+
+    def __len__(self) -> int:
+        return len(self.policy_batches)
+
+
+AnyBatch = TypeVar("AnyBatch", SampleBatch, MultiAgentBatch)
+
+
+def allocate_batch(
+    env: EnvSpec, spec: BatchSpec, info: Tree = None, state: Tree = None, env_info: Sequence[str] = ()
+) -> SampleBatch:
+    """An empty batch in the shapes of `env`, its actions null.
+
+    `info` and `state` are examples whose leaves lack the leading dimensions. `env_info` keys become float32 columns
+    of NaN, which means "not reported".
+    """
+    T, B = spec
+    columns = {key: np.full((T, B), np.nan, np.float32) for key in env_info}
+    agent_info: dict[str, Tree] = tree_map(lambda x: np.zeros((T, B, *np.shape(x)), np.asarray(x).dtype), info or {})
+    batch = SampleBatch(
+        obs=allocate(env.obs, T + 1, B),
+        first=np.zeros((T + 1, B), bool),
+        prev_action=allocate(env.action, T + 1, B),
+        prev_reward=np.zeros((T + 1, B), np.float32),
+        terminated=np.zeros((T, B), bool),
+        truncated=np.zeros((T, B), bool),
+        valid=np.zeros((T, B), bool),
+        info=agent_info | ({"env": columns} if columns else {}),
+        state=tree_map(lambda x: np.zeros((B, *np.shape(x)), np.asarray(x).dtype), state),
+        version=np.zeros((T, B), np.int64),
+    )
+    tree_map(lambda leaf, x: np.copyto(x, leaf.null()), env.action, batch.prev_action)
+    return batch
+
+
+def poison(batch: SampleBatch) -> None:
+    """Fills a released buffer with values that no environment gives, so that a stale view is loud."""
+    for x in tree_leaves(batch):
+        x[...] = {"f": np.nan, "b": True, "u": 213, "i": -4242}[x.dtype.kind]
+
+
+def concat_samples(batches: Sequence[AnyBatch], axis: Literal["T", "B"] = "B") -> AnyBatch:
+    """Batches of the same layout side by side (`axis="B"`), or one after the other in time (`axis="T"`).
+
+    Joined in time, row T of each batch must be row 0 of the next; the joined batch keeps the first one's state.
+
+    Raises:
+        ConfigError: no batches, unequal layouts, unequal policies, or batches that do not follow each other.
+    """
+    if not batches:
+        raise ConfigError("concat_samples got no batch; expected at least one")
+    if isinstance(batches[0], MultiAgentBatch):
+        many: list[Any] = list(batches)
+        if any(set(m) != set(many[0]) for m in many):
+            raise ConfigError(f"concat_samples got batches of unequal policies: {[sorted(m) for m in many]}")
+        joined = {key: concat_samples([m[key] for m in many], axis) for key in many[0]}
+        return MultiAgentBatch(joined, sum(m.env_steps for m in many))  # pyright: ignore[reportReturnType]
+    samples: list[Any] = list(batches)
+    other = 0 if axis == "B" else 1
+    if len({batch.spec[other] for batch in samples}) > 1 or len({batch.state is None for batch in samples}) > 1:
+        raise ConfigError(
+            f"concat_samples(axis={axis!r}) got batches of [T, B] = {[tuple(b.spec) for b in samples]}; expected one "
+            f"common {'TB'[other]}, and recurrent state in all or none"
+        )
+    if axis == "B":
+        timed = tree_map(lambda *xs: _concat(xs, 1), *[_timed(b) for b in samples])
+        return SampleBatch(**timed, state=tree_map(lambda *xs: _concat(xs, 0), *[b.state for b in samples]))  # pyright: ignore[reportReturnType]
+    for earlier, later in zip(samples, samples[1:]):
+        same = (earlier.first[-1] == later.first[0]) & (earlier.prev_reward[-1] == later.prev_reward[0])
+        if not bool(same.all()):
+            raise ConfigError("concat_samples(axis='T'): row T of a batch is not row 0 of the next; pass them in order")
+    heads = [_timed(b[: b.spec.T], drop_last=True) for b in samples[:-1]]
+    timed = tree_map(lambda *xs: _concat(xs, 0), *heads, _timed(samples[-1]))
+    return SampleBatch(**timed, state=samples[0].state)  # pyright: ignore[reportReturnType]
+
+
+def split_by_episode(batch: SampleBatch) -> list[SampleBatch]:
+    """Every run of valid rows of one episode as its own [L, 1] batch (a view), by slot, then by time.
+
+    An episode that spans batches gives a fragment in each. A fragment that starts after row 0 has no state.
+    """
+    valid = np.asarray(batch.valid)
+    ended = np.asarray(batch.terminated) | np.asarray(batch.truncated)
+    fragments: list[SampleBatch] = []
+    T, B = batch.spec
+    for b in range(B):
+        start: int | None = None
+        for t in range(T):
+            if not valid[t, b]:
+                if start is not None:
+                    fragments.append(batch[start:t, b : b + 1])
+                start = None
+                continue
+            start = t if start is None else start
+            if ended[t, b]:
+                fragments.append(batch[start : t + 1, b : b + 1])
+                start = None
+        if start is not None:
+            fragments.append(batch[start:T, b : b + 1])
+    return fragments
+
+
+def _bounds(index: slice, size: int, what: str) -> tuple[int, int]:
+    if not isinstance(index, slice) or index.step not in (None, 1):
+        raise ConfigError(f"SampleBatch[{index!r}]: expected a {what} slice of step 1, e.g. batch[2:5] or batch[:, 0:4]")
+    start, stop, _ = index.indices(size)
+    return start, max(start, stop)
+
+
+def _timed(batch: SampleBatch, drop_last: bool = False) -> dict[str, Tree]:
+    """Every leaf with a time axis; `drop_last` leaves out row T, which the next batch repeats as its row 0."""
+    out = {name: getattr(batch, name) for name in _ROWS}
+    nexts = {name: getattr(batch, name) for name in _ROWS_AND_NEXT}
+    return out | (tree_map(lambda x: x[:-1], nexts) if drop_last else nexts)
+
+
+def _concat(xs: Sequence[Array], axis: int) -> Array:
+    shape = list(xs[0].shape)
+    shape[axis] = sum(x.shape[axis] for x in xs)
+    out = np.empty(shape, xs[0].dtype) if isinstance(xs[0], np.ndarray) else xs[0].new_empty(shape)
+    at = 0
+    for x in xs:
+        out[(slice(None),) * axis + (slice(at, at + x.shape[axis]),)] = x
+        at += x.shape[axis]
+    return out

@@ -1,0 +1,171 @@
+"""Settings as data: frozen dataclasses to and from plain JSON, and changes by dotted path with strict names."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import importlib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.core.errors import ConfigError, nearest
+
+S = TypeVar("S")
+
+
+def override(settings: S, changes: Mapping[str, Any]) -> S:
+    """A copy with some fields changed: `override(exp, {"algo.lr": 3e-4, "run.seed": 1})`.
+
+    Values are converted to the field's type where that loses nothing (a list for a tuple, an int for a float, text
+    for anything it spells).
+
+    Raises:
+        ConfigError: an unknown path (the message names the nearest), or a value of the wrong type.
+    """
+    for path, value in changes.items():
+        settings = _override_one(settings, path.split("."), path, value)
+    return settings
+
+
+def to_plain(value: Any) -> Any:
+    """Settings as JSON data. Dataclasses carry their class, functions their import path; see `unstorable`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"class": import_path(type(value)), **plain}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if callable(value):
+        path = import_path(value)
+        return {"import": path} if path else {"unstorable": getattr(value, "__qualname__", repr(value))}
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    return {"unstorable": repr(value)}
+
+
+def from_plain(plain: Any) -> Any:
+    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
+    if isinstance(plain, Mapping):
+        if "import" in plain:
+            return import_object(plain["import"])
+        if "unstorable" in plain:
+            raise ConfigError(f"{plain['unstorable']} could not be stored with the run (a lambda or local object); pass it again")
+        if "class" in plain:
+            cls = import_object(plain["class"])
+            known = {f.name: f for f in dataclasses.fields(cls)}
+            given = {key: from_plain(item) for key, item in plain.items() if key != "class"}
+            for key in given:
+                if key not in known:
+                    raise ConfigError(f"stored settings of {cls.__name__} name {key!r}; {nearest(key, known)}")
+            hints = _hints(cls)
+            return cls(**{key: _convert(value, hints[key], key) for key, value in given.items()})
+        return {key: from_plain(item) for key, item in plain.items()}
+    return [from_plain(item) for item in plain] if isinstance(plain, list) else plain
+
+
+def import_path(obj: Any) -> str | None:
+    """`module:qualname` if importing it gives this very object, else None."""
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        return None
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return f"{module}:{name}" if found is obj else None
+
+
+def import_object(path: str) -> Any:
+    """The object at `module:qualname`. Raises ConfigError that says which half is wrong."""
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise ConfigError(f"{path!r} is no import path; expected module:name, e.g. my_package.algos:MyPPO")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"cannot import {module!r} of {path!r}: {error}; is its folder on PYTHONPATH?") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"module {module!r} has no {part!r}; {nearest(part, [n for n in vars(found) if n[0] != '_'])}")
+        found = getattr(found, part)
+    return found
+
+
+def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
+    key, *rest = keys
+    if isinstance(settings, Mapping):
+        below = _override_one(settings.get(key, {}), rest, path, value) if rest else value
+        return {**settings, key: below}
+    if not dataclasses.is_dataclass(settings):
+        raise ConfigError(f"{path!r}: nothing lies below {type(settings).__name__} {settings!r}; shorten the path")
+    known = [f.name for f in dataclasses.fields(settings)]
+    if key not in known:
+        raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {nearest(key, known)}")
+    if rest:
+        changed = _override_one(getattr(settings, key), rest, path, value)
+    else:
+        changed = _convert(value, _hints(type(settings))[key], path)
+    return dataclasses.replace(settings, **{key: changed})  # pyright: ignore[reportArgumentType]
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _convert(value: Any, hint: Any, path: str) -> Any:
+    """`value` as the annotated type, or ConfigError; types that cannot be checked by value pass as they are."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for choice in sorted(args, key=lambda a: a is not type(value)):  # an exact match first
+            try:
+                return _convert(value, choice, path)
+            except ConfigError:
+                continue
+        raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {hint}")
+    if origin is typing.Literal:
+        if value in args:
+            return value
+        raise ConfigError(f"{path}={value!r}; {nearest(str(value), map(str, args))}")
+    if origin is tuple and isinstance(value, (list, tuple)):
+        inner = args[:1] * len(value) if len(args) == 2 and args[1] is Ellipsis else args
+        if args and len(inner) != len(value):
+            raise ConfigError(f"{path}={value!r}; expected {len(inner)} values")
+        return tuple(_convert(v, h, path) for v, h in zip(value, inner)) if args else tuple(value)
+    if origin in (collections.abc.Mapping, dict) and isinstance(value, Mapping):
+        return dict(value)
+    if origin is collections.abc.Callable and (callable(value) or isinstance(value, str)):
+        return import_object(value) if isinstance(value, str) else value
+    if hint is Any:
+        return value
+    if not isinstance(hint, type):
+        if origin is None:
+            return value
+        raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {hint}")
+    if dataclasses.is_dataclass(hint) or getattr(hint, "_is_protocol", False):
+        return value
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    if isinstance(value, str) and hint in (int, float, bool):
+        try:
+            return {"true": True, "false": False}[value.lower()] if hint is bool else hint(value.replace("_", ""))
+        except (ValueError, KeyError):
+            pass
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {getattr(hint, '__name__', hint)}")

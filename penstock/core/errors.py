@@ -1,0 +1,57 @@
+"""The errors penstock raises: each says what was seen, what was expected, and what to change."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PenstockError(Exception):
+    """Base of every error that penstock raises on purpose; `exit_code` is the command line's status for it."""
+
+    exit_code = 1
+
+
+class ConfigError(PenstockError, ValueError):
+    """Settings that contradict each other, an unknown name, or a space no part can handle."""
+
+    exit_code = 2
+
+
+class EnvWorkerError(PenstockError):
+    """An environment raised, broke its contract or died; the message names slot, episode, step and seed."""
+
+    exit_code = 3
+
+
+class LearnerError(PenstockError):
+    """Learning cannot go on."""
+
+    exit_code = 4
+
+
+class NonFiniteError(LearnerError):
+    """Losses or gradients stayed NaN or infinite; the message names the file that holds the last batch."""
+
+
+class CheckpointError(PenstockError):
+    """A checkpoint or run directory that cannot be written, read or trusted; the message names the file."""
+
+    exit_code = 5
+
+
+class MissingExtraError(ConfigError):
+    """An optional dependency is absent; the message says which extra installs it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; it comes with an extra: pip install 'penstock[{extra}]'")
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """A hint that names the known words closest to `name`, or all of them if they are few."""
+    words = sorted(set(known))
+    close = difflib.get_close_matches(name, words, n=limit, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(repr(w) for w in close) + "?"
+    shown = words if len(words) <= 12 else [*words[:12], "..."]
+    return "known: " + ", ".join(shown)

@@ -1,0 +1,67 @@
+"""Settings that change over a run: a number, or a schedule written as text such as `linear(3e-4, 0)`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from penstock.core.errors import ConfigError
+
+Schedule = float | str
+"""A number, or `linear(start, end)`, `linear(start, end, until)`, `cosine(start, end)`; `until` is a fraction of the run."""
+
+S = TypeVar("S")
+_FORM = re.compile(r"\s*(linear|cosine)\s*\(([^()]*)\)\s*")
+
+
+def linear(start: float, end: float, until: float = 1.0) -> str:
+    """A schedule from `start` to `end` over the first `until` of the run's steps, then constant."""
+    return f"linear({start!r}, {end!r}, {until!r})"
+
+
+def cosine(start: float, end: float, until: float = 1.0) -> str:
+    """Half a cosine from `start` to `end` (Loshchilov and Hutter 2017, eq. 5, without restarts)."""
+    return f"cosine({start!r}, {end!r}, {until!r})"
+
+
+def schedule_value(schedule: Schedule, progress: float) -> float:
+    """The value after a fraction `progress` of the run, clamped to [0, 1]. Raises ConfigError on other text."""
+    if isinstance(schedule, (int, float)):
+        return float(schedule)
+    match = _FORM.fullmatch(schedule)
+    try:
+        kind = match[1] if match else ""
+        numbers = [float(part) for part in match[2].split(",")] if match else [float(schedule)]
+    except ValueError:
+        kind, numbers = "", []
+    if not kind and len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) not in (2, 3) or not all(map(math.isfinite, numbers)) or (len(numbers) == 3 and numbers[2] <= 0):
+        raise ConfigError(f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]) or cosine(...)")
+    start, end = numbers[:2]
+    fraction = min(max(progress, 0.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
+    if kind == "cosine":
+        fraction = 0.5 * (1.0 - math.cos(math.pi * fraction))
+    return start + (end - start) * fraction if fraction < 1.0 else end
+
+
+def at_progress(settings: S, progress: float) -> S:
+    """A copy of a settings dataclass in which every schedule is the number it stands for now."""
+    changed = {
+        f.name: schedule_value(value, progress)
+        for f in fields(settings)  # pyright: ignore[reportArgumentType]
+        if f.type in _SCHEDULE_TYPES and isinstance(value := getattr(settings, f.name), str)
+    }
+    return replace(settings, **changed) if changed else settings  # pyright: ignore[reportArgumentType]
+
+
+def check_schedules(settings: Any) -> None:
+    """Raises ConfigError if a schedule field of a settings dataclass holds text that is no schedule."""
+    for f in fields(settings):
+        if f.type in _SCHEDULE_TYPES:
+            schedule_value(getattr(settings, f.name), 0.0)
+
+
+_SCHEDULE_TYPES = ("Schedule", Schedule, "float | str")

@@ -1,0 +1,134 @@
+"""What an environment shows and takes, without the environment: kinds, shapes, dtypes and bounds, storable as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import ConfigError
+from penstock.core.tree import Tree, tree_leaves, tree_map
+
+Kind = Literal["box", "discrete", "multi_discrete", "multi_binary"]
+
+
+class BatchSpec(NamedTuple):
+    """The leading dimensions of a batch: T time steps of B slots."""
+
+    T: int
+    B: int
+
+    @property
+    def size(self) -> int:
+        """Rows in a batch, T * B; only its valid rows count as environment steps."""
+        return self.T * self.B
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """One array of an observation or action."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    low: float | tuple[float, ...] = -math.inf
+    """Lower bound of a box: one number, or one for each element in C order."""
+    high: float | tuple[float, ...] = math.inf
+    """Upper bound of a box, like `low`."""
+    sizes: tuple[int, ...] = ()
+    """Number of choices: one for `discrete`, one for each element of `multi_discrete`, in C order."""
+    start: int | tuple[int, ...] = 0
+    """Smallest value of a `discrete` leaf, or of each element of a `multi_discrete` one."""
+
+    @property
+    def size(self) -> int:
+        """Elements in the array, 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def is_image(self) -> bool:
+        """True for a [C, H, W] or [H, W, C] uint8 box, which networks take as an image by default."""
+        return self.kind == "box" and len(self.shape) == 3 and self.dtype == "uint8"
+
+    def bound(self, name: Literal["low", "high"]) -> npt.NDArray[np.float64]:
+        """`low` or `high` of a box as a float64 array of the leaf's shape."""
+        value: Any = self.low if name == "low" else self.high
+        return np.broadcast_to(np.asarray(value, np.float64).reshape(self.shape if np.ndim(value) else ()), self.shape)
+
+    @property
+    def bounded(self) -> bool:
+        """True if every element has two finite bounds."""
+        return bool(np.isfinite(self.bound("low")).all() and np.isfinite(self.bound("high")).all())
+
+    def null(self) -> npt.NDArray[Any]:
+        """The value that stands for "no action": 0, or the smallest value where 0 is not one."""
+        start = np.asarray(self.start if self.kind in ("discrete", "multi_discrete") else 0)
+        return np.broadcast_to(start.reshape(self.shape if start.ndim else ()), self.shape).astype(self.dtype)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Observation and action of one slot, each a tree of `LeafSpec`."""
+
+    obs: Tree
+    action: Tree
+    agents: int = 1
+    """Slots that one environment owns; more than one for a multi-agent environment."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Numbers, strings, lists and dicts only; `from_plain` brings the spec back."""
+        return {"obs": _tree_to_plain(self.obs), "action": _tree_to_plain(self.action), "agents": self.agents}
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> EnvSpec:
+        """The inverse of `to_plain`. Raises ConfigError on anything that `to_plain` does not write."""
+        return EnvSpec(_tree_from_plain(plain["obs"]), _tree_from_plain(plain["action"]), int(plain["agents"]))
+
+
+def describe(tree: Tree) -> str:
+    """A short text for messages: `box[4] float32`, or its leaves in braces."""
+    parts = [f"{leaf.kind}{list(leaf.shape) if leaf.shape else f'({leaf.sizes[0]})' if leaf.sizes else ''} {leaf.dtype}"
+             for leaf in tree_leaves(tree)]  # fmt: skip
+    return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
+
+
+def allocate(tree: Tree, *leading: int) -> Tree:
+    """Zeroed arrays [*leading, *shape] for every leaf spec of the tree; the caller owns them."""
+    return tree_map(lambda leaf: np.zeros((*leading, *leaf.shape), dtype=leaf.dtype), tree)
+
+
+def _tree_to_plain(tree: Tree) -> Any:
+    if isinstance(tree, LeafSpec):
+        return {"leaf": [tree.kind, list(tree.shape), tree.dtype, _numbers(tree.low), _numbers(tree.high),
+                         list(tree.sizes), _numbers(tree.start)]}  # fmt: skip
+    if isinstance(tree, dict):
+        return {"dict": {key: _tree_to_plain(value) for key, value in tree.items()}}
+    return {"tuple": [_tree_to_plain(value) for value in tree]}
+
+
+def _tree_from_plain(plain: Any) -> Tree:
+    match plain:
+        case {"leaf": [kind, shape, dtype, low, high, sizes, start]}:
+            return LeafSpec(kind, tuple(shape), dtype, _from_numbers(low), _from_numbers(high), tuple(sizes),
+                            tuple(start) if isinstance(start, list) else start)  # fmt: skip
+        case {"dict": items}:
+            return {key: _tree_from_plain(value) for key, value in items.items()}
+        case {"tuple": items}:
+            return tuple(_tree_from_plain(value) for value in items)
+        case _:
+            raise ConfigError(f"not a stored spec: {plain!r}; expected a leaf, dict or tuple as EnvSpec.to_plain writes")
+
+
+def _numbers(value: float | Sequence[float]) -> Any:
+    """Infinity is not JSON: infinite bounds are stored as strings."""
+    if isinstance(value, tuple):
+        return [_numbers(v) for v in value]
+    return value if isinstance(value, int) or math.isfinite(value) else str(value)
+
+
+def _from_numbers(value: Any) -> Any:
+    return tuple(_from_numbers(v) for v in value) if isinstance(value, list) else float(value)

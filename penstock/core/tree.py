@@ -1,0 +1,64 @@
+"""Trees of arrays: dicts, tuples and `@struct` records whose leaves are numpy or torch arrays; None has no leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, dataclass_transform
+
+import optree
+
+Tree = Any
+"""A leaf, or a dict, tuple, list or `@struct` of trees. None is an empty tree: it stays None in every map."""
+
+T = TypeVar("T")
+_NAMESPACE = "penstock"
+
+
+@dataclass_transform(frozen_default=True)
+def struct(cls: type[T]) -> type[T]:
+    """Makes a class a frozen record whose fields are sub-trees, so that `tree_map` reaches every leaf."""
+    record = dataclass(frozen=True, eq=False)(cls)
+    names = tuple(f.name for f in fields(record))  # pyright: ignore[reportArgumentType]
+
+    def flatten(value: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
+        return tuple(getattr(value, n) for n in names), None, names
+
+    optree.register_pytree_node(
+        record,  # pyright: ignore[reportArgumentType]
+        flatten,  # pyright: ignore[reportArgumentType]
+        lambda _, children: record(*children),
+        namespace=_NAMESPACE,
+    )
+    return record
+
+
+def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """`fn` applied to every leaf (and the leaves at the same place in `rest`), in a tree of the same shape."""
+    return optree.tree_map(fn, tree, *rest, namespace=_NAMESPACE)
+
+
+def tree_leaves(tree: Tree) -> list[Any]:
+    """The leaves, dict keys in sorted order, fields in the order of their declaration."""
+    return optree.tree_leaves(tree, namespace=_NAMESPACE)
+
+
+def tree_structure(tree: Tree) -> optree.PyTreeSpec:
+    """The tree without its leaves; two trees of equal structure can be mapped together."""
+    return optree.tree_structure(tree, namespace=_NAMESPACE)
+
+
+def tree_unflatten(structure: optree.PyTreeSpec, leaves: list[Any]) -> Tree:
+    """The tree of this structure with these leaves."""
+    return optree.tree_unflatten(structure, leaves)
+
+
+def tree_paths(tree: Tree) -> list[str]:
+    """A readable path for every leaf, in `tree_leaves` order: `obs['camera']`, or '' for a bare leaf."""
+    paths = optree.tree_paths(tree, namespace=_NAMESPACE)
+    return ["".join(f"[{key!r}]" for key in path) for path in paths]
+
+
+def is_leaf(tree: Tree) -> bool:
+    """True for an array or a scalar, False for None, a container or a record."""
+    return tree is not None and tree_structure(tree).num_nodes == 1
