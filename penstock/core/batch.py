@@ -259,7 +259,9 @@ def split_by_episode(batch: SampleBatch) -> list[SampleBatch]:
 
 def _bounds(index: slice, size: int, what: str) -> tuple[int, int]:
     if not isinstance(index, slice) or index.step not in (None, 1):
-        raise ConfigError(f"SampleBatch[{index!r}]: expected a {what} slice of step 1, e.g. batch[2:5] or batch[:, 0:4]")
+        raise ConfigError(
+            f"SampleBatch[{index!r}]: expected a {what} slice of step 1, e.g. batch[2:5] or batch[:, 0:4]"
+        )
     start, stop, _ = index.indices(size)
     return start, max(start, stop)
 

@@ -58,7 +58,9 @@ def from_plain(plain: Any) -> Any:
         if "import" in plain:
             return import_object(plain["import"])
         if "unstorable" in plain:
-            raise ConfigError(f"{plain['unstorable']} could not be stored with the run (a lambda or local object); pass it again")
+            raise ConfigError(
+                f"{plain['unstorable']} could not be stored with the run (a lambda or local object); pass it again"
+            )
         if "class" in plain:
             cls = import_object(plain["class"])
             known = {f.name: f for f in dataclasses.fields(cls)}
@@ -97,7 +99,9 @@ def import_object(path: str) -> Any:
         raise ConfigError(f"cannot import {module!r} of {path!r}: {error}; is its folder on PYTHONPATH?") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"module {module!r} has no {part!r}; {nearest(part, [n for n in vars(found) if n[0] != '_'])}")
+            raise ConfigError(
+                f"module {module!r} has no {part!r}; {nearest(part, [n for n in vars(found) if n[0] != '_'])}"
+            )
         found = getattr(found, part)
     return found
 

@@ -39,7 +39,9 @@ def schedule_value(schedule: Schedule, progress: float) -> float:
     if not kind and len(numbers) == 1:
         return numbers[0]
     if len(numbers) not in (2, 3) or not all(map(math.isfinite, numbers)) or (len(numbers) == 3 and numbers[2] <= 0):
-        raise ConfigError(f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]) or cosine(...)")
+        raise ConfigError(
+            f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]) or cosine(...)"
+        )
     start, end = numbers[:2]
     fraction = min(max(progress, 0.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
     if kind == "cosine":

@@ -120,7 +120,9 @@ def _tree_from_plain(plain: Any) -> Tree:
         case {"tuple": items}:
             return tuple(_tree_from_plain(value) for value in items)
         case _:
-            raise ConfigError(f"not a stored spec: {plain!r}; expected a leaf, dict or tuple as EnvSpec.to_plain writes")
+            raise ConfigError(
+                f"not a stored spec: {plain!r}; expected a leaf, dict or tuple as EnvSpec.to_plain writes"
+            )
 
 
 def _numbers(value: float | Sequence[float]) -> Any:

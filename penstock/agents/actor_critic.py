@@ -1,0 +1,229 @@
+"""The default agent of policy-gradient algorithms: actor and critic for any observation and action space."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from penstock.agents import distributions as dists
+from penstock.agents.agent import Agent
+from penstock.agents.networks import MLP, Encoder, Net, flat_inputs, orthogonal
+from penstock.agents.normalizer import ObsNormalizer, RewardScaler
+from penstock.agents.recurrent import Memory
+from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure
+
+MASK_KEY = "action_mask"
+
+
+class ActorCriticSettings(Protocol):
+    """What `actor_critic` reads of an algorithm's settings."""
+
+    @property
+    def net(self) -> Net: ...
+    @property
+    def discount(self) -> float: ...
+
+
+def actor_critic(spec: EnvSpec, settings: ActorCriticSettings) -> ActorCritic:
+    """The default `agent` of an algorithm: an ActorCritic as `settings.net` describes it."""
+    return ActorCritic(spec, settings.net, settings.discount)
+
+
+class Output(NamedTuple):
+    """What a forward gives: [N] rows, or [T, B] rows if recurrent."""
+
+    dist: dists.Distribution
+    value: Tensor
+
+
+class ActionHead(nn.Module):
+    """Features [N, size] -> a distribution over the action tree.
+
+    Discrete leaves become categoricals, bits Bernoullis, boxes Gaussians with a state-independent deviation
+    (Schulman et al. 2015, appendix D), squashed by tanh if asked. The output layer starts at gain 0.01, so that the
+    first policy is nearly uniform (Andrychowicz et al. 2021, section 3.2).
+    """
+
+    def __init__(self, features: int, action: Tree, squash: bool, log_std: float) -> None:
+        super().__init__()
+        self.leaves: list[LeafSpec] = tree_leaves(action)
+        self.structure = tree_structure(action)
+        self.widths = [sum(leaf.sizes) or leaf.size for leaf in self.leaves]
+        self.noise_sizes = [leaf.size for leaf in self.leaves]
+        self.squash = squash
+        self.linear = nn.Linear(features, sum(self.widths))
+        orthogonal(self.linear, 0.01)
+        self.log_std = nn.Parameter(torch.full((sum(self._boxes()),), log_std)) if any(self._boxes()) else None
+        for i, leaf in enumerate(self.leaves):
+            if leaf.kind == "box":
+                low, high = leaf.bound("low").ravel(), leaf.bound("high").ravel()
+                if squash and not leaf.bounded:
+                    raise ConfigError(
+                        f"net.squash=True needs finite action bounds; got low={low.tolist()}, high={high.tolist()}; "
+                        "bound the action space or use net.squash=False"
+                    )
+                if not (high > low).all():
+                    raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
+                known = leaf.bounded
+                center = torch.as_tensor((low + high) / 2 if known else low * 0, dtype=torch.float32).nan_to_num(0.0)
+                half = torch.as_tensor((high - low) / 2 if known else low * 0 + 1, dtype=torch.float32).nan_to_num(1.0)
+                self.register_buffer(f"center_{i}", center, persistent=False)
+                self.register_buffer(f"half_{i}", half, persistent=False)
+
+    def _boxes(self) -> list[int]:
+        return [leaf.size if leaf.kind == "box" else 0 for leaf in self.leaves]
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> dists.Distribution:
+        """`mask` [N, choices] covers the discrete leaves in order, concatenated; nonzero means allowed."""
+        params = F.linear(features, self.linear.weight, self.linear.bias)
+        if len(self.leaves) == 1:
+            return self._leaf(0, self.leaves[0], params, mask)
+        parts: list[dists.Distribution] = []
+        at_mask = 0
+        for i, (leaf, chunk) in enumerate(zip(self.leaves, params.split(self.widths, -1))):
+            part = mask[..., at_mask : at_mask + sum(leaf.sizes)] if mask is not None and leaf.sizes else None
+            at_mask += sum(leaf.sizes)
+            parts.append(self._leaf(i, leaf, chunk, part))
+        return dists.Joint(parts, self.noise_sizes, self.structure)
+
+    def _leaf(self, i: int, leaf: LeafSpec, params: Tensor, mask: Tensor | None) -> dists.Distribution:
+        if leaf.kind == "discrete":
+            return dists.Categorical(params, int(leaf.start), mask)  # pyright: ignore[reportArgumentType]
+        if leaf.kind == "multi_discrete":
+            start = leaf.start if isinstance(leaf.start, tuple) else (leaf.start,) * leaf.size
+            return dists.MultiCategorical(params, leaf.sizes, start, leaf.shape, mask)
+        if leaf.kind == "multi_binary":
+            return dists.Bernoulli(params, leaf.shape)
+        assert self.log_std is not None
+        log_std = self.log_std.split(self._boxes())[i]
+        box = dists.SquashedGaussian if self.squash else dists.Gaussian
+        return box(params, log_std, getattr(self, f"center_{i}"), getattr(self, f"half_{i}"), leaf.shape)
+
+
+class Body(nn.Module):
+    """Encoder and fully connected layers: flat inputs -> [N, size]."""
+
+    def __init__(self, spec: EnvSpec, obs: Tree, net: Net) -> None:
+        super().__init__()
+        self.encoder = Encoder(obs, spec.action, net)
+        self.mlp = MLP(self.encoder.size, net.hidden, net.activation)
+        self.size = self.mlp.size
+
+    def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
+        return self.mlp(self.encoder(inputs, obs))
+
+
+class ActorCritic(Agent):
+    """Actor and critic with separate or shared bodies, optional memory, action masks and normalisers.
+
+    A Dict observation with the key `action_mask` masks discrete choices; the mask is not fed to the networks.
+    While acting, the critic does not run.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        net: Net,
+        discount: float = 0.99,
+    ) -> None:
+        super().__init__()
+        self.spec, self.net = spec, net
+        self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
+        seen = {k: v for k, v in spec.obs.items() if k != MASK_KEY} if self.masked else spec.obs
+        shared = (
+            net.shared if net.shared is not None else net.is_recurrent or any(x.is_image for x in tree_leaves(seen))
+        )
+        if net.is_recurrent and not shared:
+            raise ConfigError(
+                "net.shared=False with a recurrent net: actor and critic share one memory; use shared=True"
+            )
+        self.normalizer = ObsNormalizer(seen) if net.normalize_obs else None
+        self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
+        self.actor = Body(spec, seen, net)
+        self.critic = None if shared else Body(spec, seen, net)
+        self.memory = Memory(net.recurrent, self.actor.size, net.recurrent_size) if net.recurrent != "none" else None
+        features = self.memory.size if self.memory else self.actor.size
+        self.head = ActionHead(features, spec.action, net.squash, net.log_std_init)
+        self.value_head = nn.Linear(features if shared else self.actor.size, 1)
+        orthogonal(self.value_head, 1.0)
+        self.noise_size = sum(self.head.noise_sizes)
+        self._check_mask()
+
+    def initial_state(self, B: int) -> Tree:
+        return self.memory.initial_state(B) if self.memory else None
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        obs, mask = self._prepared(inputs)
+        features = self.actor(inputs, obs)
+        if self.memory is not None:
+            out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
+            features = out[0]
+        dist = self.head(features, mask)
+        action = dist.mode() if noise is None else dist.sample(noise)
+        return action, {"logp": dist.log_prob(action)}, state
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Output:
+        features, critic_features, mask = self._features(inputs, state)
+        dist = self.head(features, mask)
+        return Output(dist, self.value_head(critic_features).squeeze(-1))
+
+    def values(self, batch: SampleBatch) -> Tensor:
+        with torch.no_grad():
+            lead = batch.first.shape
+            inputs = batch.inputs if self.memory is not None else flat_inputs(batch.inputs)
+            _, features, _ = self._features(inputs, batch.state, actor=False)
+            return self.value_head(features).reshape(lead)
+
+    def observe(self, batch: SampleBatch) -> None:
+        if self.normalizer is not None:
+            obs = {k: v for k, v in batch.obs.items() if k != MASK_KEY} if self.masked else batch.obs
+            self.normalizer.update(tree_map(lambda x: x[:-1], obs), batch.valid)
+        if self.reward_scaler is not None:
+            self.reward_scaler.update(batch.reward, batch.terminated | batch.truncated, batch.valid)
+
+    def scaled_reward(self, reward: Tensor) -> Tensor:
+        return reward if self.reward_scaler is None else self.reward_scaler(reward)
+
+    @property
+    def needs_statistics(self) -> bool:
+        scaler_empty = self.reward_scaler is not None and float(self.reward_scaler.moments.count) == 0.0
+        return scaler_empty or (self.normalizer is not None and self.normalizer.empty)
+
+    def _features(self, inputs: Inputs, state: Tree, actor: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Actor features, critic features and mask; [T, B, ...] if recurrent, else [N, ...]."""
+        if self.memory is not None:
+            lead = inputs.first.shape
+            flat = flat_inputs(inputs)
+            obs, mask = self._prepared(flat)
+            out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state)
+            return out, out, None if mask is None else mask.reshape(*lead, -1)
+        obs, mask = self._prepared(inputs)
+        if self.critic is None:
+            features = self.actor(inputs, obs)
+            return features, features, mask
+        critic = self.critic(inputs, obs)
+        return (self.actor(inputs, obs) if actor else critic), critic, mask
+
+    def _prepared(self, inputs: Inputs) -> tuple[Tree, Tensor | None]:
+        """The observation as the networks see it, and the action mask."""
+        obs, mask = inputs.obs, None
+        if self.masked:
+            mask = obs[MASK_KEY]
+            obs = {k: v for k, v in obs.items() if k != MASK_KEY}
+        return (obs if self.normalizer is None else self.normalizer(obs)), mask
+
+    def _check_mask(self) -> None:
+        if not self.masked:
+            return
+        choices = sum(sum(leaf.sizes) for leaf in self.head.leaves)
+        got = self.spec.obs[MASK_KEY]
+        if got.size != choices or not choices:
+            raise ConfigError(
+                f"obs['{MASK_KEY}'] has {got.size} elements for {choices} discrete choices; expected one for each"
+            )

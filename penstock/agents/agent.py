@@ -1,0 +1,61 @@
+"""What samplers and algorithms need of an agent: act on one step, answer over a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree
+
+
+class Agent(nn.Module):
+    """A policy with whatever networks it needs. Memoryless unless `initial_state` says otherwise.
+
+    Acting is a pure function of inputs, state and noise: no modes, no hidden generators, no `reset_one`. Recurrent
+    state, previous action and reward count as null wherever `first`; the agent sees to it.
+    """
+
+    spec: EnvSpec
+    noise_size: int
+    """Uniform numbers that `act` uses for each slot and step."""
+
+    def initial_state(self, B: int) -> Tree:
+        """Recurrent state [B, ...] before an episode, or None."""
+        return None
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        """One step for B slots, called without gradients.
+
+        Args:
+            inputs: [B, ...] tensors. state: [B, ...] as the step before returned it.
+            noise: [B, noise_size] float32 in (0, 1), or None for the deterministic action.
+
+        Returns:
+            action [B, *A] in the units of the environment, info [B, ...] to record, and the new state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define act(inputs, state, noise)")
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Any:
+        """What the loss needs, for [N, ...] rows, or for [T, B, ...] rows from `state` if recurrent."""
+        raise NotImplementedError(f"{type(self).__name__} must define forward(inputs, state)")
+
+    def values(self, batch: SampleBatch) -> Tensor:
+        """V(obs) [T+1, B] without gradient, in one forward (recurrent: one unroll from the batch's state)."""
+        with torch.no_grad():
+            return self(batch.inputs, batch.state).value
+
+    def observe(self, batch: SampleBatch) -> None:
+        """Called after training on a batch: the place to update running statistics. Does nothing by default."""
+
+    def scaled_reward(self, reward: Tensor) -> Tensor:
+        """The reward that targets are made of; the record keeps the environment's own."""
+        return reward
+
+    @property
+    def needs_statistics(self) -> bool:
+        """True before the first batch if running statistics must be set before anything is learned."""
+        return False

@@ -1,0 +1,223 @@
+"""Action distributions as pure functions of parameters and given noise, in the units of the environment.
+
+They use exp, log1p and tanh only: torch's softplus, silu and elu differ in the last bit between the vectorised body
+and the tail of an array, which would make a row's bits depend on how many rows lie beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import optree
+import torch
+from torch import Tensor
+
+from penstock.core.tree import Tree, tree_leaves, tree_unflatten
+
+_LOG_2 = math.log(2.0)
+_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+_MASKED = -1e9  # finite, so that p * log p is 0 and not NaN
+_EDGE = 1.0 - 1e-6  # squashed actions stay inside this, so that atanh of a stored action is finite
+
+
+class Distribution(Protocol):
+    """A distribution over actions for N rows."""
+
+    def sample(self, noise: Tensor) -> Tree:
+        """[N, *A] actions from uniforms [N, noise_size] in (0, 1)."""
+        ...
+
+    def mode(self) -> Tree:
+        """[N, *A] the deterministic action."""
+        ...
+
+    def log_prob(self, action: Tree) -> Tensor:
+        """[N] log density (nats) of actions in the environment's units."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """[N] entropy in nats."""
+        ...
+
+
+class Categorical:
+    """One choice out of n, by inverse CDF of one uniform; a masked choice is never sampled."""
+
+    def __init__(self, logits: Tensor, start: int = 0, mask: Tensor | None = None) -> None:
+        if mask is not None:
+            logits = logits.masked_fill(~mask.bool(), _MASKED)
+        self.logp = torch.log_softmax(logits, -1)
+        self.start = start
+
+    def sample(self, noise: Tensor) -> Tensor:
+        cdf = self.logp.exp().cumsum(-1)
+        # u * total stays below the total after rounding, so the first cdf above it exists and is not a masked choice.
+        below = cdf <= noise * (cdf[..., -1:] * (1.0 - 2.0**-21))
+        return below.sum(-1) + self.start if self.start else below.sum(-1)
+
+    def mode(self) -> Tensor:
+        return self.logp.argmax(-1) + self.start
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        index = action.long() - self.start if self.start else action.long()
+        return self.logp.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.logp.exp() * self.logp).sum(-1)
+
+
+class MultiCategorical:
+    """Independent choices, one for each element of a `multi_discrete` action of `shape`."""
+
+    def __init__(self, logits: Tensor, sizes: tuple[int, ...], start: tuple[int, ...], shape: tuple[int, ...],
+                 mask: Tensor | None = None) -> None:  # fmt: skip
+        masks = mask.split(sizes, -1) if mask is not None else [None] * len(sizes)
+        self.parts = [Categorical(part, s, m) for part, s, m in zip(logits.split(sizes, -1), start, masks)]
+        self.shape = shape
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return self._stack([p.sample(noise[..., i : i + 1]) for i, p in enumerate(self.parts)])
+
+    def mode(self) -> Tensor:
+        return self._stack([p.mode() for p in self.parts])
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        flat = action.flatten(-len(self.shape))
+        return sum_in_order([p.log_prob(flat[..., i]) for i, p in enumerate(self.parts)])
+
+    def entropy(self) -> Tensor:
+        return sum_in_order([p.entropy() for p in self.parts])
+
+    def _stack(self, parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts, -1).unflatten(-1, self.shape)
+
+
+class Bernoulli:
+    """Independent bits of a `multi_binary` action of `shape`."""
+
+    def __init__(self, logits: Tensor, shape: tuple[int, ...]) -> None:
+        self.logits, self.shape = logits, shape
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return (noise < 1.0 / (1.0 + (-self.logits).exp())).to(torch.int8).unflatten(-1, self.shape)
+
+    def mode(self) -> Tensor:
+        return (self.logits > 0).to(torch.int8).unflatten(-1, self.shape)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        sign = 1.0 - 2.0 * action.flatten(-len(self.shape)).to(self.logits.dtype)
+        return -_softplus(sign * self.logits).sum(-1)
+
+    def entropy(self) -> Tensor:
+        p = 1.0 / (1.0 + (-self.logits).exp())
+        return (p * _softplus(-self.logits) + (1.0 - p) * _softplus(self.logits)).sum(-1)
+
+
+class Gaussian:
+    """Independent normals for a box. Samples may lie outside the bounds; the environment gets them clipped.
+
+    `mean` and `log_std` live where [-1, 1] is the box, and `center` and `half` map that to the environment's units,
+    so that a policy starts equally wide in any box.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor, center: Tensor, half: Tensor, shape: tuple[int, ...]) -> None:
+        self.mean, self.log_std, self.center, self.half, self.shape = mean, log_std, center, half, shape
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return self._to_env(self.mean + self.log_std.exp() * standard_normal(noise))
+
+    def mode(self) -> Tensor:
+        return self._to_env(self.mean)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        x = (action.flatten(-len(self.shape)) if self.shape else action.unsqueeze(-1)).to(self.mean.dtype)
+        z = ((x - self.center) / self.half - self.mean) * (-self.log_std).exp()
+        return (-0.5 * z * z - (self.log_std + self.half.log() + _LOG_SQRT_2PI)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        per_element = self.log_std + self.half.log() + (0.5 + _LOG_SQRT_2PI)
+        return per_element.expand_as(self.mean).sum(-1)
+
+    def _to_env(self, x: Tensor) -> Tensor:
+        x = self.center + self.half * x
+        return x.unflatten(-1, self.shape) if self.shape else x.squeeze(-1)
+
+
+class SquashedGaussian:
+    """Normals pressed into the box by tanh (Haarnoja et al. 2018, appendix C), with the exact log-probability.
+
+    `log_prob` takes stored actions, which `sample` keeps inside 1 - 1e-6 of the box, so it is one deterministic
+    function while acting and while learning. `entropy` is that of the normals: the squashed one has no closed form.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor, center: Tensor, half: Tensor, shape: tuple[int, ...]) -> None:
+        self.mean, self.log_std, self.center, self.half, self.shape = mean, log_std, center, half, shape
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return self._to_env(self.mean + self.log_std.exp() * standard_normal(noise))
+
+    def mode(self) -> Tensor:
+        return self._to_env(self.mean)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        x = (action.flatten(-len(self.shape)) if self.shape else action.unsqueeze(-1)).to(self.mean.dtype)
+        y = ((x - self.center) / self.half).clamp(-_EDGE, _EDGE)
+        u = 0.5 * (torch.log1p(y) - torch.log1p(-y))
+        return tanh_normal_log_prob(u, self.mean, self.log_std).sum(-1) - self.half.log().sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (self.log_std + (0.5 + _LOG_SQRT_2PI)).expand_as(self.mean).sum(-1)
+
+    def _to_env(self, u: Tensor) -> Tensor:
+        x = self.center + self.half * torch.tanh(u).clamp(-_EDGE, _EDGE)
+        return x.unflatten(-1, self.shape) if self.shape else x.squeeze(-1)
+
+
+class Joint:
+    """Independent distributions over the leaves of a Dict or Tuple action."""
+
+    def __init__(self, parts: list[Distribution], noise_sizes: list[int], structure: optree.PyTreeSpec) -> None:
+        self.parts, self.noise_sizes, self.structure = parts, noise_sizes, structure
+
+    def sample(self, noise: Tensor) -> Tree:
+        chunks = noise.split(self.noise_sizes, -1)
+        return tree_unflatten(self.structure, [p.sample(n) for p, n in zip(self.parts, chunks)])
+
+    def mode(self) -> Tree:
+        return tree_unflatten(self.structure, [p.mode() for p in self.parts])
+
+    def log_prob(self, action: Tree) -> Tensor:
+        return sum_in_order([p.log_prob(a) for p, a in zip(self.parts, tree_leaves(action))])
+
+    def entropy(self) -> Tensor:
+        return sum_in_order([p.entropy() for p in self.parts])
+
+
+def standard_normal(u: Tensor) -> Tensor:
+    """Standard normals by inverse CDF of uniforms in (0, 1); |z| <= 5.4 for 23-bit uniforms."""
+    return math.sqrt(2.0) * torch.erfinv(2.0 * u - 1.0)
+
+
+def tanh_normal_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """log density of tanh(u), element-wise, for u ~ N(mean, exp(log_std)).
+
+    log(1 - tanh(u)^2) is formed as 2 (log 2 - |u| - log1p(exp(-2|u|))), which stays exact where 1 - tanh(u)^2
+    underflows.
+    """
+    z = (u - mean) * (-log_std).exp()
+    magnitude = u.abs()
+    log_det = 2.0 * (_LOG_2 - magnitude - torch.log1p((-2.0 * magnitude).exp()))
+    return -0.5 * z * z - (log_std + _LOG_SQRT_2PI) - log_det
+
+
+def sum_in_order(parts: list[Tensor]) -> Tensor:
+    """The sum from first to last, in the same order whatever the number of rows."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return x.clamp(min=0.0) + torch.log1p((-x.abs()).exp())

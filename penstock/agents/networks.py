@@ -1,0 +1,219 @@
+"""Networks from specs: MLP, the published image encoders, and an encoder for any observation tree."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from penstock.core.batch import Inputs
+from penstock.core.errors import ConfigError
+from penstock.core.spec import LeafSpec, describe
+from penstock.core.tree import Tree, tree_leaves, tree_map
+
+_ACTIVATIONS = {"tanh": torch.tanh_, "relu": torch.relu_}
+
+
+@dataclass(frozen=True)
+class Net:
+    """The default networks of an agent."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
+    cnn: Literal["nature", "impala"] = "nature"
+    """Encoder of image observations: Mnih et al. 2015, or the ResNet of Espeholt et al. 2018."""
+    shared: bool | None = None
+    """Actor and critic share their body. None: only where an image or recurrent body makes a second one dear."""
+    recurrent: Literal["none", "lstm", "gru"] = "none"
+    """Memory between body and heads."""
+    recurrent_size: int = 128
+    """Width of the memory."""
+    prev_action: bool = False
+    """Feed the previous action to the body (one-hot for choices, zeros at an episode's start)."""
+    prev_reward: bool = False
+    """Feed the previous reward to the body."""
+    squash: bool = False
+    """Press box actions into their bounds by tanh, with the exact log-probability, instead of clipping them."""
+    log_std_init: float = 0.0
+    """First log standard deviation of box actions, where 0 spans half the box; usually -2 to 0."""
+    normalize_obs: bool = False
+    """Shift and scale box observations (not images) by their running mean and variance."""
+    normalize_reward: bool = False
+    """Divide rewards by the running deviation of their discounted return, for targets only."""
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden) or self.recurrent_size < 1:
+            raise ConfigError(
+                f"net.hidden={self.hidden}, recurrent_size={self.recurrent_size}; widths must be positive"
+            )
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True if the agent carries state from step to step."""
+        return self.recurrent != "none"
+
+
+def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    """Orthogonal weights of this gain and zero bias (Saxe et al. 2014; Engstrom et al. 2020 for PPO)."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+class MLP(nn.Module):
+    """[N, inputs] -> [N, hidden[-1]]: fully connected layers, each followed by the activation."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: Literal["tanh", "relu"] = "tanh") -> None:
+        super().__init__()
+        self.size = hidden[-1] if hidden else inputs
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip((inputs, *hidden), hidden))
+        for layer in self.layers:
+            orthogonal(layer, math.sqrt(2.0))  # pyright: ignore[reportArgumentType]
+        self._act = _ACTIVATIONS[activation]
+        # The parameters themselves, since attribute look-ups on modules cost as much as a small matrix product.
+        self._parameters_in_order = [(layer.weight, layer.bias) for layer in self.layers]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight, bias in self._parameters_in_order:
+            x = self._act(F.linear(x, weight, bias))  # pyright: ignore[reportArgumentType]
+        return x
+
+
+class NatureCNN(nn.Module):
+    """[N, C, H, W] float in [0, 1] -> [N, 512]: the convolutions of Mnih et al. 2015, "Methods"."""
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(
+            nn.Conv2d(channels, 32, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 1),
+            nn.ReLU(),
+        )
+        features = _conv_size(self.convs, channels, height, width, "nature", "36 x 36")
+        self.out = nn.Linear(features, 512)
+        self.size = 512
+        for layer in [*self.convs, self.out]:
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                orthogonal(layer, math.sqrt(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu_(self.out(self.convs(x).flatten(1)))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(torch.relu(x))))
+
+
+class ImpalaResNet(nn.Module):
+    """[N, C, H, W] float in [0, 1] -> [N, 256]: the deep network of Espeholt et al. 2018, figure 3."""
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        for i, o in zip((channels, 16, 32), (16, 32, 32)):
+            stages += [nn.Conv2d(i, o, 3, padding=1), nn.MaxPool2d(3, 2, padding=1), _Residual(o), _Residual(o)]
+        self.convs = nn.Sequential(*stages, nn.ReLU())
+        features = _conv_size(self.convs, channels, height, width, "impala", "8 x 8")
+        self.out = nn.Linear(features, 256)
+        self.size = 256
+        for layer in self.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                orthogonal(layer, math.sqrt(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu_(self.out(self.convs(x).flatten(1)))
+
+
+class Encoder(nn.Module):
+    """An observation tree, with previous action and reward if asked, as features [N, size].
+
+    Vectors pass as they are, choices as one-hots, bits as floats, and each image through its own network, taken as
+    [C, H, W] or [H, W, C] by which end is smaller. The result of one vector alone is that vector.
+    """
+
+    def __init__(self, obs: Tree, action: Tree, net: Net) -> None:
+        super().__init__()
+        self.leaves: list[LeafSpec] = tree_leaves(obs)
+        self.action_leaves: list[LeafSpec] = tree_leaves(action) if net.prev_action else []
+        self.prev_reward = net.prev_reward
+        self.images = nn.ModuleDict()
+        self.size = sum(_flat_size(leaf) for leaf in self.action_leaves) + int(net.prev_reward)
+        for i, leaf in enumerate(self.leaves):
+            if leaf.is_image:
+                c, h, w = leaf.shape if leaf.shape[0] < leaf.shape[2] else (leaf.shape[2], *leaf.shape[:2])
+                self.images[str(i)] = (NatureCNN if net.cnn == "nature" else ImpalaResNet)(c, h, w)
+                self.size += int(self.images[str(i)].size)  # pyright: ignore[reportArgumentType]
+            else:
+                self.size += _flat_size(leaf)
+        if not self.size:
+            raise ConfigError(f"no features in observation {describe(obs)}; expected at least one array with elements")
+        one = self.leaves[0]
+        self._vector_only = (
+            len(self.leaves) == 1 and one.kind == "box" and len(one.shape) == 1 and one.dtype == "float32"
+            and not self.action_leaves and not self.prev_reward
+        )  # fmt: skip
+
+    def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
+        """Features [N, size] of flat inputs; `obs` is `inputs.obs` after normalisation."""
+        if self._vector_only:
+            return obs if isinstance(obs, Tensor) else tree_leaves(obs)[0]
+        parts: list[Tensor] = []
+        for i, (leaf, x) in enumerate(zip(self.leaves, tree_leaves(obs))):
+            if leaf.is_image:
+                x = x if leaf.shape[0] < leaf.shape[2] else x.permute(0, 3, 1, 2)
+                parts.append(self.images[str(i)](x.float() / 255.0))
+            else:
+                parts.append(_flat_features(leaf, x))
+        if self.action_leaves:
+            opened = inputs.first.unsqueeze(-1)
+            for leaf, x in zip(self.action_leaves, tree_leaves(inputs.prev_action)):
+                parts.append(_flat_features(leaf, x).masked_fill(opened, 0.0))
+        if self.prev_reward:
+            parts.append(inputs.prev_reward.masked_fill(inputs.first, 0.0).unsqueeze(-1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def flat_inputs(inputs: Inputs) -> Inputs:
+    """Inputs [T, B, ...] as [T * B, ...]."""
+    return Inputs(*(tree_map(lambda x: x.flatten(0, 1), part) for part in inputs))
+
+
+def _flat_size(leaf: LeafSpec) -> int:
+    return sum(leaf.sizes) if leaf.sizes else leaf.size
+
+
+def _flat_features(leaf: LeafSpec, x: Tensor) -> Tensor:
+    if leaf.kind == "discrete":
+        return F.one_hot(x.long() - int(leaf.start), leaf.sizes[0]).float()  # pyright: ignore[reportArgumentType]
+    flat = x.flatten(1) if x.ndim > 1 else x.unsqueeze(-1)
+    if leaf.kind != "multi_discrete":
+        return flat.float()
+    starts = leaf.start if isinstance(leaf.start, tuple) else (leaf.start,) * leaf.size
+    one_hots = [F.one_hot(flat[:, i].long() - s, n).float() for i, (s, n) in enumerate(zip(starts, leaf.sizes))]
+    return torch.cat(one_hots, -1)
+
+
+def _conv_size(convs: nn.Sequential, c: int, h: int, w: int, name: str, smallest: str) -> int:
+    try:
+        with torch.no_grad():
+            return convs(torch.zeros(1, c, h, w)).numel()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"net.cnn={name!r} needs images of at least {smallest}; got {h} x {w} with {c} channels; "
+            f"use net.cnn='impala', a resize wrapper, or your own agent"
+        ) from error

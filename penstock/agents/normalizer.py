@@ -1,0 +1,120 @@
+"""Running statistics of observations and returns that are part of the policy: updated after training, then frozen.
+
+They are module buffers, so they travel with the parameters' version and lie in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.spec import LeafSpec
+from penstock.core.tree import Tree, tree_leaves, tree_structure, tree_unflatten
+
+
+class RunningMoments(nn.Module):
+    """Mean and population variance of a stream of vectors in float64, merged chunk by chunk.
+
+    The merge is that of Chan, Golub and LeVeque 1983, eq. 2.1, so any chunking gives the same numbers.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Merges the rows of x [N, size]; N = 0 changes nothing."""
+        n = len(x)
+        if not n:
+            return
+        x = x.double()
+        var, mean = torch.var_mean(x, 0, correction=0)
+        total = self.count + n
+        delta = mean - self.mean
+        squares = (self.var * self.count if self.count > 0 else 0.0) + var * n + delta**2 * (self.count * n / total)
+        self.mean += delta * (n / total)
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+
+class ObsNormalizer(nn.Module):
+    """Shifts and scales box leaves of an observation to mean 0 and variance 1, clipped; other leaves pass.
+
+    Images pass as well: their encoders scale by 1/255. A constant column becomes 0.
+    """
+
+    def __init__(self, obs: Tree, clip: float = 10.0) -> None:
+        super().__init__()
+        self.clip = clip
+        self.leaves: list[LeafSpec] = tree_leaves(obs)
+        self.structure = tree_structure(obs)
+        self.moments = nn.ModuleList(RunningMoments(leaf.size if self._applies(leaf) else 0) for leaf in self.leaves)
+
+    @staticmethod
+    def _applies(leaf: LeafSpec) -> bool:
+        return leaf.kind == "box" and not leaf.is_image
+
+    def forward(self, obs: Tree) -> Tree:
+        """Normalised float32 observations [N, ...] in the same tree."""
+        out: list[Tensor] = []
+        for leaf, m, x in zip(self.leaves, self.moments, tree_leaves(obs)):
+            if self._applies(leaf):
+                scale = torch.rsqrt(m.var + 1e-8)  # pyright: ignore[reportOperatorIssue, reportArgumentType]
+                flat = (x.reshape(len(x), -1).double() - m.mean) * scale  # pyright: ignore[reportOperatorIssue]
+                x = flat.clamp(-self.clip, self.clip).float().reshape(x.shape)
+            out.append(x)
+        return tree_unflatten(self.structure, out)
+
+    def update(self, obs: Tree, valid: Tensor) -> None:
+        """Merges the observations [T, B, ...] that were acted on, where `valid` [T, B]."""
+        for leaf, m, x in zip(self.leaves, self.moments, tree_leaves(obs)):
+            if self._applies(leaf):
+                m.update(x[valid].reshape(int(valid.sum()), -1))  # pyright: ignore[reportCallIssue]
+
+    @property
+    def empty(self) -> bool:
+        """True before the first update of a normaliser that has something to normalise."""
+        counts = [m.count for leaf, m in zip(self.leaves, self.moments) if self._applies(leaf)]
+        return any(float(c) == 0.0 for c in counts)  # pyright: ignore[reportArgumentType]
+
+
+class RewardScaler(nn.Module):
+    """Divides rewards by the standard deviation of a running discounted return, clipped at 10.
+
+    The statistic of Engstrom et al. 2020 ("Implementation matters", section 3, reward scaling). Rewards are not
+    shifted, since that would change which policy is best.
+    """
+
+    def __init__(self, discount: float, clip: float = 10.0) -> None:
+        super().__init__()
+        self.discount, self.clip = discount, clip
+        self.moments = RunningMoments(1)
+        self.carry = torch.zeros(0)
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """Scaled rewards in the shape given."""
+        return (reward * torch.rsqrt(self.moments.var + 1e-8).float()).clamp(-self.clip, self.clip)
+
+    def update(self, reward: Tensor, ended: Tensor, valid: Tensor) -> None:
+        """Merges the running returns of [T, B] rewards; the return of an open episode goes on in the next batch."""
+        carry = self.carry if self.carry.shape == reward.shape[1:] else torch.zeros_like(reward[0])
+        returns: list[Tensor] = []
+        for r, end in zip(reward, ended):
+            carry = carry * self.discount + r
+            returns.append(carry)
+            carry = carry.masked_fill(end, 0.0)
+        self.carry = carry.clone()
+        self.moments.update(torch.stack(returns)[valid].unsqueeze(-1))
+
+    def get_extra_state(self) -> Tensor:
+        """The open returns [B], so that a resumed run goes on exactly."""
+        return self.carry
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.carry = state.clone()

@@ -1,0 +1,1 @@
+"""Algorithms, one file each: settings, postprocess, loss, optimizer. Importing one loads torch."""

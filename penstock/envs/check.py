@@ -1,0 +1,203 @@
+"""Does an environment keep its contract? Asked before training, of a throw-away instance."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError
+from penstock.core.noise import Purpose, env_seed, uniform
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_map, tree_paths
+from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.contract import describe_reset_violation, describe_step_violation, describe_violation
+from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
+from penstock.envs.spaces import env_spec
+from penstock.envs.wrappers import MASK
+
+_PRELUDE_STEPS = 3
+"""Steps of another episode before the replay, so that state carried over from one episode to the next shows."""
+
+
+class EnvContractError(EnvWorkerError):
+    """An environment returned something other than its spaces and the Gymnasium API promise."""
+
+
+@dataclass(frozen=True)
+class EnvReport:
+    """What `check_env` learned about an environment."""
+
+    spec: EnvSpec
+    """Observation and action of one slot."""
+    reproducible: bool
+    """A second instance, reset with the same seeds and given the same actions, returned the same bits."""
+    has_state: bool
+    """It offers `get_state` and `set_state`."""
+    steps: int
+    """Steps taken and checked; 0 for a vector environment, of which only spaces and settings are looked at."""
+    reset_s: float
+    """Median duration of a reset."""
+    step_s: float
+    """Median duration of a step."""
+
+
+@dataclass
+class _Record:
+    """What one play of the environment gave: actions, and everything returned as bytes."""
+
+    actions: list[Tree] = field(default_factory=list)
+    returned: list[bytes] = field(default_factory=list)
+    reset_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+
+
+def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps: int = 30) -> EnvReport:
+    """What an environment shows, takes and promises, after `steps` random steps on a throw-away instance.
+
+    Two instances are made one after the other; the second replays the first one's seeds and actions. An environment
+    that is not reproducible is no error: resume reads the report to know what it can promise.
+
+    Raises:
+        ConfigError: a space without a fixed-size array, a vector environment that does not reset at the next step.
+        EnvContractError: something returned breaks the spec; the message says what, where, and how to fix it.
+        EnvWorkerError: the environment's own code raised; the message holds its traceback.
+    """
+    config = as_env_config(env)
+    made = config.make()
+    try:
+        if isinstance(made, gym.vector.VectorEnv):
+            return check_vector_env(made)
+        spec = env_spec(made)
+        record = _Record()
+        _play(made, spec, seed, 0, steps, record)
+        has_state = _offers(made, "get_state") and _offers(made, "set_state")
+    finally:
+        _close(made)
+    again = config.make()
+    try:
+        _play(again, spec, seed, 1, _PRELUDE_STEPS, _Record())
+        reproducible = _play(again, spec, seed, 0, steps, _Record(), expected=record)
+    finally:
+        _close(again)
+    step_s = statistics.median(record.step_s or [0.0])
+    return EnvReport(spec, reproducible, has_state, steps, statistics.median(record.reset_s), step_s)
+
+
+def _play(
+    env: Any, spec: EnvSpec, seed: int, stream: int, steps: int, record: _Record, expected: _Record | None = None
+) -> bool:
+    """Steps the environment and checks what it returns; with `expected`, replays that and stops where it differs.
+
+    `stream` numbers independent plays: episode seeds and actions of two streams have nothing in common.
+    """
+    noise = uniform(seed, Purpose.CHECK, stream, slice(0, 1), steps, action_noise_size(spec.action))
+    episode, t, obs = stream << 12, 0, None
+    for i in range(steps):
+        if obs is None:
+            episode_seed = env_seed(seed, 0, episode)
+            where = f"slot 0, reset of episode {episode} (seed {episode_seed})"
+            (obs, _), duration = _called(partial(env.reset, seed=episode_seed), where, describe_reset_violation)
+            record.reset_s.append(duration)
+            _check_obs(obs, spec, where, None)
+            record.returned.append(_bytes(obs))
+        action = expected.actions[i] if expected else _random_action(spec.action, noise[i], obs)
+        where = f"slot 0, step {t} of episode {episode} (seed {env_seed(seed, 0, episode)})"
+        result, duration = _called(partial(env.step, deepcopy(action)), where, describe_step_violation)
+        before, (obs, reward, terminated, truncated, _) = obs, result
+        _check_obs(obs, spec, where, before)
+        record.actions.append(action)
+        record.step_s.append(duration)
+        record.returned.append(_bytes(obs) + np.float64(reward).tobytes() + bytes((bool(terminated), bool(truncated))))
+        if expected and record.returned != expected.returned[: len(record.returned)]:
+            return False
+        t += 1
+        if terminated or truncated:
+            episode, t, obs = episode + 1, 0, None
+    return True
+
+
+def _check_obs(obs: Any, spec: EnvSpec, where: str, before: Any) -> None:
+    if message := describe_violation(obs, spec.obs, "observation"):
+        raise EnvContractError(f"{where}: {message}")
+    if before is None:
+        return
+    for path, old, new in zip(tree_paths(spec.obs), _leaves(before, spec.obs), _leaves(obs, spec.obs)):
+        if isinstance(old, np.ndarray) and isinstance(new, np.ndarray) and np.shares_memory(old, new):
+            raise EnvContractError(
+                f"{where}: observation{path}: got the memory of the observation before, expected a new array; "
+                "return obs.copy()"
+            )
+
+
+def _called(call: Callable[[], Any], where: str, violation: Callable[[Any], str | None]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    try:
+        result = call()
+    except PenstockError as error:
+        raise EnvWorkerError(f"{where}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise EnvWorkerError(f"{where} raised {type(error).__name__}: {error}\n{traceback.format_exc()}") from error
+    duration = time.perf_counter() - started
+    if message := violation(result):
+        raise EnvContractError(f"{where}: {message}")
+    return result, duration
+
+
+def _random_action(spec: Tree, noise: Any, obs: Any) -> Tree:
+    """One action as `env.step` takes it; a mask in the observation is obeyed, since an illegal move may raise."""
+    mask = obs[MASK][None] if isinstance(obs, dict) and MASK in obs else None
+    return tree_map(lambda leaf: leaf[0], sample_action(spec, noise, mask))
+
+
+def check_vector_env(env: AnyEnv) -> EnvReport:
+    """The report on a batched environment. Raises ConfigError unless it resets at the next step."""
+    spec = env_spec(env)
+    count = getattr(env, "num_envs", None)
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"{type(env).__name__}.num_envs is {count!r}; expected the number of environments, 1 or more")
+    mode = next((m for e in (env, env.unwrapped) if (m := getattr(e, "autoreset_mode", None)) is not None), None)
+    if mode is None:
+        mode = (env.metadata or {}).get("autoreset_mode")
+    if str(getattr(mode, "value", mode)).replace("_", "").lower() != "nextstep":
+        seen = "does not name its autoreset mode" if mode is None else f"resets by {mode}"
+        raise ConfigError(
+            f"{type(env).__name__} {seen}; expected NEXT_STEP, the others lose the first row of each episode: pass "
+            "vector_kwargs=dict(autoreset_mode=AutoresetMode.NEXT_STEP) to gymnasium.make_vec, or make a class that "
+            "does so, such as CartPoleVectorEnv(num_envs=256), and state it in metadata['autoreset_mode']"
+        )
+    return EnvReport(spec, reproducible=False, has_state=False, steps=0, reset_s=0.0, step_s=0.0)
+
+
+def _offers(env: Any, name: str) -> bool:
+    return env.has_wrapper_attr(name) and callable(env.get_wrapper_attr(name))
+
+
+def _leaves(obs: Any, spec: Tree) -> list[Any]:
+    """Observation leaves in the spec's order; subclasses of dict and tuple count as such, unlike in `tree_leaves`."""
+    if isinstance(spec, dict):
+        return [leaf for key in sorted(spec) for leaf in _leaves(obs[key], spec[key])]
+    if isinstance(spec, tuple):
+        return [leaf for below, part in zip(obs, spec) for leaf in _leaves(below, part)]
+    return [obs]
+
+
+def _bytes(obs: Any) -> bytes:
+    if isinstance(obs, dict):
+        return b"".join(_bytes(obs[key]) for key in sorted(obs))
+    return b"".join(map(_bytes, obs)) if isinstance(obs, tuple) else np.asarray(obs).tobytes()
+
+
+def _close(env: AnyEnv) -> None:
+    """A throw-away instance that cannot close must not mask what was found."""
+    with contextlib.suppress(Exception):
+        env.close()

@@ -1,0 +1,158 @@
+"""What, if anything, is wrong with what an environment returned?
+
+These functions run in the step loop: they return a message or None, allocate little and never raise.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from penstock.core.spec import LeafSpec
+from penstock.core.tree import Tree
+
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
+def describe_violation(obs: Any, spec_tree: Tree, where: str) -> str | None:
+    """The first way in which an observation breaks its spec, None if it keeps it.
+
+    Looks at structure, type, shape and dtype (exactly; any integer for `discrete`), NaN and infinity (never allowed,
+    even where the bounds are infinite), and bounds.
+
+    Args:
+        obs: what the environment returned. spec_tree: tree of LeafSpec. where: opens the key path, "observation".
+    """
+    if isinstance(spec_tree, LeafSpec):
+        return _discrete(obs, spec_tree, where) if spec_tree.kind == "discrete" else _array(obs, spec_tree, where)
+    if isinstance(spec_tree, dict):
+        if not isinstance(obs, dict):
+            return f"{where}: got {_shown(obs)}, expected a dict with keys {sorted(spec_tree)}; the space is a Dict"
+        if obs.keys() != spec_tree.keys():
+            missing, extra = sorted(spec_tree.keys() - obs.keys()), sorted(map(str, obs.keys() - spec_tree.keys()))
+            return (f"{where}: got keys {sorted(map(str, obs))}, expected {sorted(spec_tree)}; missing {missing}, "
+                    f"unexpected {extra}: return every key of the space and no other")  # fmt: skip
+        pairs = ((f"{where}[{key!r}]", obs[key], leaf) for key, leaf in spec_tree.items())
+    else:
+        if not isinstance(obs, tuple) or len(obs) != len(spec_tree):
+            size = f" of {len(obs)}" if isinstance(obs, tuple) else ""
+            return f"{where}: got {_shown(obs)}{size}, expected a tuple of {len(spec_tree)}; the space is a Tuple"
+        pairs = ((f"{where}[{i}]", below, leaf) for i, (below, leaf) in enumerate(zip(obs, spec_tree)))
+    for path, below, leaf in pairs:
+        if message := describe_violation(below, leaf, path):
+            return message
+    return None
+
+
+def describe_step_violation(result: Any) -> str | None:
+    """The first way in which the result of `step`, but for its observation, is not what Gymnasium says; else None."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        size = f" of {len(result)}" if isinstance(result, tuple) else ""
+        hint = "; that is the old gym API: split done into terminated and truncated" if size == " of 4" else ""
+        return f"got {_shown(result)}{size}, expected a tuple (obs, reward, terminated, truncated, info){hint}"
+    _, reward, terminated, truncated, info = result
+    if not _is_real(reward):
+        hint = "reward.item()" if isinstance(reward, np.ndarray) and reward.size == 1 else "float(reward)"
+        return f"reward: got {_shown(reward)}, expected one real number; return {hint}"
+    if not -_LARGEST_REWARD <= reward <= _LARGEST_REWARD:
+        return f"reward: got {reward}, expected a finite number that fits float32; look for a division by zero"
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, (bool, np.bool_)):
+            return f"{name}: got {_shown(flag)}, expected a bool; return bool({name})"
+    if not isinstance(info, dict):
+        return f"info: got {_shown(info)}, expected a dict; return {{}} if there is nothing to say"
+    return None
+
+
+def describe_reset_violation(result: Any) -> str | None:
+    """The first way in which the result of `reset`, but for its observation, is not `(obs, info)`; else None."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        size = f" of {len(result)}" if isinstance(result, tuple) else ""
+        return f"got {_shown(result)}{size}, expected a tuple (obs, info)"
+    if not isinstance(result[1], dict):
+        return f"info: got {_shown(result[1])}, expected a dict; return {{}} if there is nothing to say"
+    return None
+
+
+def _is_real(value: Any) -> bool:
+    if isinstance(value, (int, float)):
+        return True
+    return isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biuf"
+
+
+def _discrete(obs: Any, leaf: LeafSpec, where: str) -> str | None:
+    if isinstance(obs, np.ndarray) and obs.ndim == 0:
+        obs = obs[()]
+    if not isinstance(obs, (int, np.integer)) or isinstance(obs, bool):
+        return f"{where}: got {_shown(obs)}, expected an integer; return int(obs)"
+    start: Any = leaf.start
+    if not start <= obs < start + leaf.sizes[0]:
+        return (
+            f"{where}: got {obs}, expected {start} to {start + leaf.sizes[0] - 1}; widen the space or correct the value"
+        )
+    return None
+
+
+def _array(obs: Any, leaf: LeafSpec, where: str) -> str | None:
+    if not isinstance(obs, (np.ndarray, np.generic)):
+        return (f"{where}: got {_shown(obs)}, expected a numpy array {leaf.dtype}{list(leaf.shape)}; return "
+                f"np.asarray(obs, dtype=np.{leaf.dtype})")  # fmt: skip
+    if obs.shape != leaf.shape:
+        return f"{where}: got shape {list(obs.shape)}, expected {list(leaf.shape)}; nothing is broadcast, declare it so"
+    dtype, low, high = _limits(leaf)
+    if obs.dtype != dtype:
+        hint = f"return obs.astype(np.{leaf.dtype}) or declare it so"
+        return f"{where}: got dtype {obs.dtype}, expected {leaf.dtype}; {hint}"
+    if dtype.kind == "f" and not np.isfinite(obs).all():
+        index = _first(~np.isfinite(obs))
+        got = np.asarray(obs)[index]
+        return f"{where}: got {got} at {list(index)}, expected finite numbers; look for a division by zero"
+    for bound, wrong, word in ((low, np.less, "least"), (high, np.greater, "most")):
+        if bound is not None and (outside := wrong(obs, bound)).any():
+            index = _first(outside)
+            got, limit = np.asarray(obs)[index], np.broadcast_to(bound, leaf.shape)[index]
+            return f"{where}: got {got} at {list(index)}, expected at {word} {limit}; widen the space or clip the value"
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _limits(leaf: LeafSpec) -> tuple[np.dtype[Any], Any, Any]:
+    """The leaf's dtype, and the bounds that a value of that dtype can break, as scalars or arrays of that dtype."""
+    dtype = np.dtype(leaf.dtype)
+    if leaf.kind == "box":
+        lows, highs = leaf.low, leaf.high
+    elif leaf.kind == "multi_binary":
+        lows, highs = 0, 1
+    else:
+        start = np.broadcast_to(np.asarray(leaf.start), len(leaf.sizes))
+        lows, highs = tuple(start), tuple(start + np.asarray(leaf.sizes) - 1)
+    least, most = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1) if dtype.kind == "b" else _int_range(dtype)
+    low = None if np.all(np.asarray(lows) <= least) else _shaped(lows, leaf, dtype)
+    high = None if np.all(np.asarray(highs) >= most) else _shaped(highs, leaf, dtype)
+    return dtype, low, high
+
+
+def _int_range(dtype: np.dtype[Any]) -> tuple[float, float]:
+    info = np.iinfo(dtype)
+    return float(info.min), float(info.max)
+
+
+def _shaped(bound: Any, leaf: LeafSpec, dtype: np.dtype[Any]) -> Any:
+    return np.asarray(bound).astype(dtype).reshape(leaf.shape if np.ndim(bound) else ())
+
+
+def _first(where: Any) -> tuple[int, ...]:
+    """The index of the first True, as plain numbers so that messages stay readable."""
+    return tuple(int(i) for i in np.argwhere(where)[0])
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: its type, and its shape or itself where that is short."""
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype}{list(value.shape)}"
+    text = repr(value)
+    return type(value).__name__ + (
+        f" {text}" if len(text) <= 40 and not isinstance(value, (tuple, dict, type(None))) else ""
+    )

@@ -1,0 +1,59 @@
+"""The seam between the one loop and whatever steps environments: here, in workers, or in a native library."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from penstock.core.batch import SampleBatch
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_map
+
+
+class EnvPool(Protocol):
+    """B slots that step in groups. The pool writes the environment's leaves of a batch, the loop writes the agent's.
+
+    On `send(group, row)` a pool reads `action[row]` of the group's slots and, by the time `recv` returns that group,
+    has written `obs[row+1]`, `first[row+1]`, `reward[row]`, `terminated[row]`, `truncated[row]`, `valid[row]` and the
+    named env info. A slot whose episode ended ignores its next action and resets: that row is not valid and has
+    reward 0.
+    """
+
+    spec: EnvSpec
+    groups: tuple[slice, ...]
+    """The slots of each group; consecutive, and together all of them."""
+
+    def bind(self, out: SampleBatch) -> None:
+        """Makes `out` the batch to write, its row 0 being row T of the batch before, or a reset if there is none."""
+        ...
+
+    def send(self, group: int, row: int) -> None:
+        """Steps the group's slots with the actions of this row, or begins to."""
+        ...
+
+    def recv(self) -> int:
+        """The group whose step has finished; waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Ends the environments. A second call does nothing."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """What a resumed run needs of each slot besides the record: episode numbers and, where offered, env states."""
+        ...
+
+    def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
+        """Brings every slot back to where `get_state` found it; gives the slots that could not be.
+
+        Args:
+            row: the last batch written, whose row T each restored slot must show bit for bit.
+            journal: for each slot the actions [L, *A] since its episode began, or None if they were not kept.
+        """
+        ...
+
+
+def carry_over(source: SampleBatch, out: SampleBatch) -> None:
+    """Copies row T of one batch to row 0 of the next, which may be the same buffer."""
+    for name in ("obs", "prev_action"):
+        tree_map(lambda x, y: x.__setitem__(0, y[-1]), getattr(out, name), getattr(source, name))
+    out.first[0], out.prev_reward[0] = source.first[-1], source.prev_reward[-1]

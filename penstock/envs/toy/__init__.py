@@ -1,0 +1,29 @@
+"""Small environments whose exact answers are known, and one that misbehaves in every named way."""
+
+from penstock.envs.toy.base import Toy
+from penstock.envs.toy.faults import FAULTS, FaultEnv
+from penstock.envs.toy.memory import HideVelocity, RepeatPrevious, TMaze
+from penstock.envs.toy.pixels import PixelCatch
+from penstock.envs.toy.plumbing import Counter, Echo
+from penstock.envs.toy.probes import (
+    Bandit,
+    BoundedBandit,
+    Chain,
+    Coin,
+    Constant,
+    ContinuousBandit,
+    Endless,
+    HugeScale,
+    Masked,
+    Match,
+    ScaledBandit,
+    Sign,
+    ThreeStep,
+    TwoStep,
+)
+
+__all__ = [
+    "Bandit", "BoundedBandit", "Chain", "Coin", "Constant", "ContinuousBandit", "Counter", "Echo", "Endless", "FAULTS",
+    "FaultEnv", "HideVelocity", "HugeScale", "Masked", "Match", "PixelCatch", "RepeatPrevious", "ScaledBandit", "Sign",
+    "TMaze", "ThreeStep", "Toy", "TwoStep",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The learning side: the Policy, train operations, minibatches and gradients."""

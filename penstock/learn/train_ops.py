@@ -1,0 +1,55 @@
+"""Train operations: what happens to a batch between sampler and optimizer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core.batch import SampleBatch
+from penstock.core.tree import tree_map
+from penstock.learn.algorithm import ResultDict
+from penstock.learn.minibatch import minibatches
+from penstock.learn.policy import Policy
+
+
+def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
+    """Post-processes a batch and takes epochs x minibatches gradient steps on it.
+
+    Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with;
+    the first batch of a policy that has any only sets them.
+
+    Returns:
+        `train/...` metrics, each the mean over the gradient steps.
+
+    Raises:
+        NonFiniteError: see `Policy.learn_on_batch`.
+    """
+    tensors = as_tensors(batch, policy.device)
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = defaultdict(int)
+    results: ResultDict = {}
+    if not policy.agent.needs_statistics:
+        data = policy.postprocess(tensors)
+        rng = policy.shuffler()
+        for _ in range(policy.epochs):
+            for minibatch in minibatches(data, policy.minibatch, rng):
+                for name, value in policy.learn_on_batch(minibatch).items():
+                    sums[name] = sums[name] + value if name in sums else value
+                    counts[name] += 1
+        results = {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
+    policy.agent.observe(tensors)
+    policy.version += 1
+    results["train/n_updates"] = float(policy.updates)
+    if policy.skipped:
+        results["train/skipped_updates"] = float(policy.skipped)
+    if (lr := getattr(policy.settings, "lr", None)) is not None:
+        results["train/learning_rate"] = float(lr)
+    return results
+
+
+def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
+    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere."""
+    return tree_map(lambda x: torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x.to(device), batch)

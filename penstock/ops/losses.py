@@ -1,0 +1,46 @@
+"""Losses and diagnostics of policy-gradient learning, each with its source; every mean is over valid rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ConfigError
+
+
+def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean of `x` where `valid`; of all of it if `valid` is None. 0 if nothing is valid."""
+    if valid is None:
+        return x.mean()
+    if x.shape != valid.shape:
+        raise ConfigError(f"masked_mean got x {tuple(x.shape)} and valid {tuple(valid.shape)}; expected equal shapes")
+    return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def normalized(advantage: Tensor, valid: Tensor) -> Tensor:
+    """Advantages of a whole batch shifted and scaled to mean 0 and standard deviation 1 over its valid rows."""
+    chosen = advantage[valid]
+    if chosen.numel() < 2:
+        return advantage
+    std, mean = torch.std_mean(chosen)
+    return (advantage - mean) / (std + 1e-8)
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """PPO's loss of each sample, -min(ratio * A, clip(ratio) * A), and the ratio (Schulman et al. 2017, eq. 7)."""
+    ratio = log_ratio.exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage), ratio
+
+
+def approx_kl(log_ratio: Tensor, ratio: Tensor) -> Tensor:
+    """Non-negative estimate of KL(old, new) for each sample: (ratio - 1) - log ratio (Schulman 2020, estimator k3)."""
+    return (ratio - 1.0) - log_ratio
+
+
+def explained_variance(value: Tensor, return_: Tensor, valid: Tensor) -> Tensor:
+    """1 - Var[return - value] / Var[return] over valid rows: 1 is perfect, 0 is no better than a constant."""
+    value, return_ = value[valid], return_[valid]
+    if return_.numel() < 2:
+        return torch.full((), torch.nan)
+    variance = return_.var()
+    return torch.where(variance > 0, 1.0 - (return_ - value).var() / variance, torch.nan)

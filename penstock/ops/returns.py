@@ -1,0 +1,93 @@
+"""Returns and advantages over a `[T, B]` record, where a row is followed only by a valid one.
+
+Arrays are torch tensors. `x_t` covers rows [0, T-1]; `x_tp1` covers rows [1, T].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ConfigError
+
+
+def continues(terminated_t: Tensor, truncated_t: Tensor, valid_t: Tensor) -> Tensor:
+    """[T, B] bool: row t+1 goes on where row t stopped, so that a trace may run through it.
+
+    False at an end and before an invalid row (a reset, an idle slot, a fault). The last row's successor is not in
+    the batch, so a trace stops there and bootstraps.
+    """
+    _check_rows(terminated_t, truncated_t=truncated_t, valid_t=valid_t)
+    out = valid_t & ~terminated_t & ~truncated_t
+    out[:-1] &= valid_t[1:]
+    out[-1] = False
+    return out
+
+
+def discounted_sum(x_t: Tensor, decay_t: Tensor) -> Tensor:
+    """y_t = x_t + decay_t * y_{t+1} with y_T = 0, in about log2(T) vectorised passes.
+
+    Args:
+        x_t, decay_t: [T, B] floats. Differs from the loop by rounding only: products of decays are formed first
+        (Blelloch, "Prefix sums and their applications", 1990, section 1.4: a scan over first-order recurrences).
+    """
+    _check_rows(x_t, decay_t=decay_t)
+    y, a = x_t.clone(), decay_t.clone()
+    a[-1] = 0.0
+    distance = 1
+    while distance < len(y):
+        y[:-distance] += a[:-distance] * y[distance:]
+        a[:-distance] *= a[distance:].clone()
+        distance *= 2
+    return y
+
+
+def td_error(reward_t: Tensor, value_t: Tensor, value_tp1: Tensor, terminated_t: Tensor, *, discount: float) -> Tensor:
+    """[T, B] r_t + discount * (1 - terminated_t) * V_{t+1} - V_t: a truncated row bootstraps, a terminal one does not."""
+    _check_rows(reward_t, value_t=value_t, value_tp1=value_tp1, terminated_t=terminated_t)
+    return reward_t + discount * value_tp1.masked_fill(terminated_t, 0.0) - value_t
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    *,
+    discount: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates and the returns they imply (Schulman et al. 2016, eq. 16).
+
+    Args:
+        reward: [T, B] float. value: [T+1, B], V(obs), without gradient.
+        terminated, truncated, valid: [T, B] bool.
+
+    Returns:
+        advantage [T, B], 0 on invalid rows, and return_ = advantage + value[:T].
+    """
+    if value.shape[0] != reward.shape[0] + 1:
+        raise ConfigError(
+            f"gae got value of shape {tuple(value.shape)} for reward {tuple(reward.shape)}; expected [T+1, B]"
+        )
+    delta = td_error(reward, value[:-1], value[1:], terminated, discount=discount).masked_fill(~valid, 0.0)
+    decay = continues(terminated, truncated, valid) * (discount * gae_lambda)
+    advantage = discounted_sum(delta, decay)
+    return advantage, advantage + value[:-1]
+
+
+def discounted_return(
+    reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, *, discount: float
+) -> Tensor:
+    """[T, B] discounted sum of rewards to the end of the episode, bootstrapped with V where the record stops.
+
+    Equal to `gae(..., gae_lambda=1)[1]`; pass zeros as `value` for a Monte-Carlo return that ignores what follows.
+    """
+    return gae(reward, value, terminated, truncated, valid, discount=discount, gae_lambda=1.0)[1]
+
+
+def _check_rows(first: Tensor, **others: Tensor) -> None:
+    if first.ndim < 2 or any(x.shape != first.shape for x in others.values()):
+        shapes = {name: tuple(x.shape) for name, x in others.items()}
+        raise ConfigError(f"expected arrays of one shape [T, B]; got {tuple(first.shape)} and {shapes}")

@@ -1,0 +1,66 @@
+"""Several seeds as one curve: the interquartile mean and its bootstrap band (Agarwal et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import ConfigError
+from penstock.core.noise import Purpose, generator
+
+Floats = npt.NDArray[np.float64]
+_CHUNK = 4_000_000
+"""Resampled numbers held at once."""
+
+
+def interquartile_mean(x: npt.NDArray[Any], axis: int = 0) -> Floats:
+    """The mean of the middle half along `axis`, float64.
+
+    As in Agarwal et al. 2021 ("Deep RL at the Edge of the Statistical Precipice") and rliable, floor(n / 4) values are
+    dropped at each end: with up to 3 runs it is the mean.
+    """
+    n = x.shape[axis]
+    if n == 0:
+        raise ConfigError(f"interquartile mean over axis {axis} of shape {x.shape}; expected at least one value there")
+    cut = n // 4
+    middle = np.take(np.sort(x, axis=axis), np.arange(cut, n - cut), axis=axis)
+    return np.asarray(middle.mean(axis=axis, dtype=np.float64))
+
+
+def bootstrap_band(
+    x: npt.NDArray[Any], level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """Lower and upper end, each [G], of the percentile bootstrap interval of the interquartile mean of x [runs, G].
+
+    Runs are resampled with replacement as whole curves: with one task, the stratified bootstrap of Agarwal et al.
+    2021 (section 4.1). The same seed gives the same band.
+    """
+    if x.ndim != 2 or x.shape[0] == 0 or not 0 < level < 1 or resamples < 1:
+        raise ConfigError(f"bootstrap of shape {x.shape}, level={level}, resamples={resamples}; "
+                          "expected [runs >= 1, G], 0 < level < 1, resamples >= 1")  # fmt: skip
+    n, points = x.shape
+    picks = generator(seed, Purpose.BOOTSTRAP).integers(0, n, size=(resamples, n))
+    tail = 100 * (1 - level) / 2
+    low, high = np.empty(points), np.empty(points)
+    width = max(1, _CHUNK // (resamples * n))
+    for start in range(0, points, width):
+        part = slice(start, start + width)
+        means = interquartile_mean(x[:, part][picks], axis=1)
+        low[part], high[part] = np.percentile(means, [tail, 100 - tail], axis=0)
+    return low, high
+
+
+def common_grid(curves: Sequence[tuple[Floats, Floats]], points: int = 200) -> tuple[Floats, Floats] | None:
+    """x [G] where every curve (x, y) is known, and y [runs, G] interpolated on it; None if there is no such stretch.
+
+    No curve is extended beyond its own end: a mean over fewer and fewer seeds would jump as each one stops.
+    """
+    start = max(x[0] for x, _ in curves)
+    end = min(x[-1] for x, _ in curves)
+    if end <= start:
+        return None
+    grid = np.linspace(start, end, points)
+    return grid, np.stack([np.interp(grid, x, y) for x, y in curves])

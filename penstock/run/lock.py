@@ -1,0 +1,84 @@
+"""One learner to a run directory: a lock that the kernel gives back when its holder dies."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import warnings
+from pathlib import Path
+from types import TracebackType
+
+from penstock.core.errors import CheckpointError, ConfigError
+
+if sys.platform != "win32":
+    import fcntl
+
+
+class RunLock:
+    """Context manager that holds `run_dir/.lock`; the file stays, only the lock on it counts.
+
+    Raises on entry:
+        ConfigError: another learner, or this one a second time, uses the directory; the message names its pid.
+        CheckpointError: the lock file cannot be written.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = Path(run_dir) / ".lock"
+        self._fd: int | None = None
+
+    def __enter__(self) -> RunLock:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise CheckpointError(f"cannot lock the run directory: {self._path}: {error.strerror}; "
+                                  "choose a directory that can be written") from error  # fmt: skip
+        try:
+            self._lock(fd)
+            os.ftruncate(fd, 0)
+            os.write(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+        except OSError as error:
+            os.close(fd)
+            raise CheckpointError(f"cannot write {self._path}: {error.strerror}") from error
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        os.ftruncate(fd, 0)
+        if sys.platform != "win32":
+            # A forked child shares the lock through its copy of the descriptor: closing ours would not free it.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        if sys.platform == "win32":
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{self._path.parent} is in use by {_holder(fd)}; "
+                              "stop that process first, or choose another directory") from None  # fmt: skip
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            warnings.warn(f"{self._path}: this file system has no locks ({error.strerror}); "
+                          "nothing stops a second learner from using the run directory", stacklevel=3)  # fmt: skip
+
+
+def _holder(fd: int) -> str:
+    try:
+        text = json.loads(os.pread(fd, 4096, 0))
+        return f"pid {text['pid']} on {text['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,152 @@
+"""What a checkpoint says of itself, and whether that is true: MANIFEST.json, its files' sizes and sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.core.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST, STATE, POLICY = "MANIFEST.json", "state.pt", "policy.safetensors"
+_MAX_MANIFEST_BYTES = 1 << 20
+_Signature = tuple[tuple[int, int, int], ...]
+_SEEN_GOOD: dict[Path, _Signature] = {}
+"""Checkpoints that this process has read in full, and how their files looked to `stat` then."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of the checkpoint in directory `path`."""
+
+    path: Path
+    step: int
+    score: float | None
+    """What `best` goes by; None if the run was not scored."""
+    files: Mapping[str, Mapping[str, Any]]
+    """`size` in bytes and `sha256` of state.pt and policy.safetensors."""
+
+
+def manifest_bytes(step: int, score: float | None, files: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The one text of a manifest; the hash of itself that it holds makes a flipped bit in it visible too."""
+    return _canonical({
+        "format": FORMAT,
+        "step": int(step),
+        "score": float(score) if score is not None and math.isfinite(score) else None,
+        "files": files,
+        "versions": _versions(),
+    })  # fmt: skip
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a checkpoint directory, itself intact; the files it names are not looked at.
+
+    Raises CheckpointError that names the file and what is wrong with it.
+    """
+    file = path / MANIFEST
+    try:
+        with open(file, "rb") as stream:
+            text = stream.read(_MAX_MANIFEST_BYTES)
+        content = json.loads(text)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{file} is missing; expected a checkpoint directory such as RUN/checkpoints/000000050000"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is damaged: not JSON ({error})") from error
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise CheckpointError(f"{file} is damaged: it has no format number")
+    if content["format"] != FORMAT:
+        written = content.get("versions")
+        raise CheckpointError(f"{file} has format {content['format']}, written with {written}; this penstock reads "
+                              f"format {FORMAT}: install the version that wrote it")  # fmt: skip
+    content.pop("sha256", None)
+    if _canonical(content) != text:
+        raise CheckpointError(f"{file} is damaged: its text and its own sha256 differ")
+    match content:
+        case {"step": int(step), "score": float() | None as score, "files": {**files}} if set(files) == {STATE, POLICY}:
+            return Manifest(path, step, score, files)
+        case _:
+            raise CheckpointError(
+                f"{file} was not written by penstock: expected a step, a score and the files {STATE} and {POLICY}"
+            )
+
+
+def verify(path: Path) -> Manifest:
+    """The manifest of a checkpoint whose every file has been read and is what was written. Raises CheckpointError."""
+    manifest = read_manifest(path)
+    for name, expected in manifest.files.items():
+        file = path / name
+        try:
+            if file.is_symlink() or not file.is_file():
+                raise CheckpointError(f"{file} is {'not a plain file' if file.exists() else 'missing'}")
+            if (size := file.stat().st_size) != expected.get("size"):
+                raise CheckpointError(f"{file} has {size} bytes; its manifest says {expected.get('size')}")
+            with open(file, "rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+        if digest != expected.get("sha256"):
+            raise CheckpointError(
+                f"{file} is damaged: its sha256 is {digest}, its manifest says {expected.get('sha256')}"
+            )
+    _SEEN_GOOD[path] = _signature(path)
+    return manifest
+
+
+def is_good(path: Path) -> bool:
+    """True if `path` is a checkpoint that `verify` accepts."""
+    try:
+        verify(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def good_manifest(path: Path) -> Manifest | None:
+    """Like `verify`, None if broken; files that this process has verified and that look unchanged are not read again.
+
+    For pruning: reading every kept replay buffer back at every save would take longer than the save.
+    """
+    try:
+        if _SEEN_GOOD.get(path) == _signature(path):
+            return read_manifest(path)
+        return verify(path)
+    except (CheckpointError, OSError):
+        return None
+
+
+def _signature(path: Path) -> _Signature:
+    stats = [(path / name).stat() for name in (MANIFEST, STATE, POLICY)]
+    return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    body = json.dumps(content, indent=1, sort_keys=True, allow_nan=False)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+def _versions() -> dict[str, str]:
+    try:
+        penstock = metadata.version("penstock")
+    except metadata.PackageNotFoundError:
+        penstock = "source tree"
+    return {
+        "penstock": penstock,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

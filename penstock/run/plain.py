@@ -1,0 +1,93 @@
+"""State as tensors and plain Python, which is all that a checkpoint holds and all that loading it can make."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core.errors import CheckpointError
+
+_NUMPY = "__numpy__"
+"""Marks a dict that stands for an array. Its bytes are stored: torch lacks some dtypes, and treats others unevenly."""
+_ARRAY_KINDS = "biufcSU"
+"""No objects: the bytes of an object array are addresses, and a forged one would be followed."""
+_MAX_INT_BITS = 2040
+"""torch's weights-only unpickler reads integers of up to 255 bytes."""
+
+
+def to_plain(value: Any, path: str = "state") -> Any:
+    """A copy of a nested state that `torch.load(weights_only=True)` reads; arrays become marked dicts of bytes.
+
+    Tensors go to the CPU without their history; numpy scalars become Python numbers.
+
+    Raises:
+        CheckpointError: at anything but dict, list, tuple, tensor, array, int, float, str, bool and None; names where.
+    """
+    kind = type(value)
+    if kind in (str, bool, float, type(None)):
+        return value
+    if kind is int and value.bit_length() < _MAX_INT_BITS:
+        return value
+    if kind in (dict, OrderedDict):
+        return {_key(key, path): to_plain(item, f"{path}[{key!r}]") for key, item in value.items()}
+    if kind in (list, tuple):
+        return kind(to_plain(item, f"{path}[{i}]") for i, item in enumerate(value))
+    if kind in (Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
+        return _compact(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in _ARRAY_KINDS:
+        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        flat = flat if flat.flags.writeable else flat.copy()
+        return {_NUMPY: value.dtype.str, "shape": list(value.shape), "bytes": torch.from_numpy(flat)}
+    if isinstance(value, np.generic) and not isinstance(item := value.item(), np.generic):
+        return to_plain(item, path)
+    raise CheckpointError(f"{path} is {_describe(value)}, which a checkpoint cannot hold; expected dict, list, "
+                          "tuple, tensor, numpy array of numbers, int, float, str, bool or None")  # fmt: skip
+
+
+def from_plain(plain: Any) -> Any:
+    """The inverse of `to_plain`; arrays are views of the tensors. Raises CheckpointError on a malformed array."""
+    if isinstance(plain, dict):
+        if _NUMPY not in plain:
+            return {key: from_plain(item) for key, item in plain.items()}
+        try:
+            dtype = np.dtype(plain[_NUMPY])
+            if dtype.kind not in _ARRAY_KINDS:
+                raise ValueError(f"dtype {dtype} is not allowed")
+            return plain["bytes"].numpy().view(dtype).reshape(plain["shape"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"state holds a malformed array ({error}); the checkpoint was not written by penstock"
+            ) from error
+    if isinstance(plain, (list, tuple)):
+        return type(plain)(from_plain(item) for item in plain)
+    return plain
+
+
+def plain_bytes(plain: Any) -> int:
+    """Bytes of the tensors in a nested state: what it takes on disk, but for names and numbers."""
+    if isinstance(plain, Tensor):
+        return plain.numel() * plain.element_size()
+    items = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, (list, tuple)) else ()
+    return sum(plain_bytes(item) for item in items)
+
+
+def _key(key: Any, path: str) -> str | int:
+    if key == _NUMPY or type(key) not in (str, int):
+        raise CheckpointError(f"{path} has the key {key!r}; expected a str or int other than {_NUMPY!r}")
+    return key
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """On the CPU; torch.save would write the whole storage under a view, so a view of a larger one is copied."""
+    tensor = tensor.detach().cpu()
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+def _describe(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__module__}.{type(value).__qualname__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,204 @@
+"""Learning curves of runs as a picture: over environment steps and over wall time, seeds summed up as one curve."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.run.bands import Floats, bootstrap_band, common_grid, interquartile_mean
+from penstock.run.log import JSONL, read_metrics
+
+__all__ = ["bootstrap_band", "interquartile_mean", "plot_runs"]
+
+_SUFFIXES = (".png", ".pdf", ".svg")
+_TIME, _EVAL = "time/time_elapsed", "eval/mean_reward"
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's set, told apart by all common kinds of colour vision (Wong 2011, Nature Methods 8, 441)."""
+_LINES = ("-", "--", "-.", ":")
+_INK, _FAINT = "#333333", "#D9D9D9"
+_LABELS = {
+    "rollout/ep_rew_mean": "Return (mean of recent episodes)",
+    "rollout/ep_len_mean": "Episode length (steps, mean of recent episodes)",
+    "rollout/success_rate": "Success rate (recent episodes)",
+    "eval/mean_reward": "Return in evaluation (mean)",
+    "time/fps": "Speed (environment steps per second)",
+}
+_EVAL_LABEL = "evaluation"
+_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+
+
+@dataclass(frozen=True)
+class _Run:
+    group: tuple[str, str]
+    """Environment and algorithm; the folder's name and nothing if they are not recorded."""
+    steps: Floats
+    seconds: Floats
+    """Wall time since the start; NaN where the row does not say."""
+    values: Floats
+    eval_steps: Floats
+    eval_seconds: Floats
+    eval_values: Floats
+
+
+def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew_mean") -> Path:
+    """The path of a picture with two panels: `metric` over environment steps, and over wall time.
+
+    Runs of one environment and algorithm are seeds of one curve: their interquartile mean, with a 95% bootstrap band,
+    over the stretch that all of them reached. A single run is a line, with its evaluations as points.
+
+    Args:
+        out: ends in .png, .pdf or .svg; its directory is made if absent.
+
+    Raises:
+        ConfigError: none of the directories has a row with `metric`, or another suffix.
+    """
+    out = Path(out)
+    if out.suffix.lower() not in _SUFFIXES:
+        raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")
+    groups: dict[tuple[str, str], list[_Run]] = {}
+    for run_dir in run_dirs:
+        if (run := _read_run(Path(run_dir), metric)) is not None:
+            groups.setdefault(run.group, []).append(run)
+    if not groups:
+        looked = ", ".join(str(Path(d) / JSONL) for d in run_dirs) or "no directory at all"
+        raise ConfigError(f"nothing to plot: no row with {metric!r} in {looked}; "
+                          "give run directories, or another metric")  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _draw(groups, metric, out)
+    return out
+
+
+def _draw(groups: dict[tuple[str, str], list[_Run]], metric: str, out: Path) -> None:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    envs = sorted({env for env, _ in groups})
+    longest = max((_last(run.seconds) for runs in groups.values() for run in runs), default=0.0)
+    unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
+    style: Any = {"font.size": 10.5, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "text.color": _INK,
+             "xtick.color": _INK, "ytick.color": _INK, "svg.fonttype": "none", "pdf.fonttype": 42}  # fmt: skip
+    with rc_context(style):
+        figure = Figure(figsize=(10.5, 4.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        by_step, by_time = figure.subplots(1, 2, sharey=True)
+        for index, (group, runs) in enumerate(sorted(groups.items())):
+            look = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _LINES[index // len(_COLOURS) % len(_LINES)]}
+            label = _label(group, len(runs), len(envs) > 1)
+            _curve(by_step, [(run.steps, run.values) for run in runs], look, label)
+            _curve(by_time, [(run.seconds / unit, run.values) for run in runs], look, label)
+            if len(runs) == 1 and metric == "rollout/ep_rew_mean":
+                _points(by_step, runs[0].eval_steps, runs[0].eval_values, look)
+                _points(by_time, runs[0].eval_seconds / unit, runs[0].eval_values, look)
+        _finish(by_step, "Environment steps")
+        _finish(by_time, f"Wall time ({unit_name})")
+        by_step.xaxis.set_major_formatter(_step_text)
+        by_step.set_ylabel(_LABELS.get(metric, metric))
+        if len(envs) == 1:
+            figure.suptitle(envs[0], fontweight="bold", fontsize=13)
+        _legend(figure, by_step, any(len(runs) > 1 for runs in groups.values()))
+        figure.savefig(out, dpi=160)
+
+
+def _curve(axes: Any, curves: list[tuple[Floats, Floats]], look: dict[str, str], label: str) -> None:
+    """The seeds' summary, or each seed by itself where they have no stretch in common."""
+    known = [(x[ok], y[ok]) for x, y in curves if (ok := np.isfinite(x) & np.isfinite(y)).any()]
+    summary = common_grid(known) if len(known) > 1 else None
+    if summary is None:
+        for x, y in known:
+            axes.plot(x, y, linewidth=1.8, label=label, marker="o" if len(x) == 1 else None, **look)
+        return
+    grid, values = summary
+    low, high = bootstrap_band(values)
+    axes.fill_between(grid, low, high, color=look["color"], alpha=0.18, linewidth=0)
+    axes.plot(grid, interquartile_mean(values), linewidth=2.0, label=label, **look)
+
+
+def _points(axes: Any, x: Floats, y: Floats, look: dict[str, str]) -> None:
+    if len(x):
+        axes.plot(x, y, linestyle="none", marker="D", markersize=5.5, markerfacecolor="white",
+                  markeredgecolor=look["color"], markeredgewidth=1.5, label=_EVAL_LABEL, zorder=4)  # fmt: skip
+
+
+def _finish(axes: Any, label: str) -> None:
+    axes.set_xlabel(label)
+    if not axes.lines:
+        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=_INK)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.02, y=0.06)
+    axes.grid(True, color=_FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Any, axes: Any, summed_up: bool) -> None:
+    """One entry for each name, evaluations last."""
+    shown = {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
+    if _EVAL_LABEL in shown:
+        shown[_EVAL_LABEL] = shown.pop(_EVAL_LABEL)
+    title = "Seeds: interquartile mean, with its 95% bootstrap interval" if summed_up else None
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=min(len(shown), 4), frameon=False,
+                  title=title, title_fontsize=9)  # fmt: skip
+
+
+def _label(group: tuple[str, str], runs: int, name_env: bool) -> str:
+    env, algo = group
+    name = f"{algo} on {env}" if algo and name_env else algo or env
+    return f"{name} ({runs} seeds)" if runs > 1 else name
+
+
+def _step_text(value: float, _: int) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _last(x: Floats) -> float:
+    return float(np.nanmax(x)) if np.isfinite(x).any() else 0.0
+
+
+def _read_run(run_dir: Path, metric: str) -> _Run | None:
+    rows = read_metrics(run_dir)
+    curve = [row for row in rows if math.isfinite(row.get(metric, math.nan))]
+    if not curve:
+        return None
+    evals = [row for row in rows if math.isfinite(row.get(_EVAL, math.nan))]
+    timed = [row for row in rows if math.isfinite(row.get(_TIME, math.nan))]
+
+    def column(of: list[dict[str, float]], key: str) -> Floats:
+        return np.array([row.get(key, math.nan) for row in of], np.float64)
+
+    def seconds(of: list[dict[str, float]]) -> Floats:
+        """Rows of evaluations may come without the time: it follows from their steps."""
+        if not timed:
+            return np.full(len(of), math.nan)
+        return np.interp(column(of, "step"), column(timed, "step"), column(timed, _TIME))
+
+    return _Run(_group(run_dir), column(curve, "step"), seconds(curve), column(curve, metric),
+                column(evals, "step"), seconds(evals), column(evals, _EVAL))  # fmt: skip
+
+
+def _group(run_dir: Path) -> tuple[str, str]:
+    """From meta.json, else config.json, whose `env` and `algo` may be tables with an `id` or `name`."""
+    for name in ("meta.json", "config.json"):
+        try:
+            content = json.loads((run_dir / name).read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict) and (env := _text(content.get("env"))) and (algo := _text(content.get("algo"))):
+            return env, algo
+    return run_dir.resolve().name, ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value.get("id", value.get("name"))
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,197 @@
+"""What the terminal shows of a run: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+Mode = Literal["auto", "live", "plain", "off"]
+
+_REDRAW_S = 0.25
+_LINE_S = 5.0
+_RATE_WINDOW_S = 15.0
+_MAX_SHARE = 0.005
+"""Of the run's time, for drawing: on a slow terminal the display is drawn less often, not at the learner's cost."""
+_SHOWN = (
+    ("return", "rollout/ep_rew_mean"),
+    ("episode length", "rollout/ep_len_mean"),
+    ("last evaluation", "eval/mean_reward"),
+    ("value loss", "train/value_loss"),
+    ("policy loss", "train/policy_gradient_loss"),
+    ("entropy loss", "train/entropy_loss"),
+    ("approximate KL", "train/approx_kl"),
+    ("loss", "train/loss"),
+    ("actor loss", "train/actor_loss"),
+    ("critic loss", "train/critic_loss"),
+)
+_ON_A_LINE = 3
+
+
+class Progress:
+    """Shows a run's progress until `close`, which also runs when the interpreter exits; a context manager.
+
+    Args:
+        total_steps: environment steps of the whole run.
+        mode: "live" redraws a panel at most four times a second; "plain" prints a line at most every five seconds;
+            "auto" is "live" on a terminal and "plain" elsewhere; "off" prints nothing.
+        title: what runs, such as "PPO on CartPole-v1".
+    """
+
+    def __init__(self, total_steps: int, mode: Mode, title: str) -> None:
+        self._total = max(total_steps, 1)
+        self._title = title
+        self._console = Console(force_terminal=True if mode == "live" else None, highlight=False, quiet=mode == "off")
+        if mode == "auto":
+            mode = "live" if self._console.is_terminal and not self._console.is_dumb_terminal else "plain"
+        self._mode = mode
+        self._metrics: dict[str, float] = {}
+        self._step = 0
+        self._started = time.monotonic()
+        self._history: deque[tuple[float, int]] = deque()
+        self._next = 0.0
+        self._printed = -1
+        self._live: Live | None = None
+        if mode == "live":
+            live = Live(self._panel(0.0), console=self._console, auto_refresh=False)
+            live.start(refresh=True)
+            self._restore = weakref.finalize(self, _stop, live, os.getpid())
+            self._live = live
+        elif mode == "plain":
+            self._console.print(Text(title))
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the run's step and the metrics that are new, and draws if it is time to."""
+        if self._mode == "off":
+            return
+        now = time.monotonic()
+        if not self._history:
+            self._history.append((now, step))
+        self._step = step
+        self._metrics.update(metrics)
+        if now >= self._next:
+            self._draw(now)
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the display: a checkpoint, a restarted worker."""
+        if self._mode != "off":
+            self._console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        """Draws once more and gives the terminal back; a second call does nothing."""
+        if self._mode == "off":
+            return
+        self._draw(time.monotonic())
+        if self._live is not None:
+            self._restore()
+        self._mode = "off"
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _draw(self, now: float) -> None:
+        self._history.append((now, self._step))
+        while len(self._history) > 2 and now - self._history[1][0] > _RATE_WINDOW_S:
+            self._history.popleft()
+        if self._live is not None:
+            self._live.update(self._panel(now - self._started), refresh=True)
+            cost = time.monotonic() - now
+            self._next = now + max(_REDRAW_S, cost / _MAX_SHARE)
+            return
+        self._next = now + _LINE_S
+        if self._step != self._printed:
+            self._console.print(self._line(now - self._started), soft_wrap=True)
+            self._printed = self._step
+
+    def _rate(self) -> float:
+        """Steps a second over the last seconds; NaN before two looks at the clock."""
+        if len(self._history) < 2:
+            return math.nan
+        (then, first), (now, last) = self._history[0], self._history[-1]
+        return (last - first) / (now - then) if now > then else math.nan
+
+    def _left(self) -> float:
+        rate = self._rate()
+        return max(self._total - self._step, 0) / rate if rate > 0 else math.nan
+
+    def _line(self, elapsed: float) -> Text:
+        parts = [
+            f"{self._step:,}/{self._total:,} steps ({self._step / self._total:.0%})",
+            f"{_number(self._rate())} steps/s",
+            f"{_clock(elapsed)} elapsed",
+            f"{_clock(self._left())} left",
+        ]
+        parts += [
+            f"{label} {_number(self._metrics[key])}" for label, key in _SHOWN[:_ON_A_LINE] if key in self._metrics
+        ]
+        return Text("  ".join(parts))
+
+    def _panel(self, elapsed: float) -> RenderableType:
+        head = Table.grid(padding=(0, 2), expand=True)
+        head.add_column(ratio=1)
+        head.add_column(justify="right", no_wrap=True)
+        bar = ProgressBar(total=self._total, completed=min(self._step, self._total))
+        head.add_row(bar, Text(f"{self._step:,} of {self._total:,} steps  {self._step / self._total:.0%}"))
+        times = Text(no_wrap=True, overflow="ellipsis")
+        for value, label in (
+            (_number(self._rate()), " steps/s   "),
+            (_clock(elapsed), " elapsed   "),
+            (_clock(self._left()), " left"),
+        ):
+            times.append(value, style="bold").append(label, style="dim")
+        body = Table.grid(padding=(0, 3))
+        for _ in range(2):
+            body.add_column(style="dim", no_wrap=True)
+            body.add_column(justify="right", min_width=9, no_wrap=True)
+        cells = [(label, _number(self._metrics[key])) for label, key in _SHOWN if key in self._metrics]
+        half = -(-len(cells) // 2)
+        for i in range(half):
+            body.add_row(*cells[i], *(cells[half + i] if half + i < len(cells) else ("", "")))
+        parts = [head, times, *([Text(), body] if cells else [])]
+        return Panel(Group(*parts), title=Text(self._title, style="bold"), title_align="left", padding=(0, 1))
+
+
+def print_summary(title: str, rows: Mapping[str, str]) -> None:
+    """A table of two columns under a title, for the end of a run or a command's answer."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(value))
+    Console(highlight=False).print(Panel(table, title=Text(title, style="bold"), title_align="left", expand=False))
+
+
+def _stop(live: Live, pid: int) -> None:
+    if os.getpid() == pid:  # a forked worker's exit must not draw on the learner's terminal
+        live.stop()
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-" if math.isnan(value) else str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    """`h:mm:ss`, or `m:ss` below an hour."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

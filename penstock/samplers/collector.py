@@ -1,0 +1,100 @@
+"""The one loop in which an agent meets an environment; every sampler and every evaluation call it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.layout import padded_rows
+from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.pool import EnvPool
+
+
+class GroupViews:
+    """Torch views of one group's slots in a batch, row by row, made once for each buffer."""
+
+    def __init__(self, batch: SampleBatch, slots: slice, device: torch.device) -> None:
+        T, _ = batch.spec
+        self.n = slots.stop - slots.start
+        self.padded = padded_rows(self.n)
+        self.device = device
+        self.direct = self.n == self.padded and device.type == "cpu"
+        tensors = tree_map(lambda x: torch.from_numpy(x)[:, slots], tuple(batch.inputs))
+        self.inputs = [Inputs(*tree_map(lambda x, t=t: x[t], tensors)) for t in range(T)]
+        agent_info = {k: v for k, v in batch.info.items() if k != "env"}
+        outputs = [torch.from_numpy(x)[:, slots] for x in tree_leaves((batch.action, agent_info))]
+        self.outputs = [[x[t] for x in outputs] for t in range(T)]
+
+    def input(self, t: int) -> Inputs:
+        """[padded, ...] inputs of row t where the agent is; rows of padding are zero."""
+        if self.direct:
+            return self.inputs[t]
+        return Inputs(*(tree_map(lambda x: self._pad(x).to(self.device), part) for part in self.inputs[t]))
+
+    def noise(self, noise: np.ndarray[Any, Any] | None, slots: slice) -> list[Tensor] | list[None]:
+        """[padded, noise_size] for every row."""
+        if noise is None:
+            return [None] * len(self.inputs)
+        rows = torch.from_numpy(noise)[:, slots]
+        if self.n != self.padded:
+            rows = torch.cat([rows, rows.new_full((len(rows), self.padded - self.n, rows.shape[2]), 0.5)], 1)
+        return list(rows.to(self.device).unbind(0))
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_zeros(self.padded - self.n, *x.shape[1:])]) if self.n != self.padded else x
+
+
+def collect(
+    pool: EnvPool,
+    agent: Agent,
+    batch: SampleBatch,
+    views: list[GroupViews],
+    states: list[Tree],
+    noise: np.ndarray[Any, Any] | None,
+) -> None:
+    """Fills `batch` with T rows of every slot; a group's row is served as soon as its step before has come back.
+
+    Args:
+        views: of `batch`, one for each of the pool's groups.
+        states: recurrent state [padded, ...] of each group, replaced by the state after the batch.
+        noise: [T, B, noise_size] uniforms, or None to act deterministically.
+    """
+    T, _ = batch.spec
+    noises = [view.noise(noise, slots) for view, slots in zip(views, pool.groups)]
+    pool.bind(batch)
+    for slots, view, state in zip(pool.groups, views, states):
+        tree_map(lambda x, s, v=view, b=slots: x.__setitem__(b, s[: v.n].cpu().numpy()), batch.state, state)
+
+    def serve(group: int, row: int) -> None:
+        view = views[group]
+        action, info, states[group] = agent.act(view.input(row), states[group], noises[group][row])
+        for out, value in zip(view.outputs[row], tree_leaves((action, info))):
+            out.copy_(value if view.direct else value[: view.n])
+        pool.send(group, row)
+
+    with torch.inference_mode():
+        rows = [0] * len(pool.groups)
+        for group in range(len(rows)):
+            serve(group, 0)
+        unfinished = len(rows)
+        while unfinished:
+            group = pool.recv()
+            rows[group] += 1
+            if rows[group] < T:
+                serve(group, rows[group])
+            else:
+                unfinished -= 1
+    _null_invalid(pool, batch)
+
+
+def _null_invalid(pool: EnvPool, batch: SampleBatch) -> None:
+    """Reset and idle rows store the null action, whatever the agent answered there."""
+    invalid = ~batch.valid
+    if invalid.any():
+        batch.reward[invalid] = 0.0
+        tree_map(lambda leaf, x: x.__setitem__(invalid, leaf.null()), pool.spec.action, batch.action)

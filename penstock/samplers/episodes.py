@@ -1,0 +1,161 @@
+"""Finished episodes out of batches: returns, lengths and named columns, by array operations over a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.batch import SampleBatch
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def _no_floats() -> Floats:
+    return np.empty(0)
+
+
+def _no_ints() -> Ints:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """E finished episodes, by the time they ended, then by slot."""
+
+    return_: Floats = field(default_factory=_no_floats)
+    """[E] undiscounted sum of unclipped rewards."""
+    length: Ints = field(default_factory=_no_ints)
+    """[E] environment steps."""
+    discounted_return: Floats = field(default_factory=_no_floats)
+    """[E] sum of discount^k * reward_k from the episode's first step."""
+    slot: Ints = field(default_factory=_no_ints)
+    """[E] which slot played it."""
+    terminated: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    """[E] ended in a terminal state, rather than cut by a limit."""
+    columns: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """[E] for each recorded env info key its last reported value in the episode; NaN if it never was."""
+
+    def __len__(self) -> int:
+        return len(self.return_)
+
+    @property
+    def mean_return(self) -> float:
+        """NaN if there are none."""
+        return float(self.return_.mean()) if len(self) else float("nan")
+
+    @property
+    def mean_length(self) -> float:
+        """NaN if there are none."""
+        return float(self.length.mean()) if len(self) else float("nan")
+
+    def last(self, n: int) -> Episodes:
+        """The n that ended last."""
+        return self._at(slice(max(len(self) - n, 0), None))
+
+    def first_of_each_slot(self, counts: Sequence[int]) -> Episodes:
+        """The first `counts[b]` episodes of each slot b."""
+        rank = np.zeros(len(self), np.int64)
+        for b in range(len(counts)):
+            mine = self.slot == b
+            rank[mine] = np.arange(mine.sum())
+        return self._at(rank < np.asarray(counts, np.int64)[self.slot])
+
+    def metrics(
+        self, prefix: str = "rollout/ep_", return_name: str = "rew_mean", length_name: str = "len_mean"
+    ) -> dict[str, float]:
+        """Means under Stable-Baselines3's names; empty if there are no episodes."""
+        if not len(self):
+            return {}
+        out = {prefix + return_name: self.mean_return, prefix + length_name: self.mean_length}
+        for key, values in self.columns.items():
+            known = values[~np.isnan(values)]
+            if len(known):
+                group = prefix.split("/")[0]
+                out[f"{group}/success_rate" if key == "is_success" else f"{prefix}{key}_mean"] = float(known.mean())
+        return out
+
+    def _at(self, index: Any) -> Episodes:
+        columns = {key: values[index] for key, values in self.columns.items()}
+        return Episodes(self.return_[index], self.length[index], self.discounted_return[index], self.slot[index],
+                        self.terminated[index], columns)  # fmt: skip
+
+
+def join_episodes(parts: Sequence[Episodes]) -> Episodes:
+    """One after the other."""
+    if len(parts) < 2:
+        return parts[0] if parts else Episodes()
+    names = ("return_", "length", "discounted_return", "slot", "terminated")
+    keys = dict.fromkeys(key for part in parts for key in part.columns)
+    columns = {
+        key: np.concatenate([part.columns.get(key, np.full(len(part), np.nan)) for part in parts]) for key in keys
+    }
+    return Episodes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names), columns=columns)
+
+
+class EpisodeStats:
+    """Running sums of B slots over batches; `update` gives the episodes that ended in each."""
+
+    def __init__(self, B: int, discount: float) -> None:
+        self.discount = discount
+        self.return_ = np.zeros(B)
+        self.length = np.zeros(B, np.int64)
+        self.discounted = np.zeros(B)
+        self.columns: dict[str, Floats] = {}
+
+    def begin(self, b: int, rewards: Sequence[float]) -> None:
+        """Counts rewards that slot b earned in its current episode before the first batch."""
+        powers = self.discount ** np.arange(len(rewards))
+        self.return_[b], self.length[b] = float(np.sum(rewards)), len(rewards)
+        self.discounted[b] = float(np.sum(powers * np.asarray(rewards)))
+
+    def update(self, batch: SampleBatch) -> Episodes:
+        """Adds T rows of every slot. An episode that is cut without an end (a fault) is dropped."""
+        T, B = batch.spec
+        ended = batch.terminated | batch.truncated
+        time = np.arange(T)[:, None]
+        opened = np.maximum.accumulate(
+            np.where(batch.first[:-1], time, -1), 0
+        )  # row of the opening; -1: an earlier batch
+        age = np.where(opened >= 0, time - opened, time + self.length)
+        reward = batch.reward.astype(np.float64)
+        sums = np.cumsum(reward, 0)
+        discounted_sums = np.cumsum(reward * self.discount**age, 0)
+        env_info = batch.info.get("env", {}) if isinstance(batch.info, dict) else {}
+
+        def since_opening(t: Ints, b: Ints) -> tuple[Floats, Floats, dict[str, Floats]]:
+            """Sums and last reported columns of the episodes that rows (t, b) belong to."""
+            row, earlier = opened[t, b], opened[t, b] < 0
+            before = np.maximum(row - 1, 0)
+            total = sums[t, b] - np.where(row > 0, sums[before, b], 0.0) + np.where(earlier, self.return_[b], 0.0)
+            discounted = discounted_sums[t, b] - np.where(row > 0, discounted_sums[before, b], 0.0)
+            discounted += np.where(earlier, self.discounted[b], 0.0)
+            columns: dict[str, Floats] = {}
+            for key, column in env_info.items():
+                at = np.maximum.accumulate(np.where(np.isnan(column), -1, time), 0)[t, b]
+                carried = np.where(earlier, self.columns.get(key, np.full(B, np.nan))[b], np.nan)
+                columns[key] = np.where(at >= np.maximum(row, 0), column[at, b].astype(np.float64), carried)
+            return total, discounted, columns
+
+        rows, slots = np.nonzero(ended)
+        total, discounted, columns = since_opening(rows, slots)
+        finished = Episodes(total, age[rows, slots] + 1, discounted, slots, batch.terminated[rows, slots], columns)
+        open_ = batch.valid[-1] & ~ended[-1]
+        total, discounted, columns = since_opening(np.full(B, T - 1), np.arange(B))
+        self.return_, self.discounted = np.where(open_, total, 0.0), np.where(open_, discounted, 0.0)
+        self.length = np.where(open_, age[-1] + 1, 0)
+        self.columns = {key: np.where(open_, values, np.nan) for key, values in columns.items()}
+        return finished
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running sums, as arrays."""
+        return {"return": self.return_, "length": self.length, "discounted": self.discounted, "columns": self.columns}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.return_, self.length, self.discounted = state["return"], state["length"], state["discounted"]
+        self.columns = dict(state["columns"])

@@ -1,0 +1,63 @@
+"""SerialSampler: environments and agent in this process, no concurrency at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.serial_pool import Reset, SerialPool
+from penstock.envs.vector_pool import VectorPool, makes_vector_env
+from penstock.samplers.local import LocalSampler
+
+
+@dataclass(frozen=True)
+class SerialSampler:
+    """Settings of a sampler that steps B environments here, one by one, or one native batched environment."""
+
+    T: int = 128
+    """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
+    B: int = 16
+    """Slots: environments stepped side by side, usually 1 to 64."""
+    reset: Reset = "next_step"
+    """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
+    max_decorrelation_steps: int = 0
+    """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
+    discount: float = 0.99
+    """Of the logged discounted episode return; no target is made with it."""
+    journal_steps: int = 100_000
+    """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
+
+    def __post_init__(self) -> None:
+        if self.T < 1 or self.B < 1:
+            raise ConfigError(f"sampler.T={self.T}, sampler.B={self.B}; both must be at least 1")
+        if self.max_decorrelation_steps < 0 or self.journal_steps < 0:
+            raise ConfigError(f"sampler.max_decorrelation_steps={self.max_decorrelation_steps}, "
+                              f"journal_steps={self.journal_steps}; neither may be negative")  # fmt: skip
+
+    @property
+    def spec(self) -> BatchSpec:
+        """T and B."""
+        return BatchSpec(self.T, self.B)
+
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> LocalSampler:
+        """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Raises:
+            ConfigError: the environment cannot be made, or does not fit these settings.
+        """
+        config = as_env_config(env)
+        if makes_vector_env(config):
+            if self.reset != "next_step" or self.max_decorrelation_steps:
+                raise ConfigError("a native batched environment resets in the next step by itself; use reset='next_step' "
+                                  "and max_decorrelation_steps=0")  # fmt: skip
+            return LocalSampler(
+                self.spec, VectorPool(config, seed, self.B), config, seed, self.discount, self.journal_steps
+            )
+        pool = SerialPool(
+            config, seed, slice(0, self.B), reset=self.reset, max_decorrelation_steps=self.max_decorrelation_steps
+        )
+        return LocalSampler(self.spec, pool, config, seed, self.discount, self.journal_steps)

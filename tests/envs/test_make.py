@@ -1,0 +1,151 @@
+import json
+
+import gymnasium as gym
+import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+from penstock.core.config import from_plain, to_plain
+from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.toy import Counter, Echo, FaultEnv
+
+
+def broken_wrapper(env: gym.Env) -> gym.Env:
+    raise KeyError("no such lens")
+
+
+def test_an_id_is_made_without_gymnasiums_checker_and_with_its_time_limit():
+    env = EnvConfig("CartPole-v1").make()
+    assert "PassiveEnvChecker" not in str(env)
+    assert isinstance(env, gym.wrappers.TimeLimit)
+    limited = EnvConfig("CartPole-v1", {"max_episode_steps": 7}).make()
+    assert isinstance(limited, gym.wrappers.TimeLimit)
+    assert limited._max_episode_steps == 7
+
+
+def test_colon_means_a_registered_id_or_an_object():
+    assert EnvConfig("gymnasium.envs.classic_control:CartPole-v1").make().unwrapped.__class__.__name__ == "CartPoleEnv"
+    echo = EnvConfig("penstock.envs.toy:Echo", {"slot": 5}).make()
+    assert isinstance(echo, Echo)
+    assert echo.slot == 5
+    vector = EnvConfig("gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv", {"num_envs": 3}).make()
+    assert isinstance(vector, CartPoleVectorEnv)
+
+
+def test_callables_are_called_with_kwargs_and_wrapped_in_order():
+    config = EnvConfig(
+        lambda stop: Counter(terminate_at=stop),
+        {"stop": 3},
+        wrappers=("gymnasium.wrappers:OrderEnforcing", lambda env: gym.wrappers.TimeLimit(env, 2)),
+    )
+    env = config.make()
+    assert isinstance(env, gym.wrappers.TimeLimit)
+    assert isinstance(env.env, gym.wrappers.OrderEnforcing)
+    assert isinstance(env.unwrapped, Counter)
+    assert env.unwrapped.terminate_at == 3
+    assert config.make() is not env
+
+
+def test_unknown_ids_name_the_nearest_and_the_import():
+    with pytest.raises(ConfigError, match="'CartPole-v1'") as caught:
+        EnvConfig("CartPol-v1").make()
+    assert "--import" in str(caught.value)
+    with pytest.raises(ConfigError, match="--import ale_py"):
+        EnvConfig("ALE/NoSuchGame-v5").make()
+    with pytest.raises(ConfigError, match="LunarLander-v3"):
+        EnvConfig("LunarLander-v2").make()
+
+
+def test_wrong_import_paths_say_which_half_is_wrong():
+    with pytest.raises(ConfigError, match="did you mean 'Echo'"):
+        EnvConfig("penstock.envs.toy:Ecko").make()
+    with pytest.raises(ConfigError, match="no_such_module"):
+        EnvConfig("no_such_module:Env").make()
+    with pytest.raises(ConfigError, match="imports: cannot import 'no_such_module'"):
+        EnvConfig("CartPole-v1", imports=("no_such_module",)).make()
+    with pytest.raises(ConfigError, match="is tuple"):
+        EnvConfig("penstock.envs.toy:FAULTS").make()
+
+
+def test_imports_come_first(tmp_path, monkeypatch):
+    (tmp_path / "late_ids.py").write_text(
+        "import gymnasium as gym\ngym.register('Late-v0', entry_point='penstock.envs.toy:Counter')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert isinstance(EnvConfig("Late-v0", imports=("late_ids",)).make().unwrapped, Counter)
+    finally:
+        gym.registry.pop("Late-v0", None)
+
+
+def test_a_module_that_fails_while_it_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "broken_ids.py").write_text("raise RuntimeError('no display')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvWorkerError, match="importing 'broken_ids' raised RuntimeError: no display"):
+        EnvConfig("CartPole-v1", imports=("broken_ids",)).make()
+
+
+def test_factories_that_raise_are_named_with_their_cause():
+    with pytest.raises(EnvWorkerError, match=r"faults:FaultEnv raised RuntimeError: no simulator licence") as caught:
+        EnvConfig(FaultEnv, {"fault": "raise_in_init"}).make()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(EnvWorkerError, match="unexpected keyword argument 'sloot'"):
+        EnvConfig("penstock.envs.toy:Echo", {"sloot": 1}).make()
+    closed = []
+
+    class Closing(Counter):
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(EnvWorkerError, match=r"env wrapper .*broken_wrapper raised KeyError"):
+        EnvConfig(Closing, wrappers=(broken_wrapper,)).make()
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "extra"),
+    [
+        (gym.error.DependencyNotInstalled("Box2D is not installed, run `pip install swig`"), "box2d"),
+        (gym.error.DependencyNotInstalled("MuJoCo is not installed"), "mujoco"),
+        (gym.error.DependencyNotInstalled("pygame is not installed"), "classic"),
+        (ModuleNotFoundError("No module named 'ale_py'", name="ale_py"), "atari"),
+    ],
+)
+def test_missing_dependencies_name_the_extra(error: Exception, extra: str):
+    def factory() -> None:
+        raise error
+
+    with pytest.raises(MissingExtraError, match=rf"penstock\[{extra}\]"):
+        EnvConfig(factory).make()
+
+
+def test_factories_that_make_no_environment():
+    with pytest.raises(ConfigError, match=r"NoneType.*is a `return` missing"):
+        EnvConfig(lambda: None).make()
+    with pytest.raises(ConfigError, match=r"gave builtins\.dict; expected a gymnasium\.Env"):
+        EnvConfig(dict).make()
+    old = type("Old", (), {"__module__": "gym.core"})
+    with pytest.raises(ConfigError, match="old `gym`"):
+        EnvConfig(old).make()
+
+
+def test_settings_are_checked_at_construction():
+    with pytest.raises(ConfigError, match="its own instance"):
+        EnvConfig(Counter())  # pyright: ignore
+    with pytest.raises(ConfigError, match="did you mean 'always'"):
+        EnvConfig("CartPole-v1", checks="alway")  # pyright: ignore
+    with pytest.raises(ConfigError, match="expected a tuple"):
+        EnvConfig("CartPole-v1", imports="ale_py")  # pyright: ignore
+
+
+def test_as_env_config_and_storage():
+    config = EnvConfig(Echo, {"length": 3}, ("gymnasium.wrappers:OrderEnforcing",), ("score",))
+    assert as_env_config(config) is config
+    assert as_env_config("CartPole-v1") == EnvConfig("CartPole-v1")
+    assert config.name == "penstock.envs.toy.plumbing:Echo"
+    assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
+
+
+def test_mask_key_on_a_vector_environment_is_refused():
+    with pytest.raises(ConfigError, match="CartPoleVectorEnv"):
+        EnvConfig(CartPoleVectorEnv, mask_key="mask").make()

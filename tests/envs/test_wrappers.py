@@ -1,0 +1,94 @@
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.envs.check import check_env
+from penstock.envs.make import EnvConfig
+from penstock.envs.wrappers import ActionMask
+
+
+class MaskInInfo(gym.Env):
+    """Shows its mask in the info under `legal`; `masks` are handed out in turn, None leaves the key away."""
+
+    def __init__(
+        self, masks: list[Any], actions: spaces.Space | None = None, shown: spaces.Space | None = None
+    ) -> None:
+        self.observation_space = shown or spaces.Box(0, 1, (2,), np.float32)
+        self.action_space = actions or spaces.Discrete(3)
+        self.masks = masks
+        self.taken: list[Any] = []
+
+    def _info(self) -> dict[str, Any]:
+        mask = self.masks[len(self.taken) % len(self.masks)]
+        return {"other": 1} if mask is None else {"legal": mask}
+
+    def _obs(self) -> Any:
+        zeros = np.zeros(2, np.float32)
+        return {"view": zeros} if isinstance(self.observation_space, spaces.Dict) else zeros
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.taken = []
+        return self._obs(), self._info()
+
+    def step(self, action):
+        self.taken.append(action)
+        return self._obs(), 0.0, False, False, self._info()
+
+
+def test_the_mask_moves_into_the_observation():
+    env = ActionMask(MaskInInfo([np.array([True, False, True]), [0, 1, 0]]), "legal")
+    assert env.observation_space["action_mask"] == spaces.MultiBinary(3)  # pyright: ignore
+    obs, _ = env.reset(seed=0)
+    assert sorted(obs) == ["action_mask", "obs"]
+    assert obs["action_mask"].dtype == np.int8
+    assert obs["action_mask"].tolist() == [1, 0, 1]
+    assert env.step(0)[0]["action_mask"].tolist() == [0, 1, 0]
+
+
+def test_a_dict_observation_keeps_its_keys():
+    inner = MaskInInfo([[1, 1, 0]], shown=spaces.Dict({"view": spaces.Box(0, 1, (2,), np.float32)}))
+    env = ActionMask(inner, "legal")
+    assert sorted(env.reset()[0]) == ["action_mask", "view"]
+    assert env.reset()[0] in env.observation_space
+
+
+def test_multi_discrete_masks_are_concatenated():
+    mask = (np.array([1, 0, 1]), np.array([0, 1]))
+    env = ActionMask(MaskInInfo([mask], spaces.MultiDiscrete([3, 2])), "legal")
+    assert env.reset()[0]["action_mask"].tolist() == [1, 0, 1, 0, 1]
+
+
+def test_what_is_missing_is_named():
+    env = ActionMask(MaskInInfo([[1, 1, 1], None]), "legal")
+    env.reset()
+    with pytest.raises(EnvWorkerError, match=r"step gave no info\['legal'\]; its keys are \['other'\]"):
+        env.step(0)
+    with pytest.raises(EnvWorkerError, match="2 elements; expected 3"):
+        ActionMask(MaskInInfo([[1, 1]]), "legal").reset()
+    with pytest.raises(ConfigError, match="expected Discrete or MultiDiscrete"):
+        ActionMask(MaskInInfo([], spaces.Box(0, 1, (2,))), "legal")
+    with pytest.raises(ConfigError, match="already"):
+        ActionMask(ActionMask(MaskInInfo([[1, 1, 1]]), "legal"), "legal")
+
+
+def test_check_env_plays_legal_actions_only():
+    made = []
+
+    def factory() -> gym.Env:
+        made.append(MaskInInfo([[0, 0, 1], [0, 1, 0]]))
+        return made[-1]
+
+    report = check_env(EnvConfig(factory, mask_key="legal"))
+    assert report.reproducible
+    assert [int(a) for a in made[0].taken[:4]] == [2, 1, 2, 1]
+
+
+def test_check_env_names_the_place_of_a_missing_mask():
+    config = EnvConfig(lambda: MaskInInfo([[1, 1, 1], None]), mask_key="legal")
+    with pytest.raises(EnvWorkerError, match=r"slot 0, step 0 of episode 0 \(seed \d+\): step gave no info"):
+        check_env(config)
