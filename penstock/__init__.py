@@ -2,4 +2,118 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+# Each public name and where it lives. Nothing is imported before it is asked for (PEP 562), so that the command
+# line's help and environment workers never load torch.
+_WHERE = {
+    "A2C": "penstock.algos.a2c",
+    "ActorCritic": "penstock.agents.actor_critic",
+    "Agent": "penstock.agents.agent",
+    "BatchSpec": "penstock.core.spec",
+    "CheckpointError": "penstock.core.errors",
+    "ConfigError": "penstock.core.errors",
+    "EnvConfig": "penstock.envs.make",
+    "EnvSpec": "penstock.core.spec",
+    "EnvWorkerError": "penstock.core.errors",
+    "Episodes": "penstock.samplers.episodes",
+    "Experiment": "penstock.run.experiment",
+    "Inputs": "penstock.core.batch",
+    "Loss": "penstock.learn.algorithm",
+    "MultiAgentBatch": "penstock.core.batch",
+    "Net": "penstock.agents.networks",
+    "NonFiniteError": "penstock.core.errors",
+    "PPO": "penstock.algos.ppo",
+    "PenstockError": "penstock.core.errors",
+    "Policy": "penstock.learn.policy",
+    "Result": "penstock.run.runner",
+    "ResultDict": "penstock.learn.algorithm",
+    "RunConfig": "penstock.run.experiment",
+    "Runner": "penstock.run.runner",
+    "SampleBatch": "penstock.core.batch",
+    "SerialSampler": "penstock.samplers.serial",
+    "TrainBatch": "penstock.learn.algorithm",
+    "Trainer": "penstock.run.trainer",
+    "actor_critic": "penstock.agents.actor_critic",
+    "adam": "penstock.learn.optimizers",
+    "check_env": "penstock.envs.check",
+    "concat_samples": "penstock.core.batch",
+    "cosine": "penstock.core.schedule",
+    "linear": "penstock.core.schedule",
+    "load": "penstock.run.runner",
+    "minibatches": "penstock.learn.minibatch",
+    "override": "penstock.core.config",
+    "plot_runs": "penstock.run.plots",
+    "preset": "penstock.run.presets",
+    "resume": "penstock.run.runner",
+    "rmsprop": "penstock.learn.optimizers",
+    "split_by_episode": "penstock.core.batch",
+    "train": "penstock.run.runner",
+    "train_one_step": "penstock.learn.train_ops",
+}
+_MODULES = ("agents", "algos", "core", "envs", "learn", "ops", "run", "samplers")
+
+__all__ = ["__version__", *_WHERE, "ops"]
+
+if TYPE_CHECKING:
+    from penstock import ops as ops
+    from penstock.agents.actor_critic import ActorCritic as ActorCritic
+    from penstock.agents.actor_critic import actor_critic as actor_critic
+    from penstock.agents.agent import Agent as Agent
+    from penstock.agents.networks import Net as Net
+    from penstock.algos.a2c import A2C as A2C
+    from penstock.algos.ppo import PPO as PPO
+    from penstock.core.batch import Inputs as Inputs
+    from penstock.core.batch import MultiAgentBatch as MultiAgentBatch
+    from penstock.core.batch import SampleBatch as SampleBatch
+    from penstock.core.batch import concat_samples as concat_samples
+    from penstock.core.batch import split_by_episode as split_by_episode
+    from penstock.core.config import override as override
+    from penstock.core.errors import CheckpointError as CheckpointError
+    from penstock.core.errors import ConfigError as ConfigError
+    from penstock.core.errors import EnvWorkerError as EnvWorkerError
+    from penstock.core.errors import NonFiniteError as NonFiniteError
+    from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.schedule import cosine as cosine
+    from penstock.core.schedule import linear as linear
+    from penstock.core.spec import BatchSpec as BatchSpec
+    from penstock.core.spec import EnvSpec as EnvSpec
+    from penstock.envs.check import check_env as check_env
+    from penstock.envs.make import EnvConfig as EnvConfig
+    from penstock.learn.algorithm import Loss as Loss
+    from penstock.learn.algorithm import ResultDict as ResultDict
+    from penstock.learn.algorithm import TrainBatch as TrainBatch
+    from penstock.learn.minibatch import minibatches as minibatches
+    from penstock.learn.optimizers import adam as adam
+    from penstock.learn.optimizers import rmsprop as rmsprop
+    from penstock.learn.policy import Policy as Policy
+    from penstock.learn.train_ops import train_one_step as train_one_step
+    from penstock.run.experiment import Experiment as Experiment
+    from penstock.run.experiment import RunConfig as RunConfig
+    from penstock.run.plots import plot_runs as plot_runs
+    from penstock.run.presets import preset as preset
+    from penstock.run.runner import Result as Result
+    from penstock.run.runner import Runner as Runner
+    from penstock.run.runner import load as load
+    from penstock.run.runner import resume as resume
+    from penstock.run.runner import train as train
+    from penstock.run.trainer import Trainer as Trainer
+    from penstock.samplers.episodes import Episodes as Episodes
+    from penstock.samplers.serial import SerialSampler as SerialSampler
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"penstock.{name}")
+    from penstock.core.errors import nearest  # noqa: PLC0415
+
+    raise AttributeError(f"module 'penstock' has no {name!r}; {nearest(name, [*_WHERE, *_MODULES])}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])

@@ -68,6 +68,9 @@ class ActionHead(nn.Module):
                         f"net.squash=True needs finite action bounds; got low={low.tolist()}, high={high.tolist()}; "
                         "bound the action space or use net.squash=False"
                     )
+                if not leaf.dtype.startswith("float"):
+                    raise ConfigError(f"action box of dtype {leaf.dtype}; expected float32 or float64: wrap the "
+                                      "environment so that it takes a MultiDiscrete or rounds by itself")  # fmt: skip
                 if not (high > low).all():
                     raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
                 known = leaf.bounded
@@ -214,7 +217,7 @@ class ActorCritic(Agent):
         """The observation as the networks see it, and the action mask."""
         obs, mask = inputs.obs, None
         if self.masked:
-            mask = obs[MASK_KEY]
+            mask = obs[MASK_KEY].flatten(1)
             obs = {k: v for k, v in obs.items() if k != MASK_KEY}
         return (obs if self.normalizer is None else self.normalizer(obs)), mask
 

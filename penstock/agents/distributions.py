@@ -220,4 +220,5 @@ def sum_in_order(parts: list[Tensor]) -> Tensor:
 
 
 def _softplus(x: Tensor) -> Tensor:
-    return x.clamp(min=0.0) + torch.log1p((-x.abs()).exp())
+    """max(x, 0) + log1p(e^-|x|); the maximum is formed so that its gradient at 0, where fresh policies are, is 1/2."""
+    return 0.5 * (x + x.abs()) + torch.log1p((-x.abs()).exp())

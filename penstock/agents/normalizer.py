@@ -75,7 +75,7 @@ class ObsNormalizer(nn.Module):
         """Merges the observations [T, B, ...] that were acted on, where `valid` [T, B]."""
         for leaf, m, x in zip(self.leaves, self.moments, tree_leaves(obs)):
             if self._applies(leaf):
-                m.update(x[valid].reshape(int(valid.sum()), -1))  # pyright: ignore[reportCallIssue]
+                m.update(x[valid].reshape(-1, leaf.size))  # pyright: ignore[reportCallIssue]
 
     @property
     def empty(self) -> bool:
@@ -105,10 +105,10 @@ class RewardScaler(nn.Module):
         """Merges the running returns of [T, B] rewards; the return of an open episode goes on in the next batch."""
         carry = self.carry if self.carry.shape == reward.shape[1:] else torch.zeros_like(reward[0])
         returns: list[Tensor] = []
-        for r, end in zip(reward, ended):
+        for r, closed in zip(reward, ended | ~valid):
             carry = carry * self.discount + r
             returns.append(carry)
-            carry = carry.masked_fill(end, 0.0)
+            carry = carry.masked_fill(closed, 0.0)
         self.carry = carry.clone()
         self.moments.update(torch.stack(returns)[valid].unsqueeze(-1))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic, actor_critic
@@ -20,7 +19,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.schedule import Schedule
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
-from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, TrainBatch
+from penstock.learn.algorithm import AgentFn, Loss, TrainBatch
 from penstock.learn.optimizers import adam
 from penstock.learn.policy import Policy
 

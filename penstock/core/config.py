@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from penstock.core.errors import ConfigError, nearest
 
 S = TypeVar("S")
@@ -47,7 +49,7 @@ def to_plain(value: Any) -> Any:
     if callable(value):
         path = import_path(value)
         return {"import": path} if path else {"unstorable": getattr(value, "__qualname__", repr(value))}
-    if hasattr(value, "item"):  # a numpy scalar
+    if isinstance(value, np.generic):
         return value.item()
     return {"unstorable": repr(value)}
 
@@ -62,6 +64,9 @@ def from_plain(plain: Any) -> Any:
                 f"{plain['unstorable']} could not be stored with the run (a lambda or local object); pass it again"
             )
         if "class" in plain:
+            if plain["class"] is None:
+                raise ConfigError("stored settings are of a class that cannot be imported (local, or of the user's "
+                                  "script); pass them again, or move the class into a module")  # fmt: skip
             cls = import_object(plain["class"])
             known = {f.name: f for f in dataclasses.fields(cls)}
             given = {key: from_plain(item) for key, item in plain.items() if key != "class"}
@@ -111,21 +116,30 @@ def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
     if isinstance(settings, Mapping):
         below = _override_one(settings.get(key, {}), rest, path, value) if rest else value
         return {**settings, key: below}
-    if not dataclasses.is_dataclass(settings):
+    if _is_named_tuple(type(settings)):
+        known = list(settings._fields)
+    elif dataclasses.is_dataclass(settings):
+        known = [f.name for f in dataclasses.fields(settings)]
+    else:
         raise ConfigError(f"{path!r}: nothing lies below {type(settings).__name__} {settings!r}; shorten the path")
-    known = [f.name for f in dataclasses.fields(settings)]
     if key not in known:
         raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {nearest(key, known)}")
     if rest:
         changed = _override_one(getattr(settings, key), rest, path, value)
     else:
         changed = _convert(value, _hints(type(settings))[key], path)
+    if _is_named_tuple(type(settings)):
+        return settings._replace(**{key: changed})
     return dataclasses.replace(settings, **{key: changed})  # pyright: ignore[reportArgumentType]
 
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+def _is_named_tuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def _convert(value: Any, hint: Any, path: str) -> Any:
@@ -153,12 +167,23 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return import_object(value) if isinstance(value, str) else value
     if hint is Any:
         return value
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        fields = _hints(hint)
+        given = value if isinstance(value, Mapping) else dict(zip(fields, value)) if isinstance(value, (list, tuple)) else {}
+        if set(given) != set(fields):
+            raise ConfigError(f"{path}={value!r}; expected {', '.join(fields)}")
+        return hint(**{name: _convert(given[name], fields[name], f"{path}.{name}") for name in fields})
     if not isinstance(hint, type):
         if origin is None:
             return value
         raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {hint}")
-    if dataclasses.is_dataclass(hint) or getattr(hint, "_is_protocol", False):
+    if getattr(hint, "_is_protocol", False):
         return value
+    if _is_named_tuple(hint) and isinstance(value, (list, tuple)):
+        fields = _hints(hint)
+        if len(value) != len(fields):
+            raise ConfigError(f"{path}={value!r}; expected {len(fields)} values: {', '.join(fields)}")
+        return hint(*(_convert(v, fields[name], f"{path}.{name}") for v, name in zip(value, fields)))
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():

@@ -43,7 +43,7 @@ def schedule_value(schedule: Schedule, progress: float) -> float:
             f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]) or cosine(...)"
         )
     start, end = numbers[:2]
-    fraction = min(max(progress, 0.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
+    fraction = min(min(max(progress, 0.0), 1.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
     if kind == "cosine":
         fraction = 0.5 * (1.0 - math.cos(math.pi * fraction))
     return start + (end - start) * fraction if fraction < 1.0 else end
@@ -54,7 +54,7 @@ def at_progress(settings: S, progress: float) -> S:
     changed = {
         f.name: schedule_value(value, progress)
         for f in fields(settings)  # pyright: ignore[reportArgumentType]
-        if f.type in _SCHEDULE_TYPES and isinstance(value := getattr(settings, f.name), str)
+        if _is_schedule(f.type) and isinstance(value := getattr(settings, f.name), str)
     }
     return replace(settings, **changed) if changed else settings  # pyright: ignore[reportArgumentType]
 
@@ -62,8 +62,12 @@ def at_progress(settings: S, progress: float) -> S:
 def check_schedules(settings: Any) -> None:
     """Raises ConfigError if a schedule field of a settings dataclass holds text that is no schedule."""
     for f in fields(settings):
-        if f.type in _SCHEDULE_TYPES:
+        if _is_schedule(f.type):
             schedule_value(getattr(settings, f.name), 0.0)
 
 
-_SCHEDULE_TYPES = ("Schedule", Schedule, "float | str")
+def _is_schedule(annotation: Any) -> bool:
+    """An annotation is text under `from __future__ import annotations`, and may be qualified: `schedule.Schedule`."""
+    if isinstance(annotation, str):
+        return annotation.rpartition(".")[2] == "Schedule" or annotation == "float | str"
+    return annotation == Schedule

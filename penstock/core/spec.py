@@ -65,7 +65,7 @@ class LeafSpec:
         return bool(np.isfinite(self.bound("low")).all() and np.isfinite(self.bound("high")).all())
 
     def null(self) -> npt.NDArray[Any]:
-        """The value that stands for "no action": 0, or the smallest value where 0 is not one."""
+        """The value that stands for "no action": the smallest choice of a discrete leaf, 0 of any other."""
         start = np.asarray(self.start if self.kind in ("discrete", "multi_discrete") else 0)
         return np.broadcast_to(start.reshape(self.shape if start.ndim else ()), self.shape).astype(self.dtype)
 

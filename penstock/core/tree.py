@@ -61,4 +61,4 @@ def tree_paths(tree: Tree) -> list[str]:
 
 def is_leaf(tree: Tree) -> bool:
     """True for an array or a scalar, False for None, a container or a record."""
-    return tree is not None and tree_structure(tree).num_nodes == 1
+    return optree.tree_is_leaf(tree, namespace=_NAMESPACE)

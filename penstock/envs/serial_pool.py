@@ -21,6 +21,7 @@ from penstock.envs.contract import describe_reset_violation, describe_step_viola
 from penstock.envs.make import EnvConfig
 from penstock.envs.pool import carry_over
 from penstock.envs.spaces import env_spec
+from penstock.envs.wrappers import MASK
 
 Reset = Literal["next_step", "batch_end"]
 
@@ -137,7 +138,7 @@ class SerialPool:
                 obs, reward, terminated, truncated, info = result
                 if not write(obs_row, b, obs) or reward.__class__ not in _NUMBERS or terminated.__class__ not in _FLAGS \
                         or truncated.__class__ not in _FLAGS:  # fmt: skip
-                    reward = self._violation(b, result, actions[b])
+                    reward = self._violation(b, result, actions[b], obs_row)
                 rewards[b] = reward
                 if terminated or truncated:
                     terminations[b], truncations[b] = terminated, truncated
@@ -174,7 +175,7 @@ class SerialPool:
         return self._info_keys
 
     def get_state(self) -> dict[str, Any]:
-        snapshots = [env.get_wrapper_attr("get_state")() if _has_state(env) else None for env in self._envs]
+        snapshots = [env.get_state() if _has_state(env) else None for env in self._envs]
         return {"episode": list(self._episode), "ended": list(self._ended), "idle": list(self._idle),
                 "left": [None if left == math.inf else left for left in self._left], "tick": self._tick,
                 "began": list(self._began), "snapshot": snapshots}  # fmt: skip
@@ -192,7 +193,7 @@ class SerialPool:
             target = tree_map(lambda x, b=b: x[-1, b], row.obs)
             if state["snapshot"][b] is not None and _has_state(env):
                 self._reset_env(b)
-                env.get_wrapper_attr("set_state")(state["snapshot"][b])
+                env.set_state(state["snapshot"][b])
             elif journal[b] is None or not self._replay(b, journal[b], target):
                 lost.append(b)
                 self._ended[b] = True  # the next row of this slot resets into its next episode
@@ -229,7 +230,6 @@ class SerialPool:
         n = action_noise_size(self.spec.action)
         u = uniform(self._seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), self._decorrelate + 1, max(n, 1))[:, 0]
         count = 1 + int(u[0, 0] * self._decorrelate)
-        actions = sample_action(self.spec.action, u[1 : 1 + count])
         for k in range(count):
             if self._ended[b]:
                 self._store(out, 0, b, self._reset_env(b))
@@ -239,7 +239,8 @@ class SerialPool:
                 tree_map(lambda leaf, x, b=b: x[0, b].__setitem__(..., leaf.null()), self.spec.action, out.prev_action)
                 out.prev_reward[0, b] = 0.0
                 continue
-            action = tree_map(lambda x, k=k: x[k : k + 1], actions)
+            mask = out.obs[MASK][0, b][None] if isinstance(out.obs, dict) and MASK in out.obs else None
+            action = sample_action(self.spec.action, u[k + 1][None], mask)
             env_action = self._actions(action)[0]
             obs, reward, terminated, truncated = self._step_checked(b, env_action)
             self._store(out, 0, b, obs)
@@ -309,11 +310,12 @@ class SerialPool:
             raise EnvContractError(f"{self._where(b, 'reset')}: {message}")
         self._write(tree_map(lambda x: x[row], out.obs), b, obs)
 
-    def _violation(self, b: int, result: Any, action: Any) -> Any:
-        """Raises if the step broke the contract; gives the reward if it was only of an unusual numeric type."""
+    def _violation(self, b: int, result: Any, action: Any, obs_row: Tree) -> Any:
+        """Raises if the step broke the contract; writes and gives what was only of an unusual but sound type."""
         message = describe_step_violation(result) or describe_violation(result[0], self.spec.obs, "obs")
         if message:
             raise EnvContractError(f"{self._where(b, 'step')}: {message}; last action {_short(action)}")
+        _write_tree(obs_row, b, result[0])
         return float(result[1])
 
     def _check_values(self, obs_row: Tree, rewards: list[Any], actions: Sequence[Any]) -> None:
@@ -348,7 +350,8 @@ class SerialPool:
 
 
 def _has_state(env: gym.Env[Any, Any]) -> bool:
-    return env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state")
+    """Asks the outermost wrapper only: a state from below it would lack the wrapper's own, such as a step count."""
+    return callable(getattr(env, "get_state", None)) and callable(getattr(env, "set_state", None))
 
 
 def _short(value: Any) -> str:

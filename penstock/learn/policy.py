@@ -18,7 +18,7 @@ from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ResultDict, TrainBatch
+from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, TrainBatch
 from penstock.learn.gradient import set_gradients
 
 _SKIPS_IN_A_ROW = 10

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock import ops
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import ResultDict
@@ -40,6 +43,9 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
                     sums[name] = sums[name] + value if name in sums else value
                     counts[name] += 1
         results = {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
+        if "value" in data.rows and "return" in data.rows and data.valid is not None:
+            explained = ops.explained_variance(data["value"], data["return"], data.valid)
+            results["train/explained_variance"] = float(explained)
     policy.agent.observe(tensors)
     policy.version += 1
     results["train/n_updates"] = float(policy.updates)
@@ -48,6 +54,26 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     if (lr := getattr(policy.settings, "lr", None)) is not None:
         results["train/learning_rate"] = float(lr)
     return results
+
+
+class TrainingStep(NamedTuple):
+    """What one iteration did."""
+
+    metrics: ResultDict
+    episodes: Any
+    env_steps: int
+    sample_s: float
+    train_s: float
+
+
+def training_step(policy: Policy, sampler: Any, itr: int) -> TrainingStep:
+    """One iteration of a synchronous algorithm: sample a batch, train on it."""
+    started = time.perf_counter()
+    batch, episodes = sampler.obtain_samples(itr)
+    sampled = time.perf_counter()
+    env_steps = batch.env_steps
+    metrics = train_one_step(policy, batch)
+    return TrainingStep(metrics, episodes, env_steps, sampled - started, time.perf_counter() - sampled)
 
 
 def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:

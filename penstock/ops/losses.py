@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
     """The mean of `x` where `valid`; of all of it if `valid` is None. 0 if nothing is valid."""
     if valid is None:
-        return x.mean()
+        return x.mean() if x.numel() else x.sum()
     if x.shape != valid.shape:
         raise ConfigError(f"masked_mean got x {tuple(x.shape)} and valid {tuple(valid.shape)}; expected equal shapes")
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)

@@ -5,7 +5,6 @@ Arrays are torch tensors. `x_t` covers rows [0, T-1]; `x_tp1` covers rows [1, T]
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
@@ -72,7 +71,7 @@ def gae(
             f"gae got value of shape {tuple(value.shape)} for reward {tuple(reward.shape)}; expected [T+1, B]"
         )
     delta = td_error(reward, value[:-1], value[1:], terminated, discount=discount).masked_fill(~valid, 0.0)
-    decay = continues(terminated, truncated, valid) * (discount * gae_lambda)
+    decay = continues(terminated, truncated, valid).to(delta.dtype) * (discount * gae_lambda)
     advantage = discounted_sum(delta, decay)
     return advantage, advantage + value[:-1]
 

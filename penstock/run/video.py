@@ -43,6 +43,7 @@ class VideoWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._size = size
+        self._frames = 0
         self._temporary = path.with_name(f".{path.stem}.tmp-{os.getpid()}{path.suffix}")
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe that nobody reads would fill and block ffmpeg)
         height, width = size
@@ -73,6 +74,7 @@ class VideoWriter:
             raise PenstockError(f"{self._path} is closed; write before close")
         try:
             self._process.stdin.write(np.ascontiguousarray(frame).data)
+            self._frames += 1
         except OSError as error:
             self._abort(str(error))
 
@@ -81,6 +83,8 @@ class VideoWriter:
         process = self._process
         if process is None or process.stdin is None:
             return
+        if not self._frames:
+            self._abort("no frame was written")
         try:
             process.stdin.close()
             code = process.wait(timeout=_CLOSE_S)
@@ -106,9 +110,9 @@ class VideoWriter:
             self._discard()
 
     def _abort(self, cause: str) -> None:
-        if self._process is not None:
+        if self._process is not None and self._frames:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=1.0)
+                self._process.wait(timeout=1.0)  # for its last words
         self._stderr.seek(0)
         said = self._stderr.read()[-_STDERR_TAIL:].decode(errors="replace").strip()
         self._discard()
@@ -125,7 +129,8 @@ class VideoWriter:
                 if process.stdin is not None:
                     process.stdin.close()
         self._stderr.close()
-        self._temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
 
 
 def _ffmpeg() -> str:

@@ -40,7 +40,6 @@ class LocalSampler:
         self._journal = Journal(batch_spec.B, journal_steps)
         self._agent: Agent | None = None
         self._eval_pool: SerialPool | None = None
-        self._evaluations = 0
         self._collected = False
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
@@ -72,11 +71,9 @@ class LocalSampler:
         Raises:
             EnvWorkerError: an environment raised or broke its contract.
         """
-        if self._agent is None:
-            raise ConfigError("obtain_samples before initialize; call sampler.initialize(policy.agent) first")
-        T, B = self.batch_spec
-        noise = uniform(self._seed, Purpose.ACT, itr, slice(0, B), T, self._agent.noise_size)
-        collect(self._pool, self._agent, self._batch, self._views, self._states, noise)
+        agent, (T, B) = self._agent_or_raise(), self.batch_spec
+        noise = uniform(self._seed, Purpose.ACT, itr, slice(0, B), T, agent.noise_size)
+        collect(self._pool, agent, self._batch, self._views, self._states, noise)
         self._batch.version[...] = itr
         if not self._collected:
             self._begin()
@@ -90,14 +87,11 @@ class LocalSampler:
         touched, and every evaluation has episodes of its own.
 
         Args:
-            itr: addresses the noise of a stochastic evaluation.
+            itr: addresses the episodes' seeds and the noise, so that a resumed run evaluates on the same ones.
         """
-        if self._agent is None:
-            raise ConfigError("evaluate_agent before initialize; call sampler.initialize(policy.agent) first")
-        agent, B = self._agent, min(episodes, _EVAL_B)
+        agent, B = self._agent_or_raise(), min(episodes, _EVAL_B)
         counts = [episodes // B + (b < episodes % B) for b in range(B)]
-        seed = self._seed + (self._evaluations << 40)
-        self._evaluations += 1
+        seed = self._seed + ((itr + 1) << 40)
         pool = self._evaluation_pool(seed, counts)
         info, state = _examples(agent, self.spec)
         batch = allocate_batch(self.spec, BatchSpec(_EVAL_T, B), info, state, pool.info_keys)
@@ -110,6 +104,17 @@ class LocalSampler:
             found, chunk = join_episodes([found, stats.update(batch)]), chunk + 1
         return found
 
+    @property
+    def last_batch(self) -> SampleBatch:
+        """The live buffer, as the last `obtain_samples` left it."""
+        return self._batch
+
+    def blank_batch(self) -> SampleBatch:
+        """A batch of zeros in which every row is valid, for timing."""
+        batch = allocate_batch(self.spec, self.batch_spec, *_examples(self._agent_or_raise(), self.spec))
+        batch.valid[...] = True
+        return batch
+
     def shutdown(self) -> None:
         """Closes the environments. A second call does nothing."""
         self._pool.close()
@@ -121,7 +126,6 @@ class LocalSampler:
         row = self._batch
         return {
             "collected": self._collected,
-            "evaluations": self._evaluations,
             "pool": self._pool.get_state(),
             "row": {"obs": tree_map(lambda x: x[-1].copy(), row.obs), "first": row.first[-1].copy(),
                     "prev_action": tree_map(lambda x: x[-1].copy(), row.prev_action),
@@ -143,12 +147,17 @@ class LocalSampler:
         for name in ("obs", "prev_action"):
             tree_map(lambda x, y: x.__setitem__(-1, y), getattr(batch, name), row[name])
         batch.first[-1], batch.prev_reward[-1] = row["first"], row["prev_reward"]
-        self._collected, self._evaluations = True, state["evaluations"]
+        self._collected = True
         self._stats.load_state_dict(state["stats"])
         self._journal.load_state_dict(state["journal"])
         self._states = [tree_map(torch.clone, s) for s in state["agent_states"]]
         actions = [self._journal.actions(b) for b in range(self.batch_spec.B)]
         self.cut_slots = self._pool.set_state(state["pool"], batch, actions)
+
+    def _agent_or_raise(self) -> Agent:
+        if self._agent is None:
+            raise ConfigError("the sampler has no agent yet; call sampler.initialize(policy.agent) first")
+        return self._agent
 
     def _evaluation_pool(self, seed: int, counts: list[int]) -> SerialPool:
         """Evaluation environments of which slot b plays counts[b] episodes; kept, since making some takes long."""

@@ -41,14 +41,17 @@ def flip(path: Path, offset: int, bit: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint16", "uint32", "uint64", "int64", "float16", "float64", "complex128", ">f4"])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "uint8", "int8", "uint16", "uint32", "uint64", "int64", "float16", "float64", "complex128", ">f4"],
+)
 def test_arrays_of_every_dtype_come_back_as_numpy(tmp_path: Path, dtype: str) -> None:
     x = (np.arange(12).reshape(3, 4) % 7).astype(dtype)[:, ::2]
     x.flags.writeable = False
     state = load_checkpoint(
-        save_checkpoint(tmp_path, 1, {"x": x, "empty": x[:0], "scalar": x[0, 0].reshape(())}, {})
+        save_checkpoint(tmp_path, 1, {"x": x, "empty": x[:0], "scalar": np.array(x[0, 0])}, {})
     ).state
-    for name, expected in (("x", x), ("empty", x[:0]), ("scalar", x[0, 0].reshape(()))):
+    for name, expected in (("x", x), ("empty", x[:0]), ("scalar", np.array(x[0, 0]))):
         assert state[name].dtype == expected.dtype
         assert state[name].shape == expected.shape
         np.testing.assert_array_equal(state[name], expected)
@@ -182,7 +185,7 @@ def test_a_newer_format_is_refused_by_its_number(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     content = json.loads((path / "MANIFEST.json").read_text())
     (path / "MANIFEST.json").write_text(json.dumps({**content, "format": 2}))
-    with pytest.raises(CheckpointError, match="has format 2.*reads format 1"):
+    with pytest.raises(CheckpointError, match=r"has format 2.*reads format 1"):
         load_checkpoint(path)
 
 
@@ -203,7 +206,7 @@ def test_find_falls_back_past_broken_ones_and_names_them(tmp_path: Path) -> None
         save(tmp_path, step)
     (tmp_path / "checkpoints" / "000000000030" / "state.pt").write_bytes(b"x")
     (tmp_path / "checkpoints" / "000000000020" / "MANIFEST.json").write_bytes(b"{")
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="passed over") as caught:
         assert find_checkpoint(tmp_path).name == "000000000010"
     text = "\n".join(str(w.message) for w in caught)
     assert "000000000030/state.pt has 1 bytes" in text
@@ -232,7 +235,7 @@ def test_find_by_step_best_and_nothing(tmp_path: Path) -> None:
     save(tmp_path, 50, score=-1.0, keep=9)
     assert find_checkpoint(tmp_path, "best").name == "000000000030"
     assert find_checkpoint(tmp_path, "000000000010").name == find_checkpoint(tmp_path, "10").name == "000000000010"
-    with pytest.raises(CheckpointError, match="step 11 .*000000000050"):
+    with pytest.raises(CheckpointError, match=r"step 11 .*000000000050"):
         find_checkpoint(tmp_path, "11")
     with pytest.raises(ConfigError, match="'latest' is not known"):
         find_checkpoint(tmp_path, "latest")
@@ -303,6 +306,27 @@ def test_an_error_of_the_disk_leaves_the_older_ones(tmp_path: Path, monkeypatch:
     load_checkpoint(find_checkpoint(tmp_path))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of descriptors from /proc")
+def test_everything_is_forced_to_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def record_fsync(fd: int) -> None:
+        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def record_rename(source: Any, target: Any) -> None:
+        calls.append(f"rename to {os.path.basename(target)}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    save(tmp_path, 1)
+    assert calls[:3] == ["state.pt", "policy.safetensors", "MANIFEST.json"]
+    assert calls[3].startswith(".tmp-1-")
+    assert calls[4:] == ["rename to 000000000001", "checkpoints"]
+
+
 def test_a_failed_replacement_brings_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, 1, {"x": 1}, {})
     rename = os.rename
@@ -358,7 +382,8 @@ torch.set_num_threads(1)
 from penstock.run.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 
 def save(run, step, x):
-    return save_checkpoint(run, step, {"x": x, "t": torch.full((8,), float(x))}, {"w": torch.full((4,), float(x))}, keep=2)
+    state = {"x": x, "t": torch.full((8,), float(x))}
+    return save_checkpoint(run, step, state, {"w": torch.full((4,), float(x))}, keep=2)
 
 def crash_at(n):
     """Dies at the nth system call that changes the disk; half a write is done first."""
@@ -493,8 +518,10 @@ def test_a_second_learner_is_told_who_holds_the_directory(tmp_path: Path) -> Non
 
 
 def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
-    code = "import sys, time; from penstock.run.lock import RunLock; RunLock(sys.argv[1]).__enter__(); print(1, flush=True); time.sleep(60)"
-    code = code.replace("RunLock(sys.argv[1]).__enter__()", "lock = RunLock(sys.argv[1]); lock.__enter__()")
+    code = (
+        "import sys, time; from penstock.run.lock import RunLock\n"
+        "with RunLock(sys.argv[1]): print(1, flush=True); time.sleep(60)"
+    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=env) as holder:
         assert holder.stdout is not None

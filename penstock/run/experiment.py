@@ -1,0 +1,98 @@
+"""A whole run as one frozen tree of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.core.errors import ConfigError
+from penstock.envs.make import EnvConfig
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long a run lasts, and what it leaves on disk."""
+
+    steps: int = 1_000_000
+    """Environment steps; the run ends with the batch that reaches them."""
+    seed: int = 0
+    """Every random number of the run is a function of it."""
+    dir: str | None = None
+    """Run directory; must be new or empty. None: runs/ENV/ALGO/TIME-sSEED."""
+    stop: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Metrics that end the run once all of them are reached, e.g. {"rollout/ep_rew_mean": 475}."""
+    eval_interval: int = 0
+    """Environment steps between evaluations; 0: only one at the end."""
+    eval_episodes: int = 20
+    """Episodes of an evaluation; 0 for none at all."""
+    checkpoint_interval: int = 100_000
+    """Environment steps between checkpoints, besides one at the end; 0: only that."""
+    keep: int = 3
+    """Checkpoints kept, besides the best by evaluation."""
+    device: str = "cpu"
+    """Where the networks live: cpu, cuda or cuda:1."""
+    learner_threads: int | Literal["auto"] = 1
+    """Threads of torch. "auto" times 1 to all cores on a copy before training and keeps the answer in the run."""
+    tensorboard: bool = True
+    """Write TensorBoard events besides metrics.jsonl and progress.csv."""
+    progress: Literal["auto", "live", "plain", "off"] = "auto"
+    """Display in the terminal."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "eval_episodes", "eval_interval", "checkpoint_interval"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"run.{name}={getattr(self, name)}; expected 0 or more")
+        if self.steps < 1 or self.keep < 1:
+            raise ConfigError(f"run.steps={self.steps}, run.keep={self.keep}; both must be at least 1")
+        if self.seed < 0:
+            raise ConfigError(f"run.seed={self.seed}; expected 0 or more")
+        if self.eval_interval and not self.eval_episodes:
+            raise ConfigError(f"run.eval_interval={self.eval_interval} with eval_episodes=0; set eval_episodes, usually 20")
+        if isinstance(self.learner_threads, int) and self.learner_threads < 1:
+            raise ConfigError(f"run.learner_threads={self.learner_threads}; expected 1 or more, or 'auto'")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Environment, algorithm, sampler and run; `ps.train` carries it out."""
+
+    env: str | Callable[..., Any] | EnvConfig
+    """A Gymnasium id, `module:qualname`, a callable that makes an environment, or an EnvConfig."""
+    algo: Any
+    """Settings of an algorithm, e.g. `ps.PPO(lr=3e-4)`."""
+    sampler: Any = None
+    """Settings of a sampler; None for a SerialSampler with the algorithm's T and B."""
+    run: RunConfig = field(default_factory=RunConfig)
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of the environment."""
+    wrappers: tuple[str | Callable[..., Any], ...] = ()
+    """Applied to each environment in order; `module:qualname` or callables."""
+    info_keys: tuple[str, ...] = ()
+    """Numeric keys of the step `info` to record and log; `is_success` is by itself."""
+    imports: tuple[str, ...] = ()
+    """Modules that register environment ids when they are imported, such as `ale_py`."""
+    env_checks: Literal["sampled", "always", "off"] = "sampled"
+    """How often observations are looked at for NaN and bounds; shapes and dtypes always are."""
+
+    def __post_init__(self) -> None:
+        if not callable(getattr(self.algo, "build", None)):
+            hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
+            raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
+        if self.sampler is not None and not callable(getattr(self.sampler, "build", None)):
+            raise ConfigError(f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16)")
+        given = self.env_kwargs or self.wrappers or self.info_keys or self.imports
+        if isinstance(self.env, EnvConfig) and given:
+            raise ConfigError("env is an EnvConfig and env_kwargs, wrappers, info_keys or imports are given; put them into it")
+
+    @property
+    def env_config(self) -> EnvConfig:
+        """What makes the environments."""
+        if isinstance(self.env, EnvConfig):
+            return self.env
+        return EnvConfig(self.env, self.env_kwargs, self.wrappers, self.info_keys, self.imports, self.env_checks)
+
+    @property
+    def algo_name(self) -> str:
+        """The settings' class name in small letters: ppo, a2c, ..."""
+        return type(self.algo).__name__.lower()

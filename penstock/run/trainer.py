@@ -1,0 +1,195 @@
+"""The live run: one `train()` is one iteration, sample then learn; everything it holds can be saved and restored."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
+from penstock.core.tree import tree_leaves
+from penstock.envs.check import EnvReport, check_env
+from penstock.learn.algorithm import ResultDict
+from penstock.learn.policy import Policy
+from penstock.learn.train_ops import training_step
+from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.experiment import Experiment
+from penstock.run.threads import fastest_threads
+from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.serial import SerialSampler
+
+_WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
+
+
+class Trainer:
+    """Builds sampler and policy of an experiment and trains them; iterate over it, or call `train()` yourself.
+
+    Args:
+        exp: what to run. run_dir: where `save` writes; needed for that alone.
+        init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` gives them.
+
+    Raises:
+        ConfigError, EnvWorkerError: the settings contradict each other, or the environment breaks its contract.
+    """
+
+    def __init__(self, exp: Experiment, run_dir: Path | None = None, init: dict[str, Any] | None = None) -> None:
+        if exp.sampler is None:
+            T, B = exp.algo.batch
+            exp = replace(exp, sampler=SerialSampler(T=T, B=B))
+        self.exp, self.run_dir = exp, run_dir
+        self.report: EnvReport = check_env(exp.env_config, seed=exp.run.seed)
+        if isinstance(exp.run.learner_threads, int):
+            torch.set_num_threads(exp.run.learner_threads)
+        self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=_device(exp.run.device))
+        if init is not None:
+            self.policy.load_parameters(init)
+        self.sampler = exp.sampler.build(exp.env_config, exp.run.seed)
+        self.sampler.initialize(self.policy.agent)
+        self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
+        self.itr = 0
+        """Iterations finished."""
+        self.env_steps = 0
+        """Environment steps collected: valid rows only."""
+        self.episodes_seen = 0
+        self.recent = Episodes()
+        """The last 100 episodes."""
+        self.best_score = -math.inf
+        self.elapsed_s = 0.0
+        """Wall time of training up to the last iteration, earlier processes of a resumed run included."""
+        self._clock = time.monotonic()
+        self._stopped = False
+
+    def train(self) -> ResultDict:
+        """One iteration: a batch is sampled and learned from. Gives its metrics.
+
+        Raises:
+            EnvWorkerError: an environment failed. NonFiniteError: learning broke down; the batch is saved.
+        """
+        if not self.threads:
+            self.threads = fastest_threads(self.policy, self.sampler)
+        self.policy.set_progress(self.env_steps / self.exp.run.steps)
+        try:
+            step = training_step(self.policy, self.sampler, self.itr)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}; {self._save_batch()}") from error
+        self.itr += 1
+        self.env_steps += step.env_steps
+        self.episodes_seen += len(step.episodes)
+        self.recent = join_episodes([self.recent, step.episodes]).last(_WINDOW)
+        now = time.monotonic()
+        self.elapsed_s, self._clock = self.elapsed_s + now - self._clock, now
+        return {
+            **self.recent.metrics(),
+            "rollout/episodes": float(self.episodes_seen),
+            **step.metrics,
+            "time/iterations": float(self.itr),
+            "time/total_timesteps": float(self.env_steps),
+            "time/time_elapsed": self.elapsed_s,
+            "time/fps": self.env_steps / max(self.elapsed_s, 1e-9),
+            "time/sample_frac": step.sample_s / max(step.sample_s + step.train_s, 1e-9),
+        }
+
+    def evaluate(self, episodes: int | None = None) -> tuple[ResultDict, Episodes]:
+        """Deterministic episodes in environments of their own; training goes on as if it had not happened."""
+        found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes)
+        metrics = found.metrics("eval/mean_", "reward", "ep_length")
+        metrics["eval/std_reward"] = float(found.return_.std())
+        self.best_score = max(self.best_score, found.mean_return)
+        return metrics, found
+
+    def reached(self, metrics: ResultDict) -> bool:
+        """True if `run.stop` names metrics and all of them are reached (rollout ones over a full window)."""
+        stop = self.exp.run.stop
+        if not stop:
+            return False
+        full = len(self.recent) >= _WINDOW
+        return all(
+            metrics.get(name, -math.inf) >= value and (full or not name.startswith("rollout/")) for name, value in stop.items()
+        )
+
+    def __iter__(self) -> Iterator[ResultDict]:
+        """Results of iterations until `run.steps` or the stop rule; environments are closed at the end."""
+        try:
+            while self.env_steps < self.exp.run.steps and not self._stopped:
+                result = self.train()
+                yield result
+                if self.reached(result):
+                    break
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Closes the environments. A second call does nothing."""
+        if not self._stopped:
+            self._stopped = True
+            self.sampler.shutdown()
+
+    def save(self, score: float | None = None) -> Path:
+        """Writes a checkpoint of everything into the run directory. Raises CheckpointError if that fails."""
+        if self.run_dir is None:
+            raise ConfigError("Trainer.save without a run directory; pass run_dir=Path('runs/a') to Trainer")
+        policy = self.policy.state_dict()
+        agent = policy.pop("agent")
+        recent = {name: getattr(self.recent, name) for name in ("return_", "length", "discounted_return", "slot", "terminated")}
+        state = {
+            "policy": policy,
+            "sampler": self.sampler.state_dict(),
+            "trainer": {"itr": self.itr, "env_steps": self.env_steps, "episodes_seen": self.episodes_seen,
+                        "best_score": self.best_score, "elapsed_s": self.elapsed_s, "threads": self.threads,
+                        "recent": {**recent, "columns": dict(self.recent.columns)}},
+        }  # fmt: skip
+        return save_checkpoint(self.run_dir, self.env_steps, state, agent, keep=self.exp.run.keep, score=score)
+
+    def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
+        """Goes on from a checkpoint, the newest good one if none is given; `sampler.cut_slots` says what was lost."""
+        if checkpoint is None:
+            if self.run_dir is None:
+                raise ConfigError("Trainer.restore without a run directory; pass run_dir to Trainer, or a checkpoint")
+            checkpoint = load_checkpoint(find_checkpoint(self.run_dir))
+        try:
+            self.policy.load_state_dict({**checkpoint.state["policy"], "agent": checkpoint.policy})
+            self.sampler.load_state_dict(checkpoint.state["sampler"])
+            state = checkpoint.state["trainer"]
+            self.recent = Episodes(**state["recent"])
+        except KeyError as error:
+            raise CheckpointError(f"{checkpoint.path} has no {error}; it was written by another version") from error
+        self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
+        self.best_score, self.elapsed_s, self.threads = state["best_score"], state["elapsed_s"], state["threads"]
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        self._clock = time.monotonic()
+        return checkpoint
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _save_batch(self) -> str:
+        batch: SampleBatch | None = getattr(self.sampler, "last_batch", None)
+        if self.run_dir is None or batch is None:
+            return "no run directory to save the batch in"
+        path = self.run_dir / "crash" / f"batch-{self.itr}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, *tree_leaves(batch))
+        return f"the batch it happened on is in {path}"
+
+
+def _device(name: str) -> str:
+    """The device, or ConfigError if this machine or this torch has none such."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"run.device={name!r} is not here: {str(error).splitlines()[0]}; use 'cpu'") from error
+    return name

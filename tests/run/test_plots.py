@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.run.bands import common_grid
+from penstock.run.log import MetricsLog
+from penstock.run.plots import bootstrap_band, interquartile_mean, plot_runs
+
+
+def make_run(
+    run_dir: Path,
+    slope: float = 1.0,
+    meta: dict[str, Any] | None = None,
+    name: str = "meta.json",
+    evals: bool = False,
+    time: bool = True,
+    last: int = 11,
+) -> Path:
+    log = MetricsLog(run_dir, tensorboard=False)
+    for i in range(1, last):
+        row = {"rollout/ep_rew_mean": slope * i}
+        if time:
+            row["time/time_elapsed"] = 30.0 * i
+        log.write(1000 * i, row)
+        if evals and i % 5 == 0:
+            log.write(1000 * i, {"eval/mean_reward": slope * i + 1})
+    log.close()
+    if meta is not None:
+        (run_dir / name).write_text(json.dumps(meta))
+    return run_dir
+
+
+def texts(path: Path) -> list[str]:
+    root = ElementTree.parse(path).getroot()
+    return ["".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_interquartile_mean_by_hand() -> None:
+    assert interquartile_mean(np.array([100.0, 1.0, 2.0, -50.0])) == 1.5
+    assert interquartile_mean(np.array([3.0, 1.0, 9.0, 2.0, -7.0])) == 2.0
+    assert interquartile_mean(np.array([1.0, 2.0, 9.0])) == 4.0
+    x = np.array([[0.0, 1.0, 2.0, 99.0], [4.0, 4.0, 6.0, 6.0]])
+    np.testing.assert_array_equal(interquartile_mean(x, axis=1), [1.5, 5.0])
+    np.testing.assert_array_equal(interquartile_mean(x, axis=0), [2.0, 2.5, 4.0, 52.5])
+    with pytest.raises(ConfigError, match="at least one value"):
+        interquartile_mean(np.zeros((0, 3)))
+
+
+def test_bootstrap_band_matches_a_slow_loop_and_covers_the_mean() -> None:
+    from penstock.core.noise import Purpose, generator
+
+    x = np.random.default_rng(0).normal(size=(6, 3))
+    low, high = bootstrap_band(x, level=0.9, resamples=400, seed=3)
+    picks = generator(3, Purpose.BOOTSTRAP).integers(0, 6, size=(400, 6))
+    means = np.stack([interquartile_mean(x[pick]) for pick in picks])
+    np.testing.assert_allclose(low, np.percentile(means, 5, axis=0))
+    np.testing.assert_allclose(high, np.percentile(means, 95, axis=0))
+    assert (low < interquartile_mean(x)).all()
+    assert (interquartile_mean(x) < high).all()
+
+
+def test_bootstrap_band_is_the_same_in_chunks_and_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.run import bands
+
+    x = np.random.default_rng(0).normal(size=(5, 7))
+    whole = bootstrap_band(x)
+    monkeypatch.setattr(bands, "_CHUNK", 1)
+    np.testing.assert_array_equal(bootstrap_band(x), whole)
+    assert not np.array_equal(bootstrap_band(x, seed=1), whole)
+
+
+def test_bootstrap_coverage_of_a_known_mean() -> None:
+    rng = np.random.default_rng(1)
+    low, high = bootstrap_band(rng.normal(size=(20, 300)), resamples=500)
+    covered = ((low < 0) & (high > 0)).mean()
+    assert 0.85 < covered < 0.99
+
+
+def test_bootstrap_of_senseless_input() -> None:
+    for x, level in ((np.zeros(3), 0.95), (np.zeros((0, 3)), 0.95), (np.zeros((2, 3)), 1.0)):
+        with pytest.raises(ConfigError, match="expected"):
+            bootstrap_band(x, level=level)
+
+
+def test_common_grid_spans_what_all_curves_reach() -> None:
+    grid, values = common_grid(
+        [(np.array([0.0, 10.0]), np.array([0.0, 10.0])), (np.array([2.0, 6.0, 20.0]), np.array([1.0, 1.0, 8.0]))], 3
+    ) or (np.zeros(0), np.zeros(0))
+    np.testing.assert_array_equal(grid, [2.0, 6.0, 10.0])
+    np.testing.assert_array_equal(values, [[2.0, 6.0, 10.0], [1.0, 1.0, 3.0]])
+    apart = [(np.array([0.0, 1.0]), np.zeros(2)), (np.array([2.0, 3.0]), np.zeros(2))]
+    assert common_grid(apart) is None
+
+
+def test_seeds_are_one_curve_and_single_runs_show_evaluations(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"p{s}", 1 + s, {"env": "CartPole-v1", "algo": "ppo", "seed": s}) for s in range(3)]
+    runs.append(
+        make_run(tmp_path / "d", 2, {"env": {"id": "CartPole-v1"}, "algo": {"name": "dqn"}}, "config.json", True)
+    )
+    out = plot_runs(runs, tmp_path / "plots" / "curve.svg")
+    shown = texts(out)
+    for text in (
+        "CartPole-v1",
+        "ppo (3 seeds)",
+        "dqn",
+        "evaluation",
+        "Environment steps",
+        "Wall time (minutes)",
+        "10k",
+    ):
+        assert text in shown, (text, shown)
+    assert "Return (mean of recent episodes)" in shown
+    assert any("95% bootstrap" in text for text in shown)
+
+
+def test_several_environments_and_bare_folders_are_named(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / env, meta={"env": env, "algo": "ppo"}) for env in ("E1", "E2")]
+    runs.append(make_run(tmp_path / "bare", time=False))
+    (tmp_path / "bare" / "meta.json").write_text("{broken")
+    shown = texts(plot_runs(runs, tmp_path / "x.svg"))
+    assert {"ppo on E1", "ppo on E2", "bare"} <= set(shown)
+
+
+def test_a_run_without_times_still_has_its_curve_over_steps(tmp_path: Path) -> None:
+    assert "not recorded" in texts(plot_runs([make_run(tmp_path / "a", time=False)], tmp_path / "x.svg"))
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
+def test_pictures_by_suffix(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    runs = [make_run(tmp_path / "one", last=2), make_run(tmp_path / "two")]
+    assert plot_runs(runs, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
+
+
+def test_nothing_to_plot_says_what_was_looked_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"no row with 'train/loss' in .*a/metrics\.jsonl"):
+        plot_runs([run], tmp_path / "x.png", metric="train/loss")
+    with pytest.raises(ConfigError, match="no directory at all"):
+        plot_runs([], tmp_path / "x.png")
+    with pytest.raises(ConfigError, match=r"ends in \.png"):
+        plot_runs([run], tmp_path / "x.bmp")
+    assert not (tmp_path / "x.png").exists()
