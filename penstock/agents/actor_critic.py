@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -43,7 +44,7 @@ class Output(NamedTuple):
 
 
 class ActionHead(nn.Module):
-    """Features [N, size] -> a distribution over the action tree.
+    """A linear layer from features, and a distribution over the action tree from its outputs.
 
     Discrete leaves become categoricals, bits Bernoullis, boxes Gaussians with a state-independent deviation
     (Schulman et al. 2015, appendix D), squashed by tanh if asked. The output layer starts at gain 0.01, so that the
@@ -59,6 +60,7 @@ class ActionHead(nn.Module):
         self.squash = squash
         self.linear = nn.Linear(features, sum(self.widths))
         orthogonal(self.linear, 0.01)
+        self.weights = (self.linear.weight, self.linear.bias)  # attribute look-ups on modules are slow
         self.log_std = nn.Parameter(torch.full((sum(self._boxes()),), log_std)) if any(self._boxes()) else None
         for i, leaf in enumerate(self.leaves):
             if leaf.kind == "box":
@@ -73,18 +75,20 @@ class ActionHead(nn.Module):
                                       "environment so that it takes a MultiDiscrete or rounds by itself")  # fmt: skip
                 if not (high > low).all():
                     raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
-                known = leaf.bounded
-                center = torch.as_tensor((low + high) / 2 if known else low * 0, dtype=torch.float32).nan_to_num(0.0)
-                half = torch.as_tensor((high - low) / 2 if known else low * 0 + 1, dtype=torch.float32).nan_to_num(1.0)
+                if not leaf.bounded:
+                    low, high = -np.ones(leaf.size), np.ones(leaf.size)
+                center, half = (torch.as_tensor(x, dtype=torch.float32) for x in ((low + high) / 2, (high - low) / 2))
                 self.register_buffer(f"center_{i}", center, persistent=False)
                 self.register_buffer(f"half_{i}", half, persistent=False)
 
     def _boxes(self) -> list[int]:
         return [leaf.size if leaf.kind == "box" else 0 for leaf in self.leaves]
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> dists.Distribution:
-        """`mask` [N, choices] covers the discrete leaves in order, concatenated; nonzero means allowed."""
-        params = F.linear(features, self.linear.weight, self.linear.bias)
+    def forward(self, params: Tensor, mask: Tensor | None = None) -> dists.Distribution:
+        """The distribution of parameters [N, ...], which are `linear` of the features.
+
+        `mask` [N, choices] covers the discrete leaves in order, concatenated; nonzero means allowed.
+        """
         if len(self.leaves) == 1:
             return self._leaf(0, self.leaves[0], params, mask)
         parts: list[dists.Distribution] = []
@@ -110,16 +114,17 @@ class ActionHead(nn.Module):
 
 
 class Body(nn.Module):
-    """Encoder and fully connected layers: flat inputs -> [N, size]."""
+    """Encoder and fully connected layers: flat inputs -> [N, size], or [N, outputs] with an output layer."""
 
     def __init__(self, spec: EnvSpec, obs: Tree, net: Net) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
         self.mlp = MLP(self.encoder.size, net.hidden, net.activation)
         self.size = self.mlp.size
+        self._identity = self.encoder.is_identity
 
-    def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
-        return self.mlp(self.encoder(inputs, obs))
+    def forward(self, inputs: Inputs, obs: Tree, out: tuple[Tensor, ...] = ()) -> Tensor:
+        return self.mlp(obs if self._identity else self.encoder(inputs, obs), out)
 
 
 class ActorCritic(Agent):
@@ -155,6 +160,7 @@ class ActorCritic(Agent):
         self.head = ActionHead(features, spec.action, net.squash, net.log_std_init)
         self.value_head = nn.Linear(features if shared else self.actor.size, 1)
         orthogonal(self.value_head, 1.0)
+        self._value_weights = (self.value_head.weight, self.value_head.bias)
         self.noise_size = sum(self.head.noise_sizes)
         self._check_mask()
 
@@ -163,25 +169,41 @@ class ActorCritic(Agent):
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         obs, mask = self._prepared(inputs)
-        features = self.actor(inputs, obs)
-        if self.memory is not None:
+        if self.memory is None:
+            params = self.actor(inputs, obs, self.head.weights)
+        else:
+            features = self.actor(inputs, obs)
             out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
-            features = out[0]
-        dist = self.head(features, mask)
+            params = F.linear(out[0], *self.head.weights)
+        dist = self.head(params, mask)
         action = dist.mode() if noise is None else dist.sample(noise)
         return action, {"logp": dist.log_prob(action)}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
-        features, critic_features, mask = self._features(inputs, state)
-        dist = self.head(features, mask)
-        return Output(dist, self.value_head(critic_features).squeeze(-1))
+        if self.critic is None:
+            features, mask = self._shared_features(inputs, state)
+            params, value = F.linear(features, *self.head.weights), self.value_head(features)
+        else:
+            obs, mask = self._prepared(inputs)
+            params = self.actor(inputs, obs, self.head.weights)
+            value = self.critic(inputs, obs, self._value_weights)
+        return Output(self.head(params, mask), value.squeeze(-1))
 
     def values(self, batch: SampleBatch) -> Tensor:
+        lead = batch.first.shape
+        inputs = batch.inputs if self.memory is not None else flat_inputs(batch.inputs)
         with torch.no_grad():
-            lead = batch.first.shape
-            inputs = batch.inputs if self.memory is not None else flat_inputs(batch.inputs)
-            _, features, _ = self._features(inputs, batch.state, actor=False)
-            return self.value_head(features).reshape(lead)
+            if self.critic is None:
+                value = self.value_head(self._shared_features(inputs, batch.state)[0])
+            else:
+                value = self.critic(inputs, self._prepared(inputs)[0], self._value_weights)
+            return value.reshape(lead)
+
+    def needed(self, inputs: Inputs) -> Inputs:
+        action = inputs.prev_action if self.net.prev_action else None
+        reward = inputs.prev_reward if self.net.prev_reward else None
+        first = inputs.first if self.memory is not None or self.net.prev_action or self.net.prev_reward else None
+        return Inputs(inputs.obs, action, reward, first)
 
     def observe(self, batch: SampleBatch) -> None:
         if self.normalizer is not None:
@@ -198,20 +220,16 @@ class ActorCritic(Agent):
         scaler_empty = self.reward_scaler is not None and float(self.reward_scaler.moments.count) == 0.0
         return scaler_empty or (self.normalizer is not None and self.normalizer.empty)
 
-    def _features(self, inputs: Inputs, state: Tree, actor: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Actor features, critic features and mask; [T, B, ...] if recurrent, else [N, ...]."""
-        if self.memory is not None:
-            lead = inputs.first.shape
-            flat = flat_inputs(inputs)
-            obs, mask = self._prepared(flat)
-            out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state)
-            return out, out, None if mask is None else mask.reshape(*lead, -1)
-        obs, mask = self._prepared(inputs)
-        if self.critic is None:
-            features = self.actor(inputs, obs)
-            return features, features, mask
-        critic = self.critic(inputs, obs)
-        return (self.actor(inputs, obs) if actor else critic), critic, mask
+    def _shared_features(self, inputs: Inputs, state: Tree) -> tuple[Tensor, Tensor | None]:
+        """Features of the one body, and the mask: [T, B, ...] if recurrent, else [N, ...]."""
+        if self.memory is None:
+            obs, mask = self._prepared(inputs)
+            return self.actor(inputs, obs), mask
+        lead = inputs.first.shape
+        flat = flat_inputs(inputs)
+        obs, mask = self._prepared(flat)
+        out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state)
+        return out, None if mask is None else mask.reshape(*lead, -1)
 
     def _prepared(self, inputs: Inputs) -> tuple[Tree, Tensor | None]:
         """The observation as the networks see it, and the action mask."""

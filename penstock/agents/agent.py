@@ -48,6 +48,10 @@ class Agent(nn.Module):
         with torch.no_grad():
             return self(batch.inputs, batch.state).value
 
+    def needed(self, inputs: Inputs) -> Inputs:
+        """The inputs that `forward` reads, the others None, so that minibatches need not carry them."""
+        return inputs
+
     def observe(self, batch: SampleBatch) -> None:
         """Called after training on a batch: the place to update running statistics. Does nothing by default."""
 

@@ -48,13 +48,15 @@ class Categorical:
         if mask is not None:
             logits = logits.masked_fill(~mask.bool(), _MASKED)
         self.logp = torch.log_softmax(logits, -1)
-        self.start = start
+        self.start, self.masked = start, mask is not None
 
     def sample(self, noise: Tensor) -> Tensor:
         cdf = self.logp.exp().cumsum(-1)
-        # u * total stays below the total after rounding, so the first cdf above it exists and is not a masked choice.
-        below = cdf <= noise * (cdf[..., -1:] * (1.0 - 2.0**-21))
-        return below.sum(-1) + self.start if self.start else below.sum(-1)
+        if self.masked:
+            # u * total stays below the total after rounding, so the first cdf above it exists and is no masked choice.
+            noise = noise * (cdf[..., -1:] * (1.0 - 2.0**-21))
+        index = (cdf <= noise).sum(-1).clamp_(max=self.logp.shape[-1] - 1)
+        return index + self.start if self.start else index
 
     def mode(self) -> Tensor:
         return self.logp.argmax(-1) + self.start

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from penstock.agents.chain import Activation, mlp_chain
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
-
-_ACTIVATIONS = {"tanh": torch.tanh_, "relu": torch.relu_}
-
 
 @dataclass(frozen=True)
 class Net:
@@ -24,7 +22,7 @@ class Net:
 
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
-    activation: Literal["tanh", "relu"] = "tanh"
+    activation: Activation = "tanh"
     """Between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
     cnn: Literal["nature", "impala"] = "nature"
     """Encoder of image observations: Mnih et al. 2015, or the ResNet of Espeholt et al. 2018."""
@@ -69,20 +67,19 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
 class MLP(nn.Module):
     """[N, inputs] -> [N, hidden[-1]]: fully connected layers, each followed by the activation."""
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: Literal["tanh", "relu"] = "tanh") -> None:
+    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: Activation = "tanh") -> None:
         super().__init__()
         self.size = hidden[-1] if hidden else inputs
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip((inputs, *hidden), hidden))
         for layer in self.layers:
             orthogonal(layer, math.sqrt(2.0))  # pyright: ignore[reportArgumentType]
-        self._act = _ACTIVATIONS[activation]
+        self._activation: Activation = activation
         # The parameters themselves, since attribute look-ups on modules cost as much as a small matrix product.
-        self._parameters_in_order = [(layer.weight, layer.bias) for layer in self.layers]
+        self._weights = [p for layer in self.layers for p in (layer.weight, layer.bias)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        for weight, bias in self._parameters_in_order:
-            x = self._act(F.linear(x, weight, bias))  # pyright: ignore[reportArgumentType]
-        return x
+    def forward(self, x: Tensor, out: tuple[Tensor, ...] = ()) -> Tensor:
+        """`out`: weight and bias of an output layer to apply as well."""
+        return mlp_chain(x, self._activation, self._weights, out)  # pyright: ignore[reportArgumentType]
 
 
 class NatureCNN(nn.Module):
@@ -163,15 +160,13 @@ class Encoder(nn.Module):
         if not self.size:
             raise ConfigError(f"no features in observation {describe(obs)}; expected at least one array with elements")
         one = self.leaves[0]
-        self._vector_only = (
-            len(self.leaves) == 1 and one.kind == "box" and len(one.shape) == 1 and one.dtype == "float32"
+        self.is_identity = (
+            isinstance(obs, LeafSpec) and one.kind == "box" and len(one.shape) == 1 and one.dtype == "float32"
             and not self.action_leaves and not self.prev_reward
         )  # fmt: skip
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         """Features [N, size] of flat inputs; `obs` is `inputs.obs` after normalisation."""
-        if self._vector_only:
-            return obs if isinstance(obs, Tensor) else tree_leaves(obs)[0]
         parts: list[Tensor] = []
         for i, (leaf, x) in enumerate(zip(self.leaves, tree_leaves(obs))):
             if leaf.is_image:

@@ -1,1 +1,28 @@
-"""Algorithms, one file each: settings, postprocess, loss, optimizer. Importing one loads torch."""
+"""Algorithms, one file each: settings, postprocess, loss, optimizer. Importing one loads torch, this does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.core.config import import_object
+from penstock.core.errors import ConfigError, nearest
+
+ALGOS = {
+    "a2c": "penstock.algos.a2c:A2C",
+    "ppo": "penstock.algos.ppo:PPO",
+}
+"""Built-in algorithms by the name that the command line knows."""
+
+
+def find_algo(name: str) -> Any:
+    """The settings class of a built-in algorithm, or of `module:NAME`.
+
+    Raises:
+        ConfigError: an unknown name (the message gives the nearest), or something that has no `build`.
+    """
+    if ":" not in name and name not in ALGOS:
+        raise ConfigError(f"unknown algorithm {name!r}; {nearest(name, ALGOS)} One of your own is module:NAME")
+    found = import_object(ALGOS.get(name, name))
+    if not callable(getattr(found, "build", None)):
+        raise ConfigError(f"{name} is {found!r}; expected a frozen dataclass with build(spec, seed, device), as ps.PPO")
+    return found

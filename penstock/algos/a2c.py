@@ -14,7 +14,6 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.schedule import Schedule
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, TrainBatch
 from penstock.learn.optimizers import rmsprop
 from penstock.learn.policy import Policy
@@ -29,15 +28,17 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBat
     )  # fmt: skip
     if cfg.normalize_advantage:
         advantage = ops.normalized(advantage, batch.valid)
-    rows = {"action": batch.action, "advantage": advantage, "return": return_, "value": value[:-1]}
-    return TrainBatch(tree_map(lambda x: x[:-1], batch.inputs), rows, batch.valid, batch.state)
+    metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
+    metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
+    rows = {"action": batch.action, "advantage": advantage, "return": return_}
+    return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
 
 def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: A2C) -> Loss:
     """-A * log pi(a|s) + value_coef * (V - R)^2 / 2 - entropy_coef * H  (section 4 and eq. of algorithm S3)."""
     dist, value = agent(x.inputs, x.state)
     policy_loss = -ops.masked_mean(dist.log_prob(x["action"]) * x["advantage"], x.valid)
-    value_loss = 0.5 * ops.masked_mean((value - x["return"]).square(), x.valid)
+    value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
     total = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
     metrics = {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy, "loss": total}

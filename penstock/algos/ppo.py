@@ -18,7 +18,6 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.schedule import Schedule
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, TrainBatch
 from penstock.learn.optimizers import adam
 from penstock.learn.policy import Policy
@@ -33,14 +32,9 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
     )  # fmt: skip
     if cfg.normalize_advantage:
         advantage = ops.normalized(advantage, batch.valid)
-    rows = {
-        "action": batch.action,
-        "logp": batch.info["logp"],
-        "advantage": advantage,
-        "return": return_,
-        "value": value[:-1],
-    }
-    return TrainBatch(tree_map(lambda x: x[:-1], batch.inputs), rows, batch.valid, batch.state)
+    metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
+    rows = {"action": batch.action, "logp": batch.info["logp"], "advantage": advantage, "return": return_}
+    return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
 
 def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
@@ -49,7 +43,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
     log_ratio = dist.log_prob(x["action"]) - x["logp"]
     surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], cfg.clip)
     policy_loss = ops.masked_mean(surrogate, x.valid)
-    value_loss = 0.5 * ops.masked_mean((value - x["return"]).square(), x.valid)
+    value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
     total = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
     with torch.no_grad():

@@ -79,6 +79,11 @@ class SampleBatch:
         return Inputs(self.obs, self.prev_action, self.prev_reward, self.first)
 
     @property
+    def inputs_t(self) -> Inputs:
+        """[T, B, ...] views: what the agent saw when it chose `action`."""
+        return Inputs(*(tree_map(lambda x: x[:-1], part) for part in self.inputs))
+
+    @property
     def spec(self) -> BatchSpec:
         """T and B of this batch."""
         T, B = self.valid.shape
@@ -193,7 +198,7 @@ def allocate_batch(
 def poison(batch: SampleBatch) -> None:
     """Fills a released buffer with values that no environment gives, so that a stale view is loud."""
     for x in tree_leaves(batch):
-        x[...] = {"f": np.nan, "b": True, "u": 213, "i": -4242}[x.dtype.kind]
+        x[...] = {"f": np.nan, "b": True, "u": 213, "i": -4242 if x.itemsize > 1 else -42}[x.dtype.kind]
 
 
 def concat_samples(batches: Sequence[AnyBatch], axis: Literal["T", "B"] = "B") -> AnyBatch:

@@ -167,23 +167,18 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return import_object(value) if isinstance(value, str) else value
     if hint is Any:
         return value
-    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
-        fields = _hints(hint)
-        given = value if isinstance(value, Mapping) else dict(zip(fields, value)) if isinstance(value, (list, tuple)) else {}
-        if set(given) != set(fields):
-            raise ConfigError(f"{path}={value!r}; expected {', '.join(fields)}")
-        return hint(**{name: _convert(given[name], fields[name], f"{path}.{name}") for name in fields})
     if not isinstance(hint, type):
         if origin is None:
             return value
         raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {hint}")
     if getattr(hint, "_is_protocol", False):
         return value
-    if _is_named_tuple(hint) and isinstance(value, (list, tuple)):
+    if _is_named_tuple(hint) and isinstance(value, (list, tuple, Mapping)):
         fields = _hints(hint)
-        if len(value) != len(fields):
+        given = value if isinstance(value, Mapping) else dict(zip(fields, value))
+        if len(value) != len(fields) or set(given) != set(fields):
             raise ConfigError(f"{path}={value!r}; expected {len(fields)} values: {', '.join(fields)}")
-        return hint(*(_convert(v, fields[name], f"{path}.{name}") for v, name in zip(value, fields)))
+        return hint(**{name: _convert(given[name], fields[name], f"{path}.{name}") for name in fields})
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():

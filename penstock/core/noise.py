@@ -7,6 +7,7 @@ anywhere, a worker draws the noise of its own slots alone and gets the bits that
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from enum import IntEnum
 
@@ -33,8 +34,8 @@ class Purpose(IntEnum):
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:
     """A numpy generator for up to three further address words, for shuffles and other draws of unknown size."""
-    counter = [0, *address] + [0] * (3 - len(address))
-    return np.random.Generator(np.random.Philox(key=_key(seed, purpose), counter=counter))
+    counter = _words(0, *address, *[0] * (3 - len(address)))
+    return np.random.Generator(np.random.Philox(key=_words(seed, purpose), counter=counter))
 
 
 def uniform(seed: int, purpose: Purpose, batch: int, slots: slice, T: int, n: int) -> npt.NDArray[np.float32]:
@@ -54,7 +55,7 @@ def uniform(seed: int, purpose: Purpose, batch: int, slots: slice, T: int, n: in
         return np.empty((T, slot_count, n), dtype=np.float32)
     words_per_slot = -(-T * n // 2)  # a 64-bit word holds two 32-bit draws
     steps_per_slot = -(-words_per_slot // _WORDS_PER_STEP)
-    bits = np.random.Philox(key=_key(seed, purpose), counter=[0, 0, batch & _MASK_64, 0])
+    bits = np.random.Philox(key=_words(seed, purpose), counter=_words(0, 0, batch, 0))
     if slots.start:
         bits.advance(slots.start * steps_per_slot)
     words = bits.random_raw(slot_count * steps_per_slot * _WORDS_PER_STEP)
@@ -83,10 +84,12 @@ def derived_seed(seed: int, purpose: Purpose) -> int:
     return _hash(seed, int(purpose), 0) >> 1
 
 
-def _key(seed: int, purpose: Purpose) -> list[int]:
-    return [seed & _MASK_64, int(purpose)]
+def _words(*words: int) -> npt.NDArray[np.uint64]:
+    """64-bit words; numpy would turn a list that holds one of 2^63 or more into floats."""
+    return np.array([word & _MASK_64 for word in words], np.uint64)
 
 
+@functools.lru_cache(maxsize=1024)
 def _hash(*words: int) -> int:
     text = ",".join(str(w) for w in words).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

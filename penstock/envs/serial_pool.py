@@ -91,7 +91,7 @@ class SerialPool:
 
     def bind(self, out: SampleBatch) -> None:
         previous, self._out = self._out, out
-        if previous is not out:
+        if previous is not out or not self._row_views:
             env_info = out.info.get("env", {}) if isinstance(out.info, dict) else {}
             self._row_views = [
                 (
@@ -105,15 +105,15 @@ class SerialPool:
                 )
                 for t in range(len(out.valid))
             ]
-        out.first[1:] = False
-        for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
-            column[...] = np.nan
         if self._unstarted:
             self._unstarted = False
             self._start(out)
         else:
             assert previous is not None
             carry_over(previous, out)
+        out.first[1:] = False  # only now, since row T of `previous` may be a row of `out`
+        for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
+            column[...] = np.nan
         if self._batch_end:
             self._idle = [left <= 0 for left in self._left]
 
@@ -121,28 +121,26 @@ class SerialPool:
         obs_row, action_row, reward_row, terminated_row, truncated_row, valid_row, info_rows = self._row_views[row]
         B = len(self._steps)
         rewards: list[Any] = [0.0] * B
-        terminations: list[Any] = [False] * B
-        truncations: list[Any] = [False] * B
-        actions = self._actions(action_row)
-        write, ended = self._write, self._ended
-        self._tick += 1
+        ends: list[tuple[int, Any, Any]] | None = None
         invalid: list[int] | None = None
+        actions = self._actions(action_row)
+        write = self._write
+        self._tick += 1
         b = 0
         try:
-            for b, step in enumerate(self._steps):
-                if ended[b]:
+            for b, step, action, ended in zip(range(B), self._steps, actions, self._ended):
+                if ended:
                     invalid = [b] if invalid is None else [*invalid, b]
                     self._reset_or_idle(b, row, obs_row)
                     continue
-                result = step(actions[b])
+                result = step(action)
                 obs, reward, terminated, truncated, info = result
-                if not write(obs_row, b, obs) or reward.__class__ not in _NUMBERS or terminated.__class__ not in _FLAGS \
-                        or truncated.__class__ not in _FLAGS:  # fmt: skip
-                    reward = self._violation(b, result, actions[b], obs_row)
+                if not (write(obs_row, b, obs) and reward.__class__ in _NUMBERS and terminated.__class__ in _FLAGS
+                        and truncated.__class__ in _FLAGS):  # fmt: skip
+                    reward = self._violation(b, result, action, obs_row)
                 rewards[b] = reward
                 if terminated or truncated:
-                    terminations[b], truncations[b] = terminated, truncated
-                    self._finish(b)
+                    ends = [(b, terminated, truncated)] if ends is None else [*ends, (b, terminated, truncated)]
                 if info:
                     for key, column in info_rows.items():
                         if key in info:
@@ -152,11 +150,14 @@ class SerialPool:
         except Exception as error:
             self._fail(b, "step", error, actions[b])
         reward_row[:] = rewards
-        terminated_row[:] = terminations
-        truncated_row[:] = truncations
-        valid_row[:] = True
+        terminated_row.fill(False)
+        truncated_row.fill(False)
+        valid_row.fill(True)
         if invalid is not None:
             valid_row[invalid] = False
+        for b, terminated, truncated in ends or ():
+            terminated_row[b], truncated_row[b] = terminated, truncated
+            self._finish(b)
         if not math.isfinite(sum(rewards)) or self._tick % _CHECK_EVERY == 0 or self._config.checks == "always" \
                 or 0 in self._episode:  # fmt: skip
             self._check_values(obs_row, rewards, actions)
@@ -192,7 +193,7 @@ class SerialPool:
                 continue
             target = tree_map(lambda x, b=b: x[-1, b], row.obs)
             if state["snapshot"][b] is not None and _has_state(env):
-                self._reset_env(b)
+                self._reset_env(b, again=True)
                 env.set_state(state["snapshot"][b])
             elif journal[b] is None or not self._replay(b, journal[b], target):
                 lost.append(b)
@@ -219,11 +220,15 @@ class SerialPool:
         for b in range(len(self._envs)):
             if self._idle[b]:
                 continue
-            self._store(out, 0, b, self._reset_env(b))
-            self._ended[b] = False
-            out.first[0, b] = True
+            self._open(out, b)
             if self._decorrelate:
                 self._random_steps(out, b)
+
+    def _open(self, out: SampleBatch, b: int) -> None:
+        """Row 0 of slot b is a reset, with nothing before it."""
+        self._store(out, 0, b, self._reset_env(b))
+        self._ended[b], out.first[0, b], out.prev_reward[0, b] = False, True, 0.0
+        tree_map(lambda leaf, x: x[0].__setitem__(b, leaf.null()), self.spec.action, out.prev_action)
 
     def _random_steps(self, out: SampleBatch, b: int) -> None:
         slot = self._slots.start + b
@@ -232,12 +237,8 @@ class SerialPool:
         count = 1 + int(u[0, 0] * self._decorrelate)
         for k in range(count):
             if self._ended[b]:
-                self._store(out, 0, b, self._reset_env(b))
+                self._open(out, b)
                 self._warmup_actions[b], self._warmup_rewards[b] = [], []
-                self._ended[b] = False
-                out.first[0, b] = True
-                tree_map(lambda leaf, x, b=b: x[0, b].__setitem__(..., leaf.null()), self.spec.action, out.prev_action)
-                out.prev_reward[0, b] = 0.0
                 continue
             mask = out.obs[MASK][0, b][None] if isinstance(out.obs, dict) and MASK in out.obs else None
             action = sample_action(self.spec.action, u[k + 1][None], mask)
@@ -376,7 +377,7 @@ def _obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
     shape, dtype = leaf.shape, np.dtype(leaf.dtype)
 
     def write(row: Any, b: int, obs: Any) -> bool:
-        if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype != dtype:
+        if obs.__class__ is not np.ndarray or obs.shape != shape or (obs.dtype is not dtype and obs.dtype != dtype):
             return False
         row[b] = obs
         return True
@@ -397,7 +398,7 @@ def _write_tree(row: Tree, b: int, obs: Any) -> bool:
 
 
 def _action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
-    """A function from a row of actions [B, *A] to what each environment gets: Python ints, or arrays of its own."""
+    """A function from a row of actions [B, *A] to what each environment gets: numpy integers, or arrays of its own."""
     if not is_leaf(spec):
         structure = tree_structure(spec)
         readers = [_action_reader(leaf) for leaf in tree_leaves(spec)]
@@ -406,7 +407,7 @@ def _action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
         ]
     leaf: LeafSpec = spec
     if leaf.kind == "discrete":
-        return lambda row: row.tolist()
+        return list  # numpy integers, as `action_space.sample()` gives; Gymnasium checks Python ints more slowly
     if leaf.kind != "box":
         return lambda row: list(row.copy())
     low, high = leaf.bound("low").astype(leaf.dtype), leaf.bound("high").astype(leaf.dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import traceback
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.noise import env_seed
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import EnvContractError, check_vector_env
 from penstock.envs.contract import describe_violation
 from penstock.envs.make import EnvConfig
@@ -36,7 +37,7 @@ class VectorPool:
     episodes back: it stands outside placement invariance and exact resume.
     """
 
-    def __init__(self, config: EnvConfig, seed: int, B: int) -> None:
+    def __init__(self, config: EnvConfig, seed: int, B: int, evaluation: bool = False) -> None:
         env = config.make()
         if not isinstance(env, gym.vector.VectorEnv):
             raise ConfigError(f"{config.name} made {type(env).__name__}; expected a gymnasium.vector.VectorEnv")
@@ -51,10 +52,9 @@ class VectorPool:
         self.spec = env_spec(env)
         self.groups = (slice(0, B),)
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
-        self._config, self._seed = config, seed
+        self._config, self._evaluation = config, evaluation
+        self._structure = tree_structure(self.spec.obs)
         self._ended = np.zeros(B, bool)
-        self._out: SampleBatch | None = None
-        self._episode = 0
         self._tick = 0
         self._clips = [
             (leaf.bound("low").astype(leaf.dtype), leaf.bound("high").astype(leaf.dtype))
@@ -62,21 +62,21 @@ class VectorPool:
             else None
             for leaf in tree_leaves(self.spec.action)
         ]
+        self.restart(seed)
+
+    def restart(self, seed: int) -> None:
+        """Forgets every episode: the next batch begins with a reset of all environments."""
+        self._seed, self._restarts = seed, 0
+        self._out: SampleBatch | None = None
 
     def bind(self, out: SampleBatch) -> None:
         previous, self._out = self._out, out
-        out.first[1:] = False
+        if previous is None:
+            self._open(out)
+        else:
+            carry_over(previous, out)
         for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
             column[...] = np.nan
-        if previous is not None:
-            carry_over(previous, out)
-            return
-        assert self._env is not None
-        # 31 bits, since native libraries keep the seed in a C int.
-        obs, _ = self._env.reset(seed=env_seed(self._seed, 0, self._episode) >> 1)
-        self._store(obs, 0)
-        out.first[0] = True
-        self._ended[:] = False
 
     def send(self, group: int, row: int) -> None:
         out, env = self._out, self._env
@@ -90,12 +90,15 @@ class VectorPool:
         action = tree_map(to_env, out.action)
         try:
             obs, reward, terminated, truncated, info = env.step(action)
-        except Exception as error:
-            raise EnvWorkerError(f"{self._config.name} in step() of {len(self._ended)} environments: "
-                                 f"{type(error).__name__}: {error}") from error  # fmt: skip
+        except (Exception, SystemExit) as error:
+            self._fail("step", error)
+        for name, x in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            if np.shape(x) != self._ended.shape:
+                raise EnvContractError(f"{self._where('step')}: {name}: got shape {list(np.shape(x))}, expected "
+                                       f"[{len(self._ended)}], one for each environment")  # fmt: skip
         reset = self._ended
-        self._tick += 1
         self._store(obs, row + 1)
+        self._tick += 1
         out.first[row + 1] = reset
         out.valid[row] = ~reset
         out.reward[row] = reward
@@ -106,12 +109,12 @@ class VectorPool:
         if info and isinstance(out.info, dict):
             for key, column in out.info.get("env", {}).items():
                 if key in info:
-                    known = info.get(f"_{key}", True)
+                    known = ~reset & info.get(f"_{key}", True)
                     column[row] = np.where(known, info[key], np.nan)
         if not np.isfinite(out.reward[row]).all():
             b = int(np.argmin(np.isfinite(out.reward[row])))
             raise EnvContractError(
-                f"slot {b} of {self._config.name}: reward is {out.reward[row, b]}; expected a finite number"
+                f"slot {b} of {self._where('step')}: reward is {out.reward[row, b]}; expected a finite number"
             )
 
     def recv(self) -> int:
@@ -123,22 +126,52 @@ class VectorPool:
             self._env = None
 
     def get_state(self) -> dict[str, Any]:
-        return {"episode": self._episode}
+        return {"restarts": self._restarts}
 
     def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
         """Native environments cannot be restored: all start anew under another seed, and every slot counts as cut."""
-        self._episode = state["episode"] + 1
-        self._out = None
+        self._restarts, self._out = state["restarts"] + 1, None
         return list(range(len(self._ended)))
+
+    def _open(self, out: SampleBatch) -> None:
+        """Row 0 is a reset of every slot, with nothing before it."""
+        assert self._env is not None
+        try:
+            # 31 bits, since native libraries keep the seed in a C int.
+            obs, _ = self._env.reset(seed=env_seed(self._seed, 0, self._restarts, self._evaluation) >> 1)
+        except (Exception, SystemExit) as error:
+            self._fail("reset", error)
+        self._tick = 0
+        self._ended = np.zeros_like(self._ended)
+        self._store(obs, 0)
+        out.first[0], out.prev_reward[0] = True, 0.0
+        tree_map(lambda leaf, x: x.__setitem__(0, leaf.null()), self.spec.action, out.prev_action)
 
     def _store(self, obs: Tree, row: int) -> None:
         assert self._out is not None
-        if self._tick < 2 or self._tick % _CHECK_EVERY == 0:
+        if tree_structure(obs) != self._structure:
+            raise EnvContractError(f"{self._where('step')}: the observation's structure is {tree_structure(obs)}; "
+                                   f"expected {self._structure}")  # fmt: skip
+        for x, y in zip(tree_leaves(self._out.obs), tree_leaves(obs)):
+            if np.shape(y) != x.shape[1:] or getattr(y, "dtype", None) != x.dtype:
+                seen = f"{getattr(y, 'dtype', type(y).__name__)}{list(np.shape(y))}"
+                raise EnvContractError(f"{self._where('step')}: an observation of {seen}; expected "
+                                       f"{x.dtype}{list(x.shape[1:])}")  # fmt: skip
+            x[row] = y
+        if self._config.checks == "always" or self._tick < 2 or self._tick % _CHECK_EVERY == 0:
             self._check(obs)
-        tree_map(lambda x, y: x.__setitem__(row, y), self._out.obs, obs)
 
     def _check(self, obs: Tree) -> None:
+        if self._config.checks == "off":
+            return
         for b in range(len(self._ended)):
             message = describe_violation(tree_map(lambda x, b=b: x[b], obs), self.spec.obs, "obs")
             if message:
-                raise EnvContractError(f"slot {b} of {self._config.name}: {message}")
+                raise EnvContractError(f"slot {b} of {self._where('step')}: {message}")
+
+    def _where(self, phase: str) -> str:
+        return f"{self._config.name} in {phase}(), {self._tick} steps after the reset of all environments"
+
+    def _fail(self, phase: str, error: BaseException) -> NoReturn:
+        text = "".join(traceback.format_exception(error))
+        raise EnvWorkerError(f"{self._where(phase)}: {type(error).__name__}: {error}\n{text}") from error

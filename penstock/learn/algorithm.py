@@ -33,6 +33,8 @@ class TrainBatch:
     """bool mask over rows; None in a minibatch whose rows are all valid."""
     state: Tree = None
     """[B, ...] recurrent state before row 0."""
+    metrics: Mapping[str, Tensor] | None = None
+    """Scalars about the whole batch to log; minibatches have none."""
 
     def __getitem__(self, name: str) -> Tree:
         return self.rows[name]

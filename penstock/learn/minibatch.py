@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -10,12 +10,14 @@ from torch import Tensor
 
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.learn.algorithm import TrainBatch
 
 
-def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator) -> Iterator[TrainBatch]:
-    """One pass over the data in shuffled parts that differ in size by at most one.
+def minibatches(
+    data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1
+) -> Iterator[TrainBatch]:
+    """Passes over the data in shuffled parts that differ in size by at most one.
 
     Args:
         data: leaves [T, B, ...]. With recurrent state parts are columns [T, b, ...] and keep the mask; else they are
@@ -33,20 +35,22 @@ def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator) ->
         parts = 1 if size is None else max(round(T * B / size), 1)
         if parts > B:
             raise ConfigError(f"minibatch={size} cuts {B} columns of T={T} into {parts} parts; use minibatch >= {T}")
-        order = np.arange(B) if size is None else rng.permutation(B)
-        for columns in np.array_split(order, parts):
-            yield _columns(data, torch.from_numpy(columns))
+        for _ in range(epochs):
+            order = np.arange(B) if size is None else rng.permutation(B)
+            for columns in np.array_split(order, parts):
+                yield _columns(data, torch.from_numpy(columns).to(data.valid.device))
         return
     flat = valid_rows(data)
-    count = len(flat.inputs.first)
-    if size is None or not count:
-        yield flat
+    count = int(data.valid.sum())
+    if size is None:
+        yield from [flat] * (epochs if count else 0)
         return
-    shuffled = _rows(flat, torch.from_numpy(rng.permutation(count)))
     parts = min(max(round(T * B / size), 1), count)
-    edges = [count * i // parts for i in range(parts + 1)]
-    for start, stop in zip(edges, edges[1:]):
-        yield _rows(shuffled, slice(start, stop))
+    leaves, structure = tree_leaves(flat), tree_structure(flat)
+    for _ in range(epochs if count else 0):
+        order = torch.from_numpy(rng.permutation(count)).to(data.valid.device)
+        for part in zip(*(x[order].tensor_split(parts) for x in leaves)):
+            yield tree_unflatten(structure, list(part))
 
 
 def valid_rows(data: TrainBatch) -> TrainBatch:
@@ -58,15 +62,7 @@ def valid_rows(data: TrainBatch) -> TrainBatch:
         flat = x.flatten(0, 1)
         return flat if len(index) == len(flat) else flat[index]
 
-    return TrainBatch(_inputs(rows, data.inputs), tree_map(rows, data.rows), None)
-
-
-def _rows(flat: TrainBatch, index: Tensor | slice) -> TrainBatch:
-    return TrainBatch(
-        _inputs(lambda x: x[index], flat.inputs),
-        {k: tree_map(lambda x: x[index], v) for k, v in flat.rows.items()},
-        None,
-    )
+    return TrainBatch(_mapped(rows, data.inputs), tree_map(rows, data.rows), None)
 
 
 def _columns(data: TrainBatch, columns: Tensor) -> TrainBatch:
@@ -75,8 +71,8 @@ def _columns(data: TrainBatch, columns: Tensor) -> TrainBatch:
 
     assert data.valid is not None
     state: Tree = tree_map(lambda x: x[columns], data.state)
-    return TrainBatch(_inputs(take, data.inputs), tree_map(take, data.rows), take(data.valid), state)
+    return TrainBatch(_mapped(take, data.inputs), tree_map(take, data.rows), take(data.valid), state)
 
 
-def _inputs(fn: object, inputs: Inputs) -> Inputs:
-    return Inputs(*(tree_map(fn, part) for part in inputs))  # pyright: ignore[reportArgumentType]
+def _mapped(fn: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    return Inputs(*(tree_map(fn, part) for part in inputs))

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock import ops
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import ResultDict
@@ -36,16 +35,12 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     results: ResultDict = {}
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
-        rng = policy.shuffler()
-        for _ in range(policy.epochs):
-            for minibatch in minibatches(data, policy.minibatch, rng):
-                for name, value in policy.learn_on_batch(minibatch).items():
-                    sums[name] = sums[name] + value if name in sums else value
-                    counts[name] += 1
+        for minibatch in minibatches(data, policy.minibatch, policy.shuffler(), policy.epochs):
+            for name, value in policy.learn_on_batch(minibatch).items():
+                sums[name] = sums[name] + value if name in sums else value
+                counts[name] += 1
         results = {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
-        if "value" in data.rows and "return" in data.rows and data.valid is not None:
-            explained = ops.explained_variance(data["value"], data["return"], data.valid)
-            results["train/explained_variance"] = float(explained)
+        results |= {f"train/{name}": float(value) for name, value in (data.metrics or {}).items()}
     policy.agent.observe(tensors)
     policy.version += 1
     results["train/n_updates"] = float(policy.updates)

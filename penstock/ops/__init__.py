@@ -1,6 +1,6 @@
 """Pure functions of arrays: returns, advantages and losses, each with its source; shapes are checked on entry."""
 
-from penstock.ops.losses import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized
+from penstock.ops.losses import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized, squared_error
 from penstock.ops.returns import continues, discounted_return, discounted_sum, gae, td_error
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "gae",
     "masked_mean",
     "normalized",
+    "squared_error",
     "td_error",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from penstock.core.errors import ConfigError
 
@@ -15,6 +16,13 @@ def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
     if x.shape != valid.shape:
         raise ConfigError(f"masked_mean got x {tuple(x.shape)} and valid {tuple(valid.shape)}; expected equal shapes")
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def squared_error(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean of (prediction - target)^2 where `valid`; one node of the graph where everything is."""
+    if valid is None:
+        return F.mse_loss(prediction, target)
+    return masked_mean((prediction - target).square(), valid)
 
 
 def normalized(advantage: Tensor, valid: Tensor) -> Tensor:

@@ -1,1 +1,20 @@
 """Samplers: settings that build a live sampler, and the one loop in which agents meet environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.core.config import import_object
+from penstock.core.errors import ConfigError, nearest
+
+SAMPLERS = {
+    "serial": "penstock.samplers.serial:SerialSampler",
+}
+"""Samplers by the name that the command line knows."""
+
+
+def find_sampler(name: str) -> Any:
+    """The settings class of a sampler, or of `module:NAME`. Raises ConfigError that gives the nearest name."""
+    if ":" not in name and name not in SAMPLERS:
+        raise ConfigError(f"unknown sampler {name!r}; {nearest(name, SAMPLERS)}")
+    return import_object(SAMPLERS.get(name, name))

@@ -17,6 +17,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.pool import EnvPool
 from penstock.envs.serial_pool import SerialPool
+from penstock.envs.vector_pool import VectorPool
 from penstock.samplers.collector import GroupViews, collect
 from penstock.samplers.episodes import Episodes, EpisodeStats, join_episodes
 from penstock.samplers.journal import Journal
@@ -39,7 +40,7 @@ class LocalSampler:
         self._stats = EpisodeStats(batch_spec.B, discount)
         self._journal = Journal(batch_spec.B, journal_steps)
         self._agent: Agent | None = None
-        self._eval_pool: SerialPool | None = None
+        self._eval_pool: SerialPool | VectorPool | None = None
         self._collected = False
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
@@ -89,7 +90,10 @@ class LocalSampler:
         Args:
             itr: addresses the episodes' seeds and the noise, so that a resumed run evaluates on the same ones.
         """
-        agent, B = self._agent_or_raise(), min(episodes, _EVAL_B)
+        if episodes < 1:
+            raise ConfigError(f"evaluate_agent(episodes={episodes}); expected at least 1")
+        agent = self._agent_or_raise()
+        B = self.batch_spec.B if isinstance(self._pool, VectorPool) else min(episodes, _EVAL_B)
         counts = [episodes // B + (b < episodes % B) for b in range(B)]
         seed = self._seed + ((itr + 1) << 40)
         pool = self._evaluation_pool(seed, counts)
@@ -101,7 +105,8 @@ class LocalSampler:
         while len(found) < episodes:
             noise = None if deterministic else _eval_noise(seed, itr, chunk, B, agent.noise_size)
             collect(pool, agent, batch, views, states, noise)
-            found, chunk = join_episodes([found, stats.update(batch)]), chunk + 1
+            found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
+            chunk += 1
         return found
 
     @property
@@ -159,10 +164,15 @@ class LocalSampler:
             raise ConfigError("the sampler has no agent yet; call sampler.initialize(policy.agent) first")
         return self._agent
 
-    def _evaluation_pool(self, seed: int, counts: list[int]) -> SerialPool:
+    def _evaluation_pool(self, seed: int, counts: list[int]) -> SerialPool | VectorPool:
         """Evaluation environments of which slot b plays counts[b] episodes; kept, since making some takes long."""
         pool = self._eval_pool
-        if pool is None or pool.groups[0].stop != len(counts):
+        if isinstance(self._pool, VectorPool):  # whose slots cannot stop: they play on, uncounted
+            if not isinstance(pool, VectorPool):
+                pool = self._eval_pool = VectorPool(self._config, seed, len(counts), evaluation=True)
+            pool.restart(seed)
+            return pool
+        if not isinstance(pool, SerialPool) or pool.groups[0].stop != len(counts):
             if pool is not None:
                 pool.close()
             pool = self._eval_pool = SerialPool(self._config, seed, slice(0, len(counts)), evaluation=True)

@@ -54,9 +54,8 @@ class SerialSampler:
             if self.reset != "next_step" or self.max_decorrelation_steps:
                 raise ConfigError("a native batched environment resets in the next step by itself; use reset='next_step' "
                                   "and max_decorrelation_steps=0")  # fmt: skip
-            return LocalSampler(
-                self.spec, VectorPool(config, seed, self.B), config, seed, self.discount, self.journal_steps
-            )
+            # No journal: nothing can be replayed into a native pool.
+            return LocalSampler(self.spec, VectorPool(config, seed, self.B), config, seed, self.discount, 0)
         pool = SerialPool(
             config, seed, slice(0, self.B), reset=self.reset, max_decorrelation_steps=self.max_decorrelation_steps
         )

@@ -19,6 +19,7 @@ MAKERS |= {
     "PixelCatch hwc": lambda: toy.PixelCatch("hwc"),
     "Counter truncated": lambda: toy.Counter(None, 6),
     "FaultEnv dict": lambda: toy.FaultEnv(dict_obs=True),
+    "SeedEcho nested": lambda: toy.SeedEcho(nested=True),
 }
 
 

@@ -4,7 +4,7 @@ from penstock.envs.toy.base import Toy
 from penstock.envs.toy.faults import FAULTS, FaultEnv
 from penstock.envs.toy.memory import HideVelocity, RepeatPrevious, TMaze
 from penstock.envs.toy.pixels import PixelCatch
-from penstock.envs.toy.plumbing import Counter, Echo
+from penstock.envs.toy.plumbing import Counter, Echo, SeedEcho
 from penstock.envs.toy.probes import (
     Bandit,
     BoundedBandit,
@@ -24,6 +24,6 @@ from penstock.envs.toy.probes import (
 
 __all__ = [
     "Bandit", "BoundedBandit", "Chain", "Coin", "Constant", "ContinuousBandit", "Counter", "Echo", "Endless", "FAULTS",
-    "FaultEnv", "HideVelocity", "HugeScale", "Masked", "Match", "PixelCatch", "RepeatPrevious", "ScaledBandit", "Sign",
-    "TMaze", "ThreeStep", "Toy", "TwoStep",
+    "FaultEnv", "HideVelocity", "HugeScale", "Masked", "Match", "PixelCatch", "RepeatPrevious", "ScaledBandit", "SeedEcho",
+    "Sign", "TMaze", "ThreeStep", "Toy", "TwoStep",
 ]  # fmt: skip

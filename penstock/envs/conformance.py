@@ -1,0 +1,301 @@
+"""Does an EnvPool keep its contract? One suite for every implementation, on environments that say whence a row came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch, allocate_batch, poison
+from penstock.core.noise import Purpose, env_seed, uniform
+from penstock.core.spec import BatchSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.make import EnvConfig
+from penstock.envs.pool import EnvPool
+from penstock.envs.serial_pool import Reset
+from penstock.envs.toy.plumbing import SeedEcho
+
+
+def echo_config(nested: bool = False) -> EnvConfig:
+    """The environment of the suites: `SeedEcho` with its `info["echo"]` recorded and every value checked."""
+    return EnvConfig(SeedEcho, {"nested": nested}, info_keys=("echo",), checks="always")
+
+
+def check_pool(
+    make_pool: Callable[[], EnvPool],
+    *,
+    seed: int | None = None,
+    slot: int = 0,
+    reset: Reset = "next_step",
+    decorrelated: bool = False,
+    T: int = 7,
+    batches: int = 8,
+) -> None:
+    """Raises AssertionError, with batch, row and slot, unless the pools write the record that `EnvPool` promises.
+
+    Every row is compared with what `SeedEcho` must have answered. It runs with one buffer and with two that alternate,
+    each poisoned when it is released, which must give the same bits.
+
+    Args:
+        make_pool: a new pool over environments made by `echo_config()`, nested or not; every call the same.
+        seed: of the run, if slot b plays the seeds `env_seed(seed, b, 0)`, `env_seed(seed, b, 1)` and so on. None: any
+            seeds, each once.
+        slot: global number of the pool's first slot.
+        decorrelated: the pool may take steps before the first batch.
+    """
+    runs = [_run(make_pool(), buffers, seed, slot, reset, decorrelated, T, batches) for buffers in (1, 2)]
+    for k, (one, two) in enumerate(zip(*runs)):
+        _expect(one == two, f"batch {k}", "two alternating buffers gave other bits than one")
+
+
+class Finished(NamedTuple):
+    """An episode that `RecordCheck` saw end."""
+
+    slot: int
+    seed: int
+    rewards: list[float]
+    """Of the steps that are in the record."""
+    length: int
+    """Steps since the reset, which are more if some were taken before the first batch."""
+    terminated: bool
+
+
+class RecordCheck:
+    """Follows B slots of `SeedEcho` through batches; `add` raises AssertionError at the first wrong row.
+
+    Args:
+        seed, slot, reset, decorrelated: see `check_pool`.
+        acted: the batches come from a sampler, which nulls the actions of rows that are not valid.
+    """
+
+    def __init__(
+        self,
+        B: int,
+        *,
+        seed: int | None,
+        slot: int = 0,
+        reset: Reset = "next_step",
+        decorrelated: bool = False,
+        acted: bool = False,
+    ) -> None:
+        self._seed, self._slot, self._batch_end = seed, slot, reset == "batch_end"
+        self._decorrelated, self._acted = decorrelated, acted
+        self._last: SampleBatch | None = None
+        self._ended = [False] * B
+        self._episode = [0] * B
+        self._rewards: list[list[float]] = [[] for _ in range(B)]
+        self._seen: set[int] = set()
+        self._batches = 0
+        self.env_steps = 0
+        """Valid rows so far."""
+
+    def add(self, batch: SampleBatch) -> list[Finished]:
+        """Checks the next batch; gives the episodes that ended in it, by row, then by slot."""
+        T, B = batch.spec
+        seeds, steps = SeedEcho.place_of(batch.obs)
+        nested = isinstance(batch.obs, dict)
+        for x, y in zip(tree_leaves(batch.obs), tree_leaves(SeedEcho.obs_of(seeds, steps, nested))):
+            _same(x, y, f"batch {self._batches}", "an observation that no environment gave")
+        if self._last is None:
+            self._check_opening(batch, seeds, steps)
+        else:
+            for name in ("obs", "first", "prev_action", "prev_reward"):
+                for x, y in zip(tree_leaves(getattr(batch, name)), tree_leaves(getattr(self._last, name))):
+                    _same(x[0], y[-1], f"batch {self._batches}", f"row 0 of {name} is not row T of the batch before")
+        rewards = SeedEcho.reward_of(seeds[:-1], steps[:-1], batch.action).astype(np.float32)
+        finished: list[Finished] = []
+        for t in range(T):
+            for b in range(B):
+                place = f"batch {self._batches}, row {t}, slot {b}"
+                if batch.valid[t, b]:
+                    finished += self._check_step(batch, t, b, seeds, steps, rewards, place)
+                else:
+                    self._check_invalid(batch, t, b, seeds, steps, place)
+        self._last = batch[T - 1 :].copy()
+        self._batches += 1
+        return finished
+
+    def _check_opening(self, batch: SampleBatch, seeds: Any, steps: Any) -> None:
+        for b, first in enumerate(batch.first[0]):
+            place = f"batch 0, row 0, slot {b}"
+            seed, step = int(seeds[0, b]), int(steps[0, b])
+            if first:
+                _expect(step == 0, place, f"`first` at step {step} of an episode")
+                _expect(batch.prev_reward[0, b] == 0, place, "`first` with a previous reward")
+                _check_null(batch, 0, b, place)
+            else:
+                _expect(self._decorrelated, place, "the first batch does not begin with a reset")
+                before = tree_map(lambda x, b=b: x[0, b], batch.prev_action)
+                reward = np.float32(SeedEcho.reward_of(seed, step - 1, before))
+                _expect(batch.prev_reward[0, b] == reward, place, "the previous reward does not answer prev_action")
+            self._ended[b] = step == SeedEcho.length_of(seed)
+            if self._seed is not None:
+                known = [env_seed(self._seed, self._slot + b, e) for e in range(1000 if self._decorrelated else 1)]
+                _expect(seed in known, place, f"seed {seed}; expected {known[0]}, of this slot's first episode")
+                self._episode[b] = known.index(seed)
+            self._seen.add(seed)
+
+    def _check_step(
+        self, batch: SampleBatch, t: int, b: int, seeds: Any, steps: Any, rewards: Any, place: str
+    ) -> list[Finished]:
+        seed, step = int(seeds[t, b]), int(steps[t, b])
+        _expect(not self._ended[b], place, "a valid row after an end; expected a reset")
+        _expect(not batch.first[t + 1, b], place, "`first` after a valid row")
+        _expect((seeds[t + 1, b], steps[t + 1, b]) == (seed, step + 1), place,
+                f"step {step} of seed {seed} is followed by step {steps[t + 1, b]} of seed {seeds[t + 1, b]}")  # fmt: skip
+        _expect(batch.reward[t, b] == rewards[t, b], place,
+                f"reward {batch.reward[t, b]}; expected {rewards[t, b]}, which answers this row's action")  # fmt: skip
+        last = step + 1 == SeedEcho.length_of(seed)
+        ends = tuple(bool(last and end) for end in SeedEcho.end_of(seed))
+        got = bool(batch.terminated[t, b]), bool(batch.truncated[t, b])
+        _expect(got == ends, place, f"(terminated, truncated) = {got}; expected {ends}")
+        self._check_columns(batch, t, b, {"echo": step if step % 2 == 0 else np.nan,
+                                          "is_success": seed % 2 if last else np.nan}, place)  # fmt: skip
+        self._ended[b] = bool(last)
+        self._rewards[b].append(float(batch.reward[t, b]))
+        self.env_steps += 1
+        if not last:
+            return []
+        done = Finished(b, seed, self._rewards[b], step + 1, ends[0])
+        self._rewards[b] = []
+        return [done]
+
+    def _check_invalid(self, batch: SampleBatch, t: int, b: int, seeds: Any, steps: Any, place: str) -> None:
+        _expect(self._ended[b], place, "not valid, but the episode goes on")
+        ends = bool(batch.terminated[t, b]), bool(batch.truncated[t, b])
+        _expect(ends == (False, False), place, f"not valid, but (terminated, truncated) = {ends}")
+        _expect(batch.reward[t, b] == 0, place, f"not valid, but the reward is {batch.reward[t, b]}")
+        self._check_columns(batch, t, b, {"echo": np.nan, "is_success": np.nan}, place)
+        if self._acted:
+            _check_null(batch, t + 1, b, place)
+        if self._batch_end and t > 0:
+            _expect(not batch.first[t + 1, b], place, "a reset inside a batch of reset='batch_end'")
+            for x in tree_leaves(batch.obs):
+                _same(x[t + 1, b], x[t, b], place, "an idle slot does not repeat its observation")
+            return
+        seed, step = int(seeds[t + 1, b]), int(steps[t + 1, b])
+        _expect(bool(batch.first[t + 1, b]), place, "the row after an end is no reset row: `first` is not set after it")
+        _expect(step == 0, place, f"a reset to step {step}")
+        self._episode[b] += 1
+        if self._seed is None:
+            _expect(seed not in self._seen, place, f"a reset to seed {seed} once more")
+        else:
+            expected = env_seed(self._seed, self._slot + b, self._episode[b])
+            _expect(seed == expected, place, f"seed {seed}; expected {expected} for episode {self._episode[b]}")
+        self._seen.add(seed)
+        self._ended[b] = False
+
+    @staticmethod
+    def _check_columns(batch: SampleBatch, t: int, b: int, expected: dict[str, float], place: str) -> None:
+        columns = batch.info.get("env", {})
+        for key in columns.keys() & expected.keys():
+            _same(columns[key][t, b], np.float32(expected[key]), place, f"info['env'][{key!r}]")
+
+
+def _run(
+    pool: EnvPool, buffers: int, seed: int | None, slot: int, reset: Reset, decorrelated: bool, T: int, batches: int
+) -> list[list[bytes]]:
+    """The bits of every batch of a new pool."""
+    B = pool.groups[-1].stop
+    _expect([s for g in pool.groups for s in range(g.start, g.stop)] == list(range(B)), "groups",
+            f"{pool.groups} are not consecutive, or not all slots")  # fmt: skip
+    keys = getattr(pool, "info_keys", ())
+    made = [allocate_batch(pool.spec, BatchSpec(T, B), {"mark": np.float32(0)}, None, keys) for _ in range(buffers)]
+    for batch in made:
+        poison(batch)
+    check = RecordCheck(B, seed=seed, slot=slot, reset=reset, decorrelated=decorrelated)
+    bits: list[list[bytes]] = []
+    try:
+        for k in range(batches):
+            batch = made[k % buffers]
+            _poison_but_last(batch)
+            _fill(pool, batch, _random_actions(pool, k, batch.spec), made[(k - 1) % buffers])
+            check.add(batch)
+            bits.append([x.tobytes() for x in tree_leaves(batch)])
+    finally:
+        pool.close()
+        pool.close()
+    _expect(check.env_steps >= T * B * batches // 5, "suite", "too few steps to say anything")
+    return bits
+
+
+def _fill(pool: EnvPool, batch: SampleBatch, actions: Tree, released: SampleBatch) -> None:
+    """Plays the loop's part for one batch, and checks that a row is there when `recv` says so, and never changes."""
+    T, _ = batch.spec
+    pool.bind(batch)
+    if released is not batch:
+        poison(released)
+    marks = [x for x in (batch.info["mark"], batch.version)]
+    before = [x.copy() for x in marks]
+    rows = [0] * len(pool.groups)
+    received: list[tuple[int, slice, list[Any]]] = []
+
+    def send(group: int) -> None:
+        slots, row = pool.groups[group], rows[group]
+        tree_map(lambda x, a: x.__setitem__((row, slots), a[row, slots]), batch.action, actions)
+        pool.send(group, row)
+
+    for group in range(len(rows)):
+        send(group)
+    for _ in range(T * len(rows)):
+        group = pool.recv()
+        slots, row = pool.groups[group], rows[group]
+        received.append((row, slots, [x.copy() for x in _answer(batch, row, slots)]))
+        rows[group] += 1
+        if rows[group] < T:
+            send(group)
+    _expect(rows == [T] * len(rows), "recv", f"gave the groups {rows} times; expected {T} times each")
+    for row, slots, then in received:
+        for x, y in zip(_answer(batch, row, slots), then):
+            _same(x, y, f"row {row}, slots {slots.start} to {slots.stop - 1}", "written after recv gave the group")
+    for x, y in zip(tree_leaves(batch.action), tree_leaves(actions)):
+        _same(x, y, "actions", "the pool wrote the loop's memory")
+    for x, y in zip(marks, before):
+        _same(x, y, "agent info and version", "the pool wrote the loop's memory")
+
+
+def _answer(batch: SampleBatch, row: int, slots: slice) -> list[Any]:
+    """The environment's part of a row, in the live buffer."""
+    nexts = (batch.obs, batch.first)
+    env_info = batch.info.get("env", {})
+    return [x[row + 1, slots] for x in tree_leaves(nexts)] + [
+        x[row, slots] for x in tree_leaves((batch.reward, batch.terminated, batch.truncated, batch.valid, env_info))
+    ]
+
+
+def _random_actions(pool: EnvPool, k: int, spec: BatchSpec) -> Tree:
+    """[T, B, *A] actions of batch k; half of the boxes' are out of bounds, since agents give such."""
+    T, B = spec
+    noise = uniform(0, Purpose.CHECK, k, slice(0, B), T, action_noise_size(pool.spec.action))
+    actions = sample_action(pool.spec.action, noise.reshape(T * B, -1))
+    scale = tree_map(lambda leaf: 2 if leaf.kind == "box" else 1, pool.spec.action)
+    return tree_map(lambda x, s: (x * x.dtype.type(s)).reshape(T, B, *x.shape[1:]), actions, scale)
+
+
+def _poison_but_last(batch: SampleBatch) -> None:
+    """Poisons a buffer, but for row T, which the next batch begins with if it is written to the same buffer."""
+    tails = [x[-1].copy() for x in tree_leaves(batch)]
+    poison(batch)
+    for x, tail in zip(tree_leaves(batch), tails):
+        x[-1] = tail
+
+
+def _check_null(batch: SampleBatch, t: int, b: int, place: str) -> None:
+    """`prev_action[t]` must be null. The nulls of `SeedEcho`: 0, or the smallest choice."""
+    nulls = {"arm": np.zeros(2, np.float32), "pick": (np.int64(5), np.array([1, -2])), "bits": np.zeros(2, np.int8)}
+    null = nulls if isinstance(batch.prev_action, dict) else np.int64(0)
+    for x, y in zip(tree_leaves(batch.prev_action), tree_leaves(null)):
+        _same(x[t, b], y, place, "the action that led to a reset is not null")
+
+
+def _same(got: Any, expected: Any, place: str, what: str) -> None:
+    got, expected = np.asarray(got), np.asarray(expected)
+    if not np.array_equal(got, expected, equal_nan=got.dtype.kind == "f"):
+        raise AssertionError(f"{place}: {what}: got {got.tolist()}, expected {expected.tolist()}")
+
+
+def _expect(holds: bool, place: str, what: str) -> None:
+    if not holds:
+        raise AssertionError(f"{place}: {what}")

@@ -1,0 +1,209 @@
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from penstock.agents.networks import MLP, Encoder, ImpalaResNet, NatureCNN, Net, flat_inputs, orthogonal
+from penstock.core.batch import Inputs
+from penstock.core.errors import ConfigError
+from penstock.core.spec import LeafSpec
+
+VECTOR = LeafSpec("box", (3,), "float32")
+CHOICE = LeafSpec("discrete", (), "int64", sizes=(4,), start=2)
+CHOICES = LeafSpec("multi_discrete", (2,), "int64", sizes=(2, 3), start=(0, 5))
+BITS = LeafSpec("multi_binary", (2, 2), "int8")
+SCALAR = LeafSpec("box", (), "float64")
+
+
+def inputs(obs: Any, n: int, action: Any = None) -> Inputs:
+    return Inputs(obs, action, torch.arange(n).float(), torch.zeros(n, dtype=torch.bool))
+
+
+def orthogonal_error(weight: Tensor, gain: float) -> float:
+    w = weight.detach().flatten(1)
+    square = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+    return float((square - gain**2 * torch.eye(len(square))).abs().max())
+
+
+def plain(mlp: MLP, x: Tensor, activation: str) -> Tensor:
+    for layer in mlp.layers:
+        x = getattr(torch, activation)(F.linear(x, layer.weight, layer.bias))  # pyright: ignore
+    return x
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("hidden", [(), (5,), (16, 7), (2, 16, 64)])
+def test_an_mlp_is_linear_layers_and_activations(activation: Any, hidden: tuple[int, ...]):
+    mlp = MLP(3, hidden, activation).double()
+    for p in mlp.parameters():
+        nn.init.normal_(p)
+    x = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(9, mlp.size, dtype=torch.float64)
+    assert mlp.size == (hidden[-1] if hidden else 3)
+    expected, got = plain(mlp, x, activation), mlp(x)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        torch.testing.assert_close(mlp(x), expected, rtol=1e-9, atol=1e-9)
+    wanted = [x, *mlp.parameters()]
+    for a, b in zip(
+        torch.autograd.grad((got * weights).sum(), wanted), torch.autograd.grad((expected * weights).sum(), wanted)
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_an_mlp_leaves_its_input_alone_and_keeps_its_gradients_apart():
+    mlp = MLP(4, (8,))
+    x = torch.randn(5, 4)
+    before = x.clone()
+    first = mlp(x)
+    second = mlp(x)
+    assert torch.equal(x, before)
+    (first.sum() + second.sum()).backward()
+    once = torch.autograd.grad(mlp(x).sum(), list(mlp.parameters()))
+    for p, g in zip(mlp.parameters(), once):
+        torch.testing.assert_close(p.grad, 2 * g)
+
+
+def test_a_copied_or_loaded_mlp_computes_with_its_own_parameters():
+    mlp, other, x = MLP(3, (8, 8)), MLP(3, (8, 8)), torch.randn(4, 3)
+    before = mlp(x)
+    twin = copy.deepcopy(mlp)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    assert torch.equal(mlp(x), before)
+    assert not twin(x).any()
+    other.load_state_dict(mlp.state_dict())
+    assert torch.equal(other(x), before)
+    torch.optim.SGD(mlp.parameters(), lr=0.1).step()
+    mlp.double()
+    assert mlp(x.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("width", [16, 64, 13, 5])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_a_rows_bits_do_not_depend_on_its_neighbours(width: int, activation: Any):
+    mlp, x = MLP(6, (width, width), activation), torch.randn(96, 6) * 3
+    with torch.no_grad():
+        whole = mlp(x)
+        for size in (4, 8, 12, 16, 32):
+            for start in range(0, 96 - size + 1, size):
+                assert torch.equal(mlp(x[start : start + size]), whole[start : start + size])
+    torch.testing.assert_close(mlp(x), whole, rtol=0, atol=0)  # with gradients too
+
+
+def test_layers_start_orthogonal():
+    mlp = MLP(3, (8, 5))
+    for layer in mlp.layers:
+        assert orthogonal_error(layer.weight, math.sqrt(2)) < 1e-5  # pyright: ignore
+        assert not layer.bias.any()  # pyright: ignore
+    conv = nn.Conv2d(2, 4, 3)
+    orthogonal(conv, 0.5)
+    assert orthogonal_error(conv.weight, 0.5) < 1e-6
+    assert conv.bias is not None
+    assert not conv.bias.any()
+
+
+@pytest.mark.parametrize(("cnn", "smallest"), [(NatureCNN, 36), (ImpalaResNet, 8)])
+def test_image_encoders(cnn: Any, smallest: int):
+    for c, h, w in ((3, smallest, smallest), (1, smallest + 5, smallest + 9)):
+        net = cnn(c, h, w)
+        out = net(torch.rand(2, c, h, w))
+        assert out.shape == (2, net.size)
+        assert (out >= 0).all()
+        out.sum().backward()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in net.parameters())
+        for layer in net.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                assert orthogonal_error(layer.weight, math.sqrt(2)) < 1e-4
+
+
+def test_the_published_sizes():
+    def count(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    # 84 x 84 x 4: filters of 8, 4 and 3 with strides 4, 2 and 1 leave 64 x 7 x 7 features (Mnih et al. 2015).
+    convolutions = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64
+    assert count(NatureCNN(4, 84, 84)) == convolutions + (64 * 7 * 7 + 1) * 512
+    # Espeholt et al. 2018, figure 3: 15 convolutions of 3 x 3 and 256 units.
+    deep = sum((i * 9 + 1) * o + 4 * (o * 9 + 1) * o for i, o in ((4, 16), (16, 32), (32, 32)))
+    assert count(ImpalaResNet(4, 84, 84)) == deep + (32 * 11 * 11 + 1) * 256
+
+
+def test_a_small_image_is_refused_with_a_way_out():
+    with pytest.raises(ConfigError, match=r"net.cnn='nature' needs images of at least 36 x 36; got 20 x 30"):
+        NatureCNN(3, 20, 30)
+    NatureCNN(3, 36, 36)
+
+
+@pytest.mark.parametrize("cnn", ["nature", "impala"])
+def test_images_are_scaled_and_may_have_channels_at_either_end(cnn: Any):
+    first, last = LeafSpec("box", (3, 36, 40), "uint8"), LeafSpec("box", (36, 40, 3), "uint8")
+    a = Encoder(first, CHOICE, Net(cnn=cnn))
+    b = Encoder(last, CHOICE, Net(cnn=cnn))
+    b.load_state_dict(a.state_dict())
+    image = torch.randint(0, 256, (2, 3, 36, 40), dtype=torch.uint8)
+    expected = a.images["0"](image.float() / 255)
+    with torch.no_grad():
+        torch.testing.assert_close(a(inputs(image, 2), image), expected)
+        moved = image.permute(0, 2, 3, 1).contiguous()
+        torch.testing.assert_close(b(inputs(moved, 2), moved), expected, rtol=1e-4, atol=1e-5)
+    assert a.size == expected.shape[1]
+
+
+def test_features_of_every_kind_lie_side_by_side():
+    obs = {"bits": BITS, "choice": CHOICE, "choices": CHOICES, "scalar": SCALAR, "vector": VECTOR}
+    encoder = Encoder(obs, CHOICE, Net())
+    x = {
+        "bits": torch.tensor([[[1, 0], [1, 1]], [[0, 0], [0, 1]]], dtype=torch.int8),
+        "choice": torch.tensor([2, 5]),
+        "choices": torch.tensor([[1, 5], [0, 7]]),
+        "scalar": torch.tensor([0.5, -2.0], dtype=torch.float64),
+        "vector": torch.tensor([[1.0, 2, 3], [4, 5, 6]]),
+    }
+    out = encoder(inputs(x, 2), x)
+    assert out.dtype == torch.float32
+    assert out.tolist() == [
+        [1, 0, 1, 1] + [1, 0, 0, 0] + [0, 1, 1, 0, 0] + [0.5] + [1, 2, 3],
+        [0, 0, 0, 1] + [0, 0, 0, 1] + [1, 0, 0, 0, 1] + [-2] + [4, 5, 6],
+    ]
+    assert encoder.size == 17
+
+
+def test_what_came_before_is_null_where_an_episode_opens():
+    action = {"a": CHOICE, "b": LeafSpec("box", (2,), "float32")}
+    encoder = Encoder(VECTOR, action, Net(prev_action=True, prev_reward=True))
+    x = torch.ones(2, 3)
+    prev = {"a": torch.tensor([3, 4]), "b": torch.tensor([[0.5, 0.25], [7, 8]])}
+    given = Inputs(x, prev, torch.tensor([9.0, 5.0]), torch.tensor([False, True]))
+    assert encoder(given, x).tolist() == [[1, 1, 1, 0, 1, 0, 0, 0.5, 0.25, 9], [1, 1, 1] + 7 * [0]]
+    assert encoder.size == 10
+    only_reward = Encoder(VECTOR, action, Net(prev_reward=True))
+    assert only_reward(given, x).tolist() == [[1, 1, 1, 9], [1, 1, 1, 0]]
+    assert only_reward.size == 4
+
+
+def test_nothing_to_see_is_refused():
+    with pytest.raises(ConfigError, match="no features"):
+        Encoder({}, CHOICE, Net())
+    with pytest.raises(ConfigError, match="widths must be positive"):
+        Net(hidden=(64, 0))
+    with pytest.raises(ConfigError, match="recurrent_size=0"):
+        Net(recurrent_size=0)
+
+
+def test_flat_inputs_are_time_major():
+    given = Inputs({"x": torch.arange(12).reshape(2, 3, 2)}, None, torch.arange(6).reshape(2, 3), torch.ones(2, 3))
+    flat = flat_inputs(given)
+    assert flat.obs["x"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    assert flat.prev_action is None
+    assert flat.prev_reward.tolist() == [0, 1, 2, 3, 4, 5]
+    assert flat.first.shape == (6,)
+
+
+def test_only_a_memory_makes_a_net_recurrent():
+    assert [Net(recurrent=r).is_recurrent for r in ("none", "lstm", "gru")] == [False, True, True]

@@ -1,0 +1,196 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.agents.normalizer import ObsNormalizer, RewardScaler, RunningMoments
+from penstock.core.spec import LeafSpec
+
+VECTOR = LeafSpec("box", (2,), "float32")
+ONE_TO_TEN = torch.arange(1.0, 11.0, dtype=torch.float64).unsqueeze(1)
+
+
+@pytest.mark.parametrize("sizes", [(1, 3, 0, 6), (10,), (5, 5), (1,) * 10, (0, 9, 1)])
+def test_one_to_ten_in_any_chunks(sizes: tuple[int, ...]):
+    moments = RunningMoments(1)
+    for chunk in ONE_TO_TEN.split(list(sizes)):
+        moments.update(chunk)
+    assert moments.mean.item() == pytest.approx(5.5, abs=1e-12)
+    assert moments.var.item() == pytest.approx(8.25, abs=1e-12)
+    assert moments.count.item() == 10
+
+
+def test_any_chunking_gives_the_same_to_the_twelfth_digit():
+    generator = np.random.default_rng(0)
+    data = torch.from_numpy(generator.normal(size=(500, 3)) * [1.0, 1e6, 1e-6] + [0.0, 1e6, 3.0])
+    for _ in range(20):
+        moments = RunningMoments(3)
+        cuts = sorted(generator.integers(0, 501, size=int(generator.integers(0, 12))).tolist())
+        for a, b in zip([0, *cuts], [*cuts, 500]):
+            moments.update(data[a:b])
+        torch.testing.assert_close(moments.mean, data.mean(0), rtol=1e-12, atol=0)
+        torch.testing.assert_close(moments.var, data.var(0, correction=0), rtol=1e-9, atol=0)
+        assert moments.count.item() == 500
+
+
+def test_before_any_data_nothing_changes():
+    moments = RunningMoments(2)
+    moments.update(torch.empty(0, 2))
+    assert moments.mean.tolist() == [0, 0]
+    assert moments.var.tolist() == [1, 1]
+    assert moments.count.item() == 0
+
+
+def test_moments_survive_storage():
+    moments, other = RunningMoments(1), RunningMoments(1)
+    moments.update(ONE_TO_TEN[:4])
+    other.load_state_dict(moments.state_dict())
+    for m in (moments, other):
+        m.update(ONE_TO_TEN[4:])
+    assert torch.equal(other.var, moments.var)
+    assert other.var.item() == pytest.approx(8.25)
+
+
+def rows(T: int, B: int) -> Tensor:
+    return torch.ones(T, B, dtype=torch.bool)
+
+
+def test_observations_get_mean_zero_and_variance_one():
+    normalizer = ObsNormalizer(VECTOR)
+    obs = torch.randn(50, 4, 2) * torch.tensor([100.0, 0.01]) + torch.tensor([3.0, -7.0])
+    assert normalizer.empty
+    normalizer.update(obs, rows(50, 4))
+    assert not normalizer.empty
+    out = normalizer(obs.flatten(0, 1))
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.mean(0), torch.zeros(2), rtol=0, atol=1e-4)
+    torch.testing.assert_close(out.var(0, correction=0), torch.ones(2), rtol=2e-3, atol=0)
+
+
+def test_before_the_first_update_observations_pass():
+    out = ObsNormalizer(VECTOR)(torch.tensor([[0.5, -2.0], [100.0, 0.0]]))
+    torch.testing.assert_close(out, torch.tensor([[0.5, -2.0], [10.0, 0.0]]))
+
+
+def test_only_valid_rows_count():
+    normalizer, reference = ObsNormalizer(VECTOR), ObsNormalizer(VECTOR)
+    obs, valid = torch.randn(9, 3, 2), torch.rand(9, 3) < 0.5
+    poisoned = obs.masked_fill(~valid.unsqueeze(-1), math.nan)
+    normalizer.update(poisoned, valid)
+    reference.update(obs[valid].unsqueeze(0), valid[valid].unsqueeze(0))
+    assert torch.equal(normalizer.moments[0].mean, reference.moments[0].mean)  # pyright: ignore
+    assert torch.equal(normalizer.moments[0].var, reference.moments[0].var)  # pyright: ignore
+    assert normalizer.moments[0].count == valid.sum()
+
+
+def test_a_batch_without_a_valid_row_changes_nothing():
+    normalizer, scaler = ObsNormalizer(VECTOR), RewardScaler(0.9)
+    normalizer.update(torch.ones(1, 3, 2), ~rows(1, 3))
+    scaler.update(torch.zeros(1, 3), ~rows(1, 3), ~rows(1, 3))
+    assert normalizer.empty
+    assert scaler.moments.count.item() == 0
+
+
+def test_a_constant_column_becomes_zero_and_a_huge_one_is_scaled():
+    normalizer = ObsNormalizer(VECTOR)
+    sign = torch.tensor([1.0, -1.0, -1.0, 1.0])
+    obs = torch.stack([sign * 1e6, torch.full((4,), 7.0)], -1)
+    for _ in range(3):
+        normalizer.update(obs.unsqueeze(1), rows(4, 1))
+    out = normalizer(obs)
+    torch.testing.assert_close(out[:, 0], sign)
+    assert (out[:, 1] == 0).all()
+    surprise = normalizer(torch.tensor([[0.0, 7.1]]))
+    assert surprise.tolist() == [[0, 10]]  # clipped, and finite
+
+
+def test_what_is_far_away_is_clipped():
+    normalizer = ObsNormalizer(VECTOR, clip=2.0)
+    normalizer.update(torch.randn(100, 1, 2), rows(100, 1))
+    assert normalizer(torch.tensor([[1e30, -1e30]])).tolist() == [[2, -2]]
+
+
+def test_images_choices_and_bits_pass():
+    obs = {
+        "bits": LeafSpec("multi_binary", (2,), "int8"),
+        "choice": LeafSpec("discrete", (), "int64", sizes=(3,)),
+        "image": LeafSpec("box", (3, 4, 4), "uint8"),
+        "scalar": LeafSpec("box", (), "float64"),
+    }
+    normalizer = ObsNormalizer(obs)
+    x = {
+        "bits": torch.ones(5, 2, dtype=torch.int8),
+        "choice": torch.arange(5) % 3,
+        "image": torch.full((5, 3, 4, 4), 200, dtype=torch.uint8),
+        "scalar": torch.arange(5.0, dtype=torch.float64),
+    }
+    normalizer.update({k: v.unsqueeze(1) for k, v in x.items()}, rows(5, 1))
+    out = normalizer(x)
+    for key in ("bits", "choice", "image"):
+        assert out[key] is x[key]
+    torch.testing.assert_close(out["scalar"], torch.arange(-2.0, 3.0) / math.sqrt(2))
+    assert not ObsNormalizer(obs["image"]).empty  # nothing to normalise, nothing to wait for
+
+
+def returns_by_loop(reward: Tensor, ended: Tensor, valid: Tensor, discount: float) -> list[float]:
+    """The running discounted return at each valid row, slot by slot (Engstrom et al. 2020, section 3)."""
+    out: list[float] = []
+    for t in range(len(reward)):
+        for b in range(reward.shape[1]):
+            if not valid[t, b]:
+                continue
+            total, k = 0.0, t
+            weight = 1.0
+            while True:
+                total += weight * float(reward[k, b])
+                weight *= discount
+                k -= 1
+                if k < 0 or not valid[k, b] or ended[k, b]:
+                    break
+            out.append(total)
+    return out
+
+
+@pytest.mark.parametrize("cuts", [(), (6,), (1, 2, 7), tuple(range(1, 12))])
+def test_rewards_are_divided_by_the_deviation_of_the_running_return(cuts: tuple[int, ...]):
+    generator = torch.Generator().manual_seed(0)
+    reward = torch.randn(12, 3, generator=generator)
+    ended = torch.rand(12, 3, generator=generator) < 0.2
+    valid = torch.ones(12, 3, dtype=torch.bool)
+    valid[1:] = ~ended[:-1]
+    valid[4, 1] = False  # a fault: the row is lost, no end before it
+    ended &= valid
+    reward[~valid] = 0
+    scaler = RewardScaler(0.9)
+    for a, b in zip((0, *cuts), (*cuts, 12)):
+        scaler.update(reward[a:b], ended[a:b], valid[a:b])
+    expected = np.array(returns_by_loop(reward, ended, valid, 0.9))
+    assert scaler.moments.count.item() == len(expected)
+    assert scaler.moments.mean.item() == pytest.approx(expected.mean(), rel=1e-5)
+    assert scaler.moments.var.item() == pytest.approx(expected.var(), rel=1e-5)
+    x = torch.tensor([[0.5, -1.0], [0.0, 1e9]])
+    torch.testing.assert_close(scaler(x), (x / expected.std()).float().clamp(-10, 10))
+
+
+def test_rewards_pass_before_the_first_update_and_are_never_shifted():
+    scaler = RewardScaler(0.9)
+    x = torch.tensor([[0.5, 0.0, 20.0]])
+    torch.testing.assert_close(scaler(x), torch.tensor([[0.5, 0.0, 10.0]]))
+
+
+def test_an_open_return_goes_on_after_storage():
+    reward, never = torch.randn(10, 2), torch.zeros(10, 2, dtype=torch.bool)
+    straight, first, second = RewardScaler(0.9), RewardScaler(0.9), RewardScaler(0.9)
+    straight.update(reward, never, ~never)
+    first.update(reward[:4], never[:4], ~never[:4])
+    second.load_state_dict(first.state_dict())
+    second.update(reward[4:], never[4:], ~never[4:])
+    fresh = RewardScaler(0.9)
+    fresh.update(reward[4:], never[4:], ~never[4:])
+    assert torch.equal(second.carry, straight.carry)
+    assert not torch.equal(fresh.carry, straight.carry)
+    torch.testing.assert_close(second.moments.var, straight.moments.var, rtol=1e-12, atol=0)
+    first.update(reward[4:], never[4:], ~never[4:])  # the stored state is a copy, not a view
+    assert torch.equal(first.carry, second.carry)

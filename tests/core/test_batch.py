@@ -1,0 +1,248 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.core.batch import (
+    Inputs,
+    MultiAgentBatch,
+    SampleBatch,
+    allocate_batch,
+    concat_samples,
+    poison,
+    split_by_episode,
+)
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.core.tree import tree_leaves, tree_map
+
+BOX = LeafSpec("box", (2,), "float32")
+SPEC = EnvSpec(obs={"image": LeafSpec("box", (3, 4, 4), "uint8"), "x": BOX}, action=(LeafSpec("discrete", (), "int64",
+               sizes=(3,), start=5), LeafSpec("box", (2,), "float32")))  # fmt: skip
+STATE = {"h": np.zeros(3, np.float32)}
+
+
+def numbered(T: int, B: int, state: bool = True, offset: int = 0) -> SampleBatch:
+    """A batch in which every element of every leaf differs from its neighbours."""
+    batch = allocate_batch(
+        SPEC, BatchSpec(T, B), {"logp": np.float32(0)}, STATE if state else None, env_info=("score",)
+    )
+    for i, x in enumerate(tree_leaves(batch)):
+        values = (np.arange(x.size) + 31 * i + offset).reshape(x.shape)
+        x[...] = values % 2 == 0 if x.dtype == bool else values % 200
+    return batch
+
+
+def as_torch(batch: SampleBatch) -> SampleBatch:
+    return tree_map(lambda x: torch.from_numpy(x.copy()), batch)
+
+
+def same(a: Any, b: Any) -> bool:
+    x, y = tree_leaves(a), tree_leaves(b)
+    return len(x) == len(y) and all(
+        np.asarray(p).dtype == np.asarray(q).dtype and np.array_equal(np.asarray(p), np.asarray(q), equal_nan=True)
+        if np.asarray(p).dtype.kind == "f"
+        else np.array_equal(np.asarray(p), np.asarray(q))
+        for p, q in zip(x, y)
+    )
+
+
+def test_allocate_gives_every_leaf_its_shape_and_null():
+    batch = allocate_batch(SPEC, BatchSpec(4, 3), {"logp": np.float32(0), "pi": np.zeros(5)}, STATE, ("score",))
+    shapes = {name: tree_map(lambda x: (x.shape, x.dtype.name), getattr(batch, name)) for name in vars(batch)}
+    assert shapes == {
+        "obs": {"image": ((5, 3, 3, 4, 4), "uint8"), "x": ((5, 3, 2), "float32")},
+        "first": ((5, 3), "bool"),
+        "prev_action": (((5, 3), "int64"), ((5, 3, 2), "float32")),
+        "prev_reward": ((5, 3), "float32"),
+        "terminated": ((4, 3), "bool"),
+        "truncated": ((4, 3), "bool"),
+        "valid": ((4, 3), "bool"),
+        "info": {"logp": ((4, 3), "float32"), "pi": ((4, 3, 5), "float64"), "env": {"score": ((4, 3), "float32")}},
+        "state": {"h": ((3, 3), "float32")},
+        "version": ((4, 3), "int64"),
+    }
+    assert (batch.prev_action[0] == 5).all()
+    assert (batch.prev_action[1] == 0).all()
+    assert np.isnan(batch.info["env"]["score"]).all()
+    assert not batch.valid.any()
+    assert batch.env_steps == 0
+    bare = allocate_batch(SPEC, BatchSpec(1, 1))
+    assert bare.info == {}
+    assert bare.state is None
+
+
+@pytest.mark.parametrize("convert", [lambda b: b, as_torch], ids=["numpy", "torch"])
+def test_action_and_reward_are_the_later_rows_of_what_came_before(convert):
+    batch = convert(numbered(4, 3))
+    assert batch.spec == BatchSpec(4, 3)
+    assert batch.spec.size == 12
+    assert tree_leaves(batch.action)[0].shape == (4, 3)
+    batch.action[0][0, 1] = 99
+    batch.reward[3, 2] = -7
+    assert batch.prev_action[0][1, 1] == 99
+    assert batch.prev_reward[4, 2] == -7
+    inputs = batch.inputs
+    assert isinstance(inputs, Inputs)
+    assert inputs.obs is batch.obs
+    assert inputs.prev_action is batch.prev_action
+    assert inputs.prev_reward is batch.prev_reward
+    assert inputs.first is batch.first
+    assert batch.env_steps == int(np.asarray(batch.valid).sum()) == 6
+
+
+@pytest.mark.parametrize("convert", [lambda b: b, as_torch], ids=["numpy", "torch"])
+def test_a_time_slice_keeps_the_row_after_it_and_views_the_memory(convert):
+    batch = convert(numbered(6, 4))
+    part = batch[2:5, 1:3]
+    assert part.spec == BatchSpec(3, 2)
+    for name in ("obs", "first", "prev_action", "prev_reward"):
+        assert same(getattr(part, name), tree_map(lambda x: x[2:6, 1:3], getattr(batch, name)))
+    for name in ("terminated", "truncated", "valid", "info", "version", "action", "reward"):
+        assert same(getattr(part, name), tree_map(lambda x: x[2:5, 1:3], getattr(batch, name)))
+    assert part.state is None
+    part.reward[0, 0] = 123
+    assert batch.reward[2, 1] == 123
+
+
+def test_the_state_is_kept_where_it_is_known():
+    batch = numbered(6, 4)
+    assert same(batch[:3].state, batch.state)
+    assert same(batch[0:3, 1:2].state, {"h": batch.state["h"][1:2]})
+    assert batch[1:3].state is None
+    assert batch[-3:].state is None
+    assert batch[-3:].spec == BatchSpec(3, 4)
+    assert same(batch[:, :], batch)
+    assert same(batch[-6:99], batch)
+    assert batch[4:2].spec == BatchSpec(0, 4)
+    for index in (3, slice(0, 4, 2), (slice(None), 1), (slice(None), slice(None, None, -1))):
+        with pytest.raises(ConfigError, match="slice of step 1"):
+            batch[index]
+
+
+@pytest.mark.parametrize("convert", [lambda b: b, as_torch], ids=["numpy", "torch"])
+def test_flatten_is_time_major_and_drops_what_comes_after(convert):
+    batch = convert(numbered(3, 2))
+    flat = batch.flatten()
+    assert sorted(flat) == sorted(["obs", "first", "prev_action", "prev_reward", "terminated", "truncated", "valid",
+                                   "info", "version", "action", "reward"])  # fmt: skip
+    for t in range(3):
+        for b in range(2):
+            n = 2 * t + b
+            for name in flat:
+                assert same(tree_map(lambda x, n=n: x[n], flat[name]),
+                            tree_map(lambda x, t=t, b=b: x[t, b], getattr(batch, name)))  # fmt: skip
+    assert all(len(x) == 6 for x in tree_leaves(flat))
+
+
+@pytest.mark.parametrize("convert", [lambda b: b, as_torch], ids=["numpy", "torch"])
+def test_a_copy_owns_its_memory(convert):
+    batch = convert(numbered(3, 2))
+    kept = batch.copy()
+    before = [np.asarray(x).copy() for x in tree_leaves(kept)]
+    for x in tree_leaves(batch):
+        x[...] = 0
+    assert all(np.array_equal(x, np.asarray(y)) for x, y in zip(before, tree_leaves(kept)))
+    kept.action[0][0, 0] = 77
+    assert kept.prev_action[0][1, 0] == 77
+    assert type(kept.valid) is type(batch.valid)
+
+
+def test_poison_reaches_every_leaf():
+    batch = numbered(3, 2)
+    poison(batch)
+    assert np.isnan(batch.obs["x"]).all()
+    assert (batch.obs["image"] == 213).all()
+    assert batch.first.all()
+    assert (batch.prev_action[0] == -4242).all()
+    assert np.isnan(batch.info["env"]["score"]).all()
+    assert np.isnan(batch.state["h"]).all()
+    assert (batch.version == -4242).all()
+
+
+@pytest.mark.parametrize("convert", [lambda b: b, as_torch], ids=["numpy", "torch"])
+@pytest.mark.parametrize("state", [True, False])
+def test_slots_joined_are_the_slots_cut(convert, state: bool):
+    whole = convert(numbered(3, 6, state))
+    parts = [whole[:, 0:1], whole[:, 1:4], whole[:, 4:6]]
+    joined = concat_samples(parts)
+    assert same(joined, whole)
+    assert type(joined.valid) is type(whole.valid)
+    joined.reward[...] = 0
+    assert np.asarray(whole.reward).any()
+
+
+@pytest.mark.parametrize("convert", [lambda b: b, as_torch], ids=["numpy", "torch"])
+def test_times_joined_are_the_times_cut(convert):
+    whole = convert(numbered(7, 2, state=False))
+    assert same(concat_samples([whole[0:1], whole[1:4], whole[4:7]], axis="T"), whole)
+    first, second = whole[0:3], whole[3:7]
+    object.__setattr__(first, "state", {"h": "of the first"})
+    object.__setattr__(second, "state", {"h": "of the second"})
+    assert concat_samples([first, second], axis="T").state == {"h": "of the first"}
+
+
+def test_what_does_not_fit_is_not_joined():
+    with pytest.raises(ConfigError, match="no batch"):
+        concat_samples([])
+    with pytest.raises(ConfigError, match=r"\(3, 2\), \(4, 2\).*common T"):
+        concat_samples([numbered(3, 2), numbered(4, 2)])
+    with pytest.raises(ConfigError, match="common B"):
+        concat_samples([numbered(3, 2), numbered(3, 4)], axis="T")
+    with pytest.raises(ConfigError, match="state in all or none"):
+        concat_samples([numbered(3, 2), numbered(3, 2, state=False)])
+    whole = numbered(7, 2, state=False)
+    with pytest.raises(ConfigError, match="pass them in order"):
+        concat_samples([whole[3:7], whole[0:3]], axis="T")
+
+
+def test_many_policies_are_joined_policy_by_policy():
+    a, b = numbered(3, 2), numbered(3, 4, offset=1)
+    left = MultiAgentBatch({"red": a[:, :1], "blue": b[:, :1]}, env_steps=3)
+    right = MultiAgentBatch({"blue": b[:, 1:], "red": a[:, 1:]}, env_steps=5)
+    joined = concat_samples([left, right])
+    assert isinstance(joined, MultiAgentBatch)
+    assert same(joined["red"], a)
+    assert same(joined["blue"], b)
+    assert joined.env_steps == 8
+    assert joined.agent_steps == a.env_steps + b.env_steps
+    assert list(joined) == ["red", "blue"]
+    assert len(joined) == 2
+    with pytest.raises(ConfigError, match=r"unequal policies: \[\['blue', 'red'\], \['red'\]\]"):
+        concat_samples([left, MultiAgentBatch({"red": a}, 1)])
+
+
+@pytest.mark.parametrize("convert", [lambda b: b, as_torch], ids=["numpy", "torch"])
+def test_episodes_are_found_in_a_layout_drawn_by_hand(convert):
+    """Upper case ends its episode (T terminated, C truncated), - is a reset row, . idles, v goes on."""
+    layout = ["vvT-vC", "v.....", "T-T-vv", "-vvvv-", "------"]
+    batch = numbered(6, 5)
+    grid = np.array([list(row) for row in layout]).T
+    batch.terminated[...], batch.truncated[...] = grid == "T", grid == "C"
+    batch.valid[...] = np.isin(grid, ["v", "T", "C"])
+    batch = convert(batch)
+    expected = [(0, 0, 3), (0, 4, 6), (1, 0, 1), (2, 0, 1), (2, 2, 3), (2, 4, 6), (3, 1, 5)]
+    fragments = split_by_episode(batch)
+    assert [f.spec for f in fragments] == [BatchSpec(t1 - t0, 1) for _, t0, t1 in expected]
+    for fragment, (b, t0, t1) in zip(fragments, expected):
+        assert same(fragment, batch[t0:t1, b : b + 1])
+        assert bool(fragment.valid.all())
+        assert (fragment.state is None) == (t0 > 0)
+    assert sum(f.env_steps for f in fragments) == batch.env_steps
+
+
+def test_every_valid_row_lies_in_one_fragment():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        T, B = rng.integers(1, 12), rng.integers(1, 5)
+        batch = numbered(int(T), int(B))
+        batch.valid[...] = rng.random((T, B)) < 0.8
+        batch.terminated[...] = batch.valid & (rng.random((T, B)) < 0.2)
+        batch.truncated[...] = batch.valid & (rng.random((T, B)) < 0.2)
+        batch.version[...] = np.arange(T * B).reshape(T, B)
+        fragments = split_by_episode(batch)
+        found = [int(v) for f in fragments for v in f.version.ravel()]
+        assert sorted(found) == sorted(batch.version[batch.valid].tolist())
+        for f in fragments:
+            assert not (f.terminated | f.truncated)[:-1].any()

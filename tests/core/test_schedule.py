@@ -1,0 +1,65 @@
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.core import schedule
+from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, at_progress, check_schedules, cosine, linear, schedule_value
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (3e-4, [3e-4] * 5),
+        (1, [1.0] * 5),
+        ("3e-4", [3e-4] * 5),
+        ("linear(1, 0)", [1.0, 0.75, 0.5, 0.0, 0.0]),
+        ("linear(0, 1, 0.5)", [0.0, 0.5, 1.0, 1.0, 1.0]),
+        ("linear(1, 0, 2)", [1.0, 0.875, 0.75, 0.5, 0.5]),
+        ("cosine(1, 0)", [1.0, 0.5 + math.sqrt(0.125), 0.5, 0.0, 0.0]),
+        (" cosine ( 2 , 4 , 0.5 ) ", [2.0, 3.0, 4.0, 4.0, 4.0]),
+        (linear(0.1, 0.3), [0.1, 0.15, 0.2, 0.3, 0.3]),
+        (cosine(1.0, 0.0, 0.25), [1.0, 0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_values_at_start_quarter_middle_end_and_beyond(text: Schedule, values: list[float]):
+    got = [schedule_value(text, progress) for progress in (0.0, 0.25, 0.5, 1.0, 7.0)]
+    assert got == pytest.approx(values, abs=1e-15)
+    assert all(isinstance(v, float) for v in got)
+    assert schedule_value(text, -3.0) == values[0]
+
+
+def test_the_end_is_exact():
+    assert schedule_value("linear(1, 0.1)", 1.0) == 0.1
+    assert schedule_value("cosine(3, 0.1, 0.5)", 0.5) == 0.1
+
+
+@pytest.mark.parametrize("text", ["", "linear", "linear(1)", "linear(1, 2, 3, 4)", "linear(1, 2, 0)", "linear(1, 2, -1)",
+                                  "step(1, 2)", "linear(a, b)", "linear(1, inf)", "linear(1, 2))", "1, 2"])  # fmt: skip
+def test_other_text_is_refused(text: str):
+    with pytest.raises(ConfigError, match="not understood; expected a number, linear"):
+        schedule_value(text, 0.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    lr: Schedule = "linear(1, 0)"
+    clip: "Schedule" = 0.2
+    name: str = "linear(1, 0)"
+    qualified: "schedule.Schedule" = "linear(4, 0)"
+    spelled: float | str = "linear(2, 0)"
+    optional: float | None = None
+
+
+def test_only_schedule_fields_move():
+    now = at_progress(Settings(), 0.5)
+    assert now == Settings(0.5, 0.2, "linear(1, 0)", 2.0, 1.0)
+    constant = Settings(1.0, 0.2, "x", 1.0, 1.0)
+    assert at_progress(constant, 0.5) is constant
+
+
+def test_a_bad_schedule_is_found_early():
+    check_schedules(Settings(name="no schedule at all"))
+    with pytest.raises(ConfigError, match=r"'linaer\(1, 0\)' not understood"):
+        check_schedules(Settings(lr="linaer(1, 0)"))

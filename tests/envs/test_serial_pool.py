@@ -1,0 +1,262 @@
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+from penstock.core.batch import SampleBatch, allocate_batch
+from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.noise import env_seed
+from penstock.core.spec import BatchSpec
+from penstock.core.tree import tree_leaves
+from penstock.envs.check import EnvContractError
+from penstock.envs.conformance import check_pool, echo_config
+from penstock.envs.make import EnvConfig
+from penstock.envs.serial_pool import Reset, SerialPool
+from penstock.envs.toy import Counter, Masked, SeedEcho, Toy
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (3, 2), (5, 7), (17, 3)])
+def test_the_contract(nested: bool, reset: Reset, B: int, T: int):
+    for decorrelation in (0, 1, 25):
+
+        def make(decorrelation: int = decorrelation) -> SerialPool:
+            return SerialPool(
+                echo_config(nested), 11, slice(2, 2 + B), reset=reset, max_decorrelation_steps=decorrelation
+            )
+
+        check_pool(make, seed=11, slot=2, reset=reset, decorrelated=decorrelation > 0, T=T)
+
+
+def rows(pool: SerialPool, T: int, batches: int = 1, buffer: SampleBatch | None = None) -> list[SampleBatch]:
+    """Copies of batches that are stepped with null actions."""
+    out: list[SampleBatch] = []
+    batch = buffer or allocate_batch(pool.spec, BatchSpec(T, pool.groups[0].stop), env_info=pool.info_keys)
+    for _ in range(batches):
+        pool.bind(batch)
+        for t in range(T):
+            pool.send(0, t)
+            assert pool.recv() == 0
+        out.append(batch.copy())
+    return out
+
+
+def pool_of(env: Callable[[], gym.Env], B: int = 2, checks: Any = "sampled", **settings: Any) -> SerialPool:
+    return SerialPool(EnvConfig(env, checks=checks, info_keys=("key",)), 0, slice(0, B), **settings)
+
+
+def test_a_slot_with_an_episode_limit_idles_after_its_last():
+    pool = SerialPool(echo_config(), 0, slice(0, 3), episodes=[1, 2, 4])
+    one, two, three = rows(pool, 40, 3)
+    ends = sum((batch.terminated | batch.truncated).sum(0) for batch in (one, two, three))
+    assert ends.tolist() == [1, 2, 4]
+    assert not three.valid.any()
+    for batch in (one, two, three):
+        last = batch.valid.shape[0] - np.argmax(batch.valid[::-1], 0)
+        for b in range(3):
+            stop = int(last[b]) if batch.valid[:, b].any() else 0
+            assert not batch.first[stop + 1 :, b].any()
+            assert (batch.obs[stop:, b] == batch.obs[stop, b]).all()
+            assert not batch.reward[stop:, b].any()
+
+
+def test_restart_begins_again_and_evaluation_has_seeds_of_its_own():
+    pool = SerialPool(echo_config(), 5, slice(0, 2))
+    before = rows(pool, 9, 2)
+    pool.restart(5)
+    again = rows(pool, 9, 2)
+    assert [x.tobytes() for x in tree_leaves(before)] == [x.tobytes() for x in tree_leaves(again)]
+    pool.restart(6)
+    assert SeedEcho.place_of(rows(pool, 2)[0].obs)[0][0].tolist() == [env_seed(6, 0, 0), env_seed(6, 1, 0)]
+    evaluation = SerialPool(echo_config(), 6, slice(0, 2), evaluation=True)
+    seeds = SeedEcho.place_of(rows(evaluation, 2)[0].obs)[0][0].tolist()
+    assert seeds == [env_seed(6, b, 0, evaluation=True) for b in range(2)] != [env_seed(6, b, 0) for b in range(2)]
+
+
+def test_decorrelation_takes_its_own_steps_in_every_slot_and_obeys_masks():
+    class Legal(Masked):
+        def act(self, action: Any) -> tuple[float, bool, bool]:
+            assert self.observe()["action_mask"][action[0]] == 1
+            return 0.0, self.t >= 5, False
+
+    made: list[Legal] = []
+
+    def make() -> Legal:
+        made.append(Legal())
+        return made[-1]
+
+    pool = pool_of(make, 24, max_decorrelation_steps=30)
+    batch = rows(pool, 1)[0]
+    taken = [len(actions) for actions in pool.warmup()]
+    assert [len(rewards) for rewards in pool.warmup_rewards()] == taken
+    assert len({*taken}) > 4
+    assert [first for first in batch.first[0].tolist()] == [n == 0 for n in taken]
+    again = pool_of(make, 3, max_decorrelation_steps=30)
+    rows(again, 1)
+    assert [len(actions) for actions in again.warmup()] == taken[:3]
+
+
+def test_closing_closes_every_environment_once_and_a_failed_start_closes_what_it_made():
+    closed: list[int] = []
+    made: list[int] = []
+
+    class Closing(Counter):
+        def __init__(self, limit: int = 10) -> None:
+            super().__init__()
+            made.append(len(made))
+            self.number = made[-1]
+            if self.number >= limit:
+                raise RuntimeError("out of licences")
+
+        def close(self) -> None:
+            closed.append(self.number)
+
+    pool = pool_of(Closing, 3)
+    pool.close()
+    pool.close()
+    assert closed == [0, 1, 2]
+    with pytest.raises(EnvWorkerError, match="out of licences"):
+        pool_of(lambda: Closing(5), 4)
+    assert closed == [0, 1, 2, 3, 4]
+    with pytest.raises(ConfigError, match="made a VectorEnv"):
+        SerialPool(EnvConfig(lambda: CartPoleVectorEnv(num_envs=2)), 0, slice(0, 2))
+
+
+class Given(Toy):
+    """Returns what it was made with."""
+
+    def __init__(self, space: spaces.Space[Any], obs: Any = None, reset_obs: Any = None, **result: Any) -> None:
+        super().__init__(space, spaces.Discrete(2))
+        self.obs, self.result = obs, {"reward": 0.5, "terminated": False, "truncated": False, "info": {}} | result
+        self.reset_obs = obs if reset_obs is None else reset_obs
+
+    def observe(self) -> Any:
+        return self.obs if self.t else self.reset_obs
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return (self.obs, *self.result.values())
+
+
+SCALAR = spaces.Box(-1, 1, (), np.float32)
+VECTOR = spaces.Box(-1, 1, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "stored"),
+    [
+        (SCALAR, np.float32(0.25), 0.25),
+        (SCALAR, np.array(0.25, np.float32), 0.25),
+        (VECTOR, np.array([0.25, 0.5], np.float32).view(np.recarray), [0.25, 0.5]),
+        (spaces.Discrete(3), 2, 2),
+        (spaces.Discrete(3), np.int32(2), 2),
+        (spaces.Discrete(3), np.array(2), 2),
+        (spaces.Tuple([SCALAR, spaces.Discrete(3)]), (np.float32(0.25), np.int64(2)), (0.25, 2)),
+    ],
+)
+def test_sound_observations_of_an_unusual_type_are_stored(space: Any, obs: Any, stored: Any):
+    for decorrelation in (0, 3):
+        ends = {"terminated": True} if not decorrelation else {}
+        batch = rows(pool_of(lambda: Given(space, obs, **ends), max_decorrelation_steps=decorrelation), 3)[0]  # noqa: B023
+        for x, y in zip(tree_leaves(batch.obs), tree_leaves(stored)):
+            assert x.tolist() == np.broadcast_to(np.asarray(y, x.dtype), x.shape).tolist()
+
+
+@pytest.mark.parametrize("reward", [True, np.float16(1), np.array(1.0), np.int8(1), 1, np.float32(1)])
+@pytest.mark.parametrize("flag", [np.False_, False])
+def test_sound_rewards_of_an_unusual_type_are_stored(reward: Any, flag: Any):
+    obs = np.array([0.25, 0.5], np.float32)
+    batch = rows(pool_of(lambda: Given(VECTOR, obs, reward=reward, truncated=flag)), 2)[0]
+    assert batch.reward.tolist() == [[1.0, 1.0]] * 2
+    assert batch.obs[1:].tolist() == [[[0.25, 0.5]] * 2] * 2
+
+
+OK = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"reward": 1e39}, "reward: got 1e+39, expected a finite number that fits float32"),
+        ({"reward": float("-inf")}, "reward: got -inf"),
+        ({"info": {"key": "abc"}}, "info['key']: got str, expected one number"),
+        ({"info": {"key": np.zeros(2)}}, "info['key']: got ndarray, expected one number"),
+        ({"info": 5}, "info: got int 5, expected a dict"),
+        ({"info": None}, "info: got NoneType, expected a dict"),
+        ({"truncated": 1}, "truncated: got int 1, expected a bool"),
+    ],
+)
+def test_an_unsound_result_is_named(result: dict[str, Any], text: str):
+    with pytest.raises(EnvContractError) as caught:
+        rows(pool_of(lambda: Given(VECTOR, OK, **result)), 1)
+    assert "slot 0 of" in str(caught.value)
+    assert "in step() at episode 0, step 0, seed " in str(caught.value)
+    assert text in str(caught.value)
+    assert "last action 0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "text"),
+    [
+        (VECTOR, np.zeros(3, np.float32), "obs: got shape [3], expected [2]"),
+        (VECTOR, np.zeros(2), "obs: got dtype float64, expected float32"),
+        (VECTOR, [0.0, 0.0], "obs: got list"),
+        (VECTOR, np.full(2, np.nan, np.float32), "obs: got nan"),
+        (spaces.Discrete(3), np.array(1.5), "obs: got array float64[], expected an integer"),
+        (spaces.Discrete(3), 3, "obs: got 3, expected 0 to 2"),
+    ],
+)
+def test_an_unsound_observation_is_named(space: Any, obs: Any, text: str):
+    sound = space.sample() * 0
+    for first, then, phase in ((obs, sound, "reset"), (sound, obs, "step")):
+        with pytest.raises(EnvContractError) as caught:
+            rows(pool_of(lambda then=then, first=first: Given(space, then, first)), 1)
+        assert f"in {phase}() at episode 0, step 0" in str(caught.value)
+        assert text in str(caught.value)
+        with pytest.raises(EnvContractError) as caught:
+            rows(pool_of(lambda then=then, first=first: Given(space, then, first), max_decorrelation_steps=1), 1)
+        assert f"in {phase}() at episode 0, step 0" in str(caught.value)
+
+
+def test_a_reset_that_returns_no_pair_is_named():
+    class NoInfo(Counter):
+        def reset(self, **_: Any) -> Any:
+            return super().reset()[0]
+
+    with pytest.raises(EnvContractError, match=r"in reset\(\) at episode 0, step 0, .*expected a tuple \(obs, info\)"):
+        rows(pool_of(NoInfo), 1)
+
+
+class NanFrom(Counter):
+    """NaN on one step of the fourth episode or later, or in its reset."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(terminate_at=10)
+        self.row, self.calls = row, -1
+
+    def observe(self) -> Any:
+        self.calls += 1
+        return super().observe() if self.calls != self.row + 1 else np.array([np.nan], np.float32)
+
+
+@pytest.mark.parametrize(("row", "place"), [(63, "step() at episode 5, step 8"), (127, "step() at episode 11, step 6")])
+def test_values_are_checked_in_one_row_of_64(row: int, place: str):
+    for checks, at, found in (("sampled", row, True), ("sampled", row - 1, False), ("off", row, False),
+                              ("always", row - 1, True)):  # fmt: skip
+        pool = pool_of(lambda at=at: NanFrom(at), checks=checks)
+        if not found:
+            rows(pool, 200)
+            continue
+        with pytest.raises(EnvContractError, match="obs: got nan") as caught:
+            rows(pool, 200)
+        assert at != row or place in str(caught.value)
+
+
+def test_a_bad_value_in_a_reset_is_said_to_come_from_the_reset():
+    with pytest.raises(EnvContractError, match=r"in reset\(\) at episode 3, step 0, .*obs: got nan"):
+        rows(pool_of(lambda: NanFrom(32), checks="always"), 200)
