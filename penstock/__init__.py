@@ -34,6 +34,7 @@ _WHERE = {
     "RunConfig": "penstock.run.experiment",
     "Runner": "penstock.run.runner",
     "SampleBatch": "penstock.core.batch",
+    "Schedule": "penstock.core.schedule",
     "SerialSampler": "penstock.samplers.serial",
     "TrainBatch": "penstock.learn.algorithm",
     "Trainer": "penstock.run.trainer",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import EnvWorkerError as EnvWorkerError
     from penstock.core.errors import NonFiniteError as NonFiniteError
     from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.schedule import Schedule as Schedule
     from penstock.core.schedule import cosine as cosine
     from penstock.core.schedule import linear as linear
     from penstock.core.spec import BatchSpec as BatchSpec

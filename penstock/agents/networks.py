@@ -194,13 +194,18 @@ def _flat_size(leaf: LeafSpec) -> int:
 
 def _flat_features(leaf: LeafSpec, x: Tensor) -> Tensor:
     if leaf.kind == "discrete":
-        return F.one_hot(x.long() - int(leaf.start), leaf.sizes[0]).float()  # pyright: ignore[reportArgumentType]
+        return _one_hot(x, int(leaf.start), leaf.sizes[0])  # pyright: ignore[reportArgumentType]
     flat = x.flatten(1) if x.ndim > 1 else x.unsqueeze(-1)
     if leaf.kind != "multi_discrete":
         return flat.float()
     starts = leaf.start if isinstance(leaf.start, tuple) else (leaf.start,) * leaf.size
-    one_hots = [F.one_hot(flat[:, i].long() - s, n).float() for i, (s, n) in enumerate(zip(starts, leaf.sizes))]
+    one_hots = [_one_hot(flat[:, i], s, n) for i, (s, n) in enumerate(zip(starts, leaf.sizes))]
     return torch.cat(one_hots, -1)
+
+
+def _one_hot(x: Tensor, start: int, n: int) -> Tensor:
+    """[N, n] floats; all zeros for what is no choice, as rows of padding may hold."""
+    return (x.unsqueeze(-1) == torch.arange(start, start + n, device=x.device)).float()
 
 
 def _conv_size(convs: nn.Sequential, c: int, h: int, w: int, name: str, smallest: str) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+import typing
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -51,23 +53,19 @@ def schedule_value(schedule: Schedule, progress: float) -> float:
 
 def at_progress(settings: S, progress: float) -> S:
     """A copy of a settings dataclass in which every schedule is the number it stands for now."""
-    changed = {
-        f.name: schedule_value(value, progress)
-        for f in fields(settings)  # pyright: ignore[reportArgumentType]
-        if _is_schedule(f.type) and isinstance(value := getattr(settings, f.name), str)
-    }
+    now = {name: getattr(settings, name) for name in _schedule_fields(type(settings))}
+    changed = {name: schedule_value(value, progress) for name, value in now.items() if isinstance(value, str)}
     return replace(settings, **changed) if changed else settings  # pyright: ignore[reportArgumentType]
 
 
 def check_schedules(settings: Any) -> None:
     """Raises ConfigError if a schedule field of a settings dataclass holds text that is no schedule."""
-    for f in fields(settings):
-        if _is_schedule(f.type):
-            schedule_value(getattr(settings, f.name), 0.0)
+    for name in _schedule_fields(type(settings)):
+        schedule_value(getattr(settings, name), 0.0)
 
 
-def _is_schedule(annotation: Any) -> bool:
-    """An annotation is text under `from __future__ import annotations`, and may be qualified: `schedule.Schedule`."""
-    if isinstance(annotation, str):
-        return annotation.rpartition(".")[2] == "Schedule" or annotation == "float | str"
-    return annotation == Schedule
+@functools.cache
+def _schedule_fields(cls: type) -> tuple[str, ...]:
+    """The fields annotated as `Schedule`."""
+    hints = typing.get_type_hints(cls)
+    return tuple(f.name for f in fields(cls) if hints[f.name] == Schedule)  # pyright: ignore[reportArgumentType]

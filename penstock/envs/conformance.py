@@ -224,11 +224,10 @@ def _run(
 def _fill(pool: EnvPool, batch: SampleBatch, actions: Tree, released: SampleBatch) -> None:
     """Plays the loop's part for one batch, and checks that a row is there when `recv` says so, and never changes."""
     T, _ = batch.spec
+    marks = batch.info["mark"].copy(), batch.version.copy()
     pool.bind(batch)
     if released is not batch:
         poison(released)
-    marks = [x for x in (batch.info["mark"], batch.version)]
-    before = [x.copy() for x in marks]
     rows = [0] * len(pool.groups)
     received: list[tuple[int, slice, list[Any]]] = []
 
@@ -252,7 +251,7 @@ def _fill(pool: EnvPool, batch: SampleBatch, actions: Tree, released: SampleBatc
             _same(x, y, f"row {row}, slots {slots.start} to {slots.stop - 1}", "written after recv gave the group")
     for x, y in zip(tree_leaves(batch.action), tree_leaves(actions)):
         _same(x, y, "actions", "the pool wrote the loop's memory")
-    for x, y in zip(marks, before):
+    for x, y in zip((batch.info["mark"], batch.version), marks):
         _same(x, y, "agent info and version", "the pool wrote the loop's memory")
 
 
@@ -292,8 +291,10 @@ def _check_null(batch: SampleBatch, t: int, b: int, place: str) -> None:
 
 def _same(got: Any, expected: Any, place: str, what: str) -> None:
     got, expected = np.asarray(got), np.asarray(expected)
-    if not np.array_equal(got, expected, equal_nan=got.dtype.kind == "f"):
-        raise AssertionError(f"{place}: {what}: got {got.tolist()}, expected {expected.tolist()}")
+    if np.array_equal(got, expected, equal_nan=got.dtype.kind == "f"):
+        return
+    at = tuple(np.argwhere((got != expected) & ((got == got) | (expected == expected)))[0].tolist())
+    raise AssertionError(f"{place}: {what}: got {got[at]}{f' at {list(at)}' if at else ''}, expected {expected[at]}")
 
 
 def _expect(holds: bool, place: str, what: str) -> None:

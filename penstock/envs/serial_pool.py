@@ -26,6 +26,7 @@ from penstock.envs.wrappers import MASK
 Reset = Literal["next_step", "batch_end"]
 
 _CHECK_EVERY = 64
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
 
@@ -126,7 +127,7 @@ class SerialPool:
         actions = self._actions(action_row)
         write = self._write
         self._tick += 1
-        b = 0
+        b, result = 0, None
         try:
             for b, step, action, ended in zip(range(B), self._steps, actions, self._ended):
                 if ended:
@@ -145,10 +146,12 @@ class SerialPool:
                     for key, column in info_rows.items():
                         if key in info:
                             column[b] = info[key]
+                elif info is None:
+                    self._violation(b, result, action, obs_row)
         except EnvWorkerError:
             raise
-        except Exception as error:
-            self._fail(b, "step", error, actions[b])
+        except (Exception, SystemExit) as error:
+            self._fail(b, "step", error, actions[b], result)
         reward_row[:] = rewards
         terminated_row.fill(False)
         truncated_row.fill(False)
@@ -158,7 +161,7 @@ class SerialPool:
         for b, terminated, truncated in ends or ():
             terminated_row[b], truncated_row[b] = terminated, truncated
             self._finish(b)
-        if not math.isfinite(sum(rewards)) or self._tick % _CHECK_EVERY == 0 or self._config.checks == "always" \
+        if not -_LARGEST_REWARD < sum(rewards) < _LARGEST_REWARD or self._tick % _CHECK_EVERY == 0 or self._config.checks == "always" \
                 or 0 in self._episode:  # fmt: skip
             self._check_values(obs_row, rewards, actions)
 
@@ -186,7 +189,7 @@ class SerialPool:
         self._row_views = []
         self._episode, self._ended, self._idle = list(state["episode"]), list(state["ended"]), list(state["idle"])
         self._left = [math.inf if left is None else left for left in state["left"]]
-        self._tick, self._began = state["tick"], list(state["began"])
+        self._tick = state["tick"]
         lost: list[int] = []
         for b, env in enumerate(self._envs):
             if self._ended[b]:
@@ -198,7 +201,7 @@ class SerialPool:
             elif journal[b] is None or not self._replay(b, journal[b], target):
                 lost.append(b)
                 self._ended[b] = True  # the next row of this slot resets into its next episode
-        self._out = row
+        self._began = list(state["began"])
         return lost
 
     def warmup(self) -> list[list[Tree]]:
@@ -226,7 +229,7 @@ class SerialPool:
 
     def _open(self, out: SampleBatch, b: int) -> None:
         """Row 0 of slot b is a reset, with nothing before it."""
-        self._store(out, 0, b, self._reset_env(b))
+        self._write_unusual(tree_map(lambda x: x[0], out.obs), b, self._reset_env(b), "reset")
         self._ended[b], out.first[0, b], out.prev_reward[0, b] = False, True, 0.0
         tree_map(lambda leaf, x: x[0].__setitem__(b, leaf.null()), self.spec.action, out.prev_action)
 
@@ -243,8 +246,9 @@ class SerialPool:
             mask = out.obs[MASK][0, b][None] if isinstance(out.obs, dict) and MASK in out.obs else None
             action = sample_action(self.spec.action, u[k + 1][None], mask)
             env_action = self._actions(action)[0]
+            self._began[b] -= 1
             obs, reward, terminated, truncated = self._step_checked(b, env_action)
-            self._store(out, 0, b, obs)
+            self._write_unusual(tree_map(lambda x: x[0], out.obs), b, obs, "step", env_action)
             self._warmup_actions[b].append(tree_map(lambda x: x[0], action))
             self._warmup_rewards[b].append(float(reward))
             out.first[0, b] = False
@@ -256,12 +260,14 @@ class SerialPool:
     def _replay(self, b: int, actions: Tree, target: Tree) -> bool:
         """Replays the slot's episode from its seed; True if it arrives at the same observation bit for bit."""
         scratch = tree_map(lambda x: np.zeros_like(x)[None], target)
-        obs = self._reset_env(b, again=True)
-        for env_action in self._actions(actions):
-            obs, _, terminated, truncated = self._step_checked(b, env_action)
-            if terminated or truncated:
-                return False
-        if not self._write(scratch, 0, obs):
+        try:
+            obs = self._reset_env(b, again=True)
+            for env_action in self._actions(actions):
+                obs, _, terminated, truncated = self._step_checked(b, env_action)
+                if terminated or truncated:
+                    return False
+            self._write_unusual(scratch, 0, obs, "step")
+        except EnvWorkerError:  # it took these actions before: one more way in which it is not reproducible
             return False
         pairs = zip(tree_leaves(scratch), tree_leaves(target))
         return all(x[0].tobytes() == np.ascontiguousarray(y).tobytes() for x, y in pairs)
@@ -280,7 +286,7 @@ class SerialPool:
             return
         obs = self._reset_env(b)
         if not self._write(obs_row, b, obs):
-            raise EnvContractError(f"{self._where(b, 'reset')}: {describe_violation(obs, self.spec.obs, 'obs')}")
+            self._write_unusual(obs_row, b, obs, "reset")
         self._ended[b] = False
         out.first[row + 1, b] = True
 
@@ -289,7 +295,7 @@ class SerialPool:
         self._began[b] = self._tick
         try:
             result = self._envs[b].reset(seed=self._env_seed(b))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail(b, "reset", error, None)
         if message := describe_reset_violation(result):
             raise EnvContractError(f"{self._where(b, 'reset')}: {message}")
@@ -298,33 +304,31 @@ class SerialPool:
     def _step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]:
         try:
             result = self._steps[b](action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail(b, "step", error, action)
         message = describe_step_violation(result)
         if message:
-            raise EnvContractError(f"{self._where(b, 'step')}: {message}; last action {_short(action)}")
+            raise EnvContractError(f"{self._where(b, 'step')}: {message}{_last(action)}")
         return result[:4]
 
-    def _store(self, out: SampleBatch, row: int, b: int, obs: Any) -> None:
-        message = describe_violation(obs, self.spec.obs, "obs")
-        if message:
-            raise EnvContractError(f"{self._where(b, 'reset')}: {message}")
-        self._write(tree_map(lambda x: x[row], out.obs), b, obs)
+    def _write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
+        """Raises if the observation broke the contract; writes it if it is only of an unusual but sound type."""
+        if message := describe_violation(obs, self.spec.obs, "obs"):
+            raise EnvContractError(f"{self._where(b, phase)}: {message}{_last(action)}")
+        _write_tree(obs_row, b, obs)
 
     def _violation(self, b: int, result: Any, action: Any, obs_row: Tree) -> Any:
         """Raises if the step broke the contract; writes and gives what was only of an unusual but sound type."""
-        message = describe_step_violation(result) or describe_violation(result[0], self.spec.obs, "obs")
-        if message:
-            raise EnvContractError(f"{self._where(b, 'step')}: {message}; last action {_short(action)}")
-        _write_tree(obs_row, b, result[0])
+        if message := describe_step_violation(result):
+            raise EnvContractError(f"{self._where(b, 'step')}: {message}{_last(action)}")
+        self._write_unusual(obs_row, b, result[0], "step", action)
         return float(result[1])
 
     def _check_values(self, obs_row: Tree, rewards: list[Any], actions: Sequence[Any]) -> None:
         for b, reward in enumerate(rewards):
-            if not math.isfinite(reward):
-                raise EnvContractError(
-                    f"{self._where(b, 'step')}: reward is {reward}; expected a finite number; last action {_short(actions[b])}"
-                )
+            if not -_LARGEST_REWARD < reward < _LARGEST_REWARD:
+                raise EnvContractError(f"{self._where(b, 'step')}: reward: got {reward}, expected a finite number that "
+                                       f"fits float32; look for a division by zero{_last(actions[b])}")  # fmt: skip
         if self._config.checks == "off":
             return
         everyone = self._tick % _CHECK_EVERY == 0 or self._config.checks == "always"
@@ -332,22 +336,28 @@ class SerialPool:
             if everyone or episode == 0:
                 message = describe_violation(tree_map(lambda x, b=b: x[b], obs_row), self.spec.obs, "obs")
                 if message:
-                    raise EnvContractError(f"{self._where(b, 'step')}: {message}; last action {_short(actions[b])}")
+                    stepped = self._tick > self._began[b]
+                    where, last = self._where(b, "step" if stepped else "reset"), actions[b] if stepped else None
+                    raise EnvContractError(f"{where}: {message}{_last(last)}")
 
     def _env_seed(self, b: int) -> int:
         return env_seed(self._seed, self._slots.start + b, max(self._episode[b], 0), self._evaluation)
 
     def _where(self, b: int, phase: str) -> str:
         kind = "evaluation slot" if self._evaluation else "slot"
+        step = self._tick - self._began[b] - (phase == "step")  # counted from 0
         return (f"{kind} {self._slots.start + b} of {self._config.name} in {phase}() at episode {self._episode[b]}, "
-                f"step {self._tick - self._began[b]}, seed {self._env_seed(b)}")  # fmt: skip
+                f"step {step}, seed {self._env_seed(b)}")  # fmt: skip
 
-    def _fail(self, b: int, phase: str, error: Exception, action: Any) -> NoReturn:
-        if isinstance(error, (TypeError, ValueError)) and error.__traceback__ and error.__traceback__.tb_next is None:
-            error = EnvContractError(f"step() did not return (obs, reward, terminated, truncated, info): {error}")
+    def _fail(self, b: int, phase: str, error: BaseException, action: Any, result: Any = None) -> NoReturn:
+        """Raises for an exception out of the environment, or out of the handling of its `result`."""
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None and result is not None:
+            if message := describe_step_violation(result) or _describe_info(result[4], self._info_keys):
+                raise EnvContractError(f"{self._where(b, phase)}: {message}{_last(action)}") from error
         text = "".join(traceback.format_exception(error))
-        last = "" if action is None else f"; last action {_short(action)}"
-        raise EnvWorkerError(f"{self._where(b, phase)}: {type(error).__name__}: {error}{last}\n{text}") from error
+        raise EnvWorkerError(
+            f"{self._where(b, phase)}: {type(error).__name__}: {error}{_last(action)}\n{text}"
+        ) from error
 
 
 def _has_state(env: gym.Env[Any, Any]) -> bool:
@@ -355,9 +365,20 @@ def _has_state(env: gym.Env[Any, Any]) -> bool:
     return callable(getattr(env, "get_state", None)) and callable(getattr(env, "set_state", None))
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
+def _last(action: Any) -> str:
+    """The end of a message: which action came before."""
+    if action is None:
+        return ""
+    text = repr(action.item() if isinstance(action, np.generic) else action)
+    return f"; last action {text if len(text) <= 200 else text[:200] + '...'}"
+
+
+def _describe_info(info: dict[str, Any], keys: Sequence[str]) -> str | None:
+    for key in keys:
+        if key in info and (np.ndim(info[key]) or not isinstance(info[key], (bool, int, float, np.generic, np.ndarray))):
+            kind = type(info[key]).__name__
+            return f"info[{key!r}]: got {kind}, expected one number; return one, or drop {key!r} from info_keys"
+    return None
 
 
 def _obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
@@ -368,7 +389,7 @@ def _obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
     if leaf.kind == "discrete":
 
         def write_scalar(row: Any, b: int, obs: Any) -> bool:
-            if not isinstance(obs, (int, np.integer)) and not (isinstance(obs, np.ndarray) and obs.ndim == 0):
+            if not isinstance(obs, (int, np.integer)):
                 return False
             row[b] = obs
             return True

@@ -98,7 +98,6 @@ class VectorPool:
                                        f"[{len(self._ended)}], one for each environment")  # fmt: skip
         reset = self._ended
         self._store(obs, row + 1)
-        self._tick += 1
         out.first[row + 1] = reset
         out.valid[row] = ~reset
         out.reward[row] = reward
@@ -116,6 +115,7 @@ class VectorPool:
             raise EnvContractError(
                 f"slot {b} of {self._where('step')}: reward is {out.reward[row, b]}; expected a finite number"
             )
+        self._tick += 1
 
     def recv(self) -> int:
         return 0

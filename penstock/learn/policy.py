@@ -78,6 +78,11 @@ class Policy:
         """Where the parameters are."""
         return next(self.agent.parameters()).device
 
+    @property
+    def recurrent(self) -> bool:
+        """True if `predict` gives a pair with the new state."""
+        return self.agent.initial_state(1) is not None
+
     def set_progress(self, progress: float) -> None:
         """Sets every schedule to its value after this fraction of the run."""
         self.settings = at_progress(self._settings, progress)

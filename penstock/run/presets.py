@@ -50,6 +50,11 @@ def named_preset(name: str) -> Preset:
     return Preset(name, _flat(entries), why, _FOLDER / f"{algo}.toml")
 
 
+def preset_names(algo: str) -> list[str]:
+    """The tables of an algorithm: environment ids and patterns."""
+    return list(_tables(algo))
+
+
 def preset(algo: str, env: str) -> Experiment:
     """The experiment that `penstock train ALGO --env ENV` would run: `ps.train(ps.preset("ppo", "CartPole-v1"))`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import platform
 import signal
@@ -66,15 +67,13 @@ def train(exp: Experiment, init: str | Path | None = None) -> Result:
         ConfigError: settings contradict each other, or the run directory holds something already.
         EnvWorkerError: an environment failed. CheckpointError: the run directory cannot be written.
     """
-    run_dir = _new_run_dir(exp)
-    with RunLock(run_dir):
-        parameters = load(init).agent.state_dict() if init is not None else None
-        trainer = Trainer(exp, run_dir, parameters)
-        try:
+    run_dir = _free_run_dir(exp)
+    parameters = load(init).agent.state_dict() if init is not None else None
+    with Trainer(exp, run_dir, parameters) as trainer:
+        _make_run_dir(run_dir)
+        with RunLock(run_dir):
             _write_config(trainer)
             return Runner(trainer).run()
-        finally:
-            trainer.stop()
 
 
 def resume(
@@ -95,18 +94,15 @@ def resume(
         raise ConfigError(f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
                           f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
                           "(--init)")  # fmt: skip
-    exp = override(_read_experiment(run_dir, env, agent), dict(changes or {}))
+    exp = override(read_experiment(run_dir, env, agent), dict(changes or {}))
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     with RunLock(run_dir):
         checkpoint = load_checkpoint(find_checkpoint(run_dir))
-        trainer = Trainer(exp, run_dir)
-        try:
+        with Trainer(exp, run_dir) as trainer:
             trainer.restore(checkpoint)
             if changes:
                 _write_config(trainer)
             return Runner(trainer, resumed=True).run()
-        finally:
-            trainer.stop()
 
 
 def load(run_dir: str | Path, which: str = "last", *, agent: Any = None, device: str = "cpu") -> Policy:
@@ -274,25 +270,29 @@ def _interactive() -> bool:
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
-def _new_run_dir(exp: Experiment) -> Path:
+def _free_run_dir(exp: Experiment) -> Path:
+    """The run directory to be; ConfigError if it holds something, so that nothing is ever overwritten."""
     if exp.run.dir is not None:
         path = Path(exp.run.dir)
     else:
         name = "".join(c if c.isalnum() or c in "._-" else "-" for c in exp.env_config.name)
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = Path("runs") / name / exp.algo_name / f"{stamp}-s{exp.run.seed}"
-        for extra in range(2, 100):
-            if not path.exists():
-                break
-            path = path.with_name(f"{stamp}-s{exp.run.seed}-{extra}")
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{exp.run.seed}"
+        path = Path("runs") / name / exp.algo_name / stamp
+        path = next(p for i in itertools.count(2) for p in (path, path.with_name(f"{stamp}-{i}")) if not p.exists())
     try:
-        if path.exists() and any(p.name != ".lock" for p in path.iterdir()):
+        if path.exists() and (not path.is_dir() or any(p.name != ".lock" for p in path.iterdir())):
             raise ConfigError(f"run directory {path} is not empty; nothing in it was touched. Go on with it by `penstock "
                               f"resume {path}` (ps.resume), or choose another run.dir")  # fmt: skip
+    except OSError as error:
+        raise CheckpointError(f"cannot read run directory {path}: {error.strerror or error}; choose another run.dir") from error
+    return path
+
+
+def _make_run_dir(path: Path) -> None:
+    try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"cannot use run directory {path}: {error.strerror or error}; choose another run.dir") from error
-    return path
+        raise CheckpointError(f"cannot make run directory {path}: {error.strerror or error}; choose another run.dir") from error
 
 
 def _write_config(trainer: Trainer) -> None:
@@ -320,7 +320,8 @@ def _write_config(trainer: Trainer) -> None:
         raise CheckpointError(f"cannot write into run directory {run_dir}: {error.strerror or error}") from error
 
 
-def _read_experiment(run_dir: Path, env: Any, agent: Any) -> Experiment:
+def read_experiment(run_dir: Path, env: Any = None, agent: Any = None) -> Experiment:
+    """The experiment that a run directory holds; `env` and `agent` replace what could not be stored."""
     plain = _read_json(run_dir / CONFIG)["experiment"]
     if env is not None:
         plain = {**plain, "env": ""}

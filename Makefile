@@ -1,0 +1,34 @@
+# `make run` and `make test` each work alone on a machine with Python 3.11 and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# One thread: networks this small get slower, not faster, with more.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test lint types examples check clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0" -e ".[dev]"
+	touch $@
+
+run: $(VENV)/.installed
+	$(BIN)/penstock train ppo --env CartPole-v1 --run.steps 500000 --run.stop rollout/ep_rew_mean 475
+
+test: $(VENV)/.installed
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+examples: $(VENV)/.installed
+	$(BIN)/pytest -m examples
+
+check: test lint types examples
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

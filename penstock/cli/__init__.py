@@ -1,0 +1,1 @@
+"""The command line: one small file for each command, each imported only when it is asked for."""

@@ -1,0 +1,23 @@
+"""`penstock envs`: which environment ids there are."""
+
+from __future__ import annotations
+
+from penstock.cli.options import Parser, import_modules
+
+
+def run(argv: list[str]) -> int:
+    """Lists ids; gives the exit code."""
+    parser = Parser("envs", "Lists the environment ids that Gymnasium knows, one a line.")
+    parser.add_argument("filter", nargs="?", default="", help="only ids that contain this text")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
+                        help="import a package first, because it registers environments, e.g. ale_py")  # fmt: skip
+    args = parser.parse_args(argv)
+    import_modules(args.imports)
+    import gymnasium
+
+    ids = [name for name in sorted(gymnasium.registry) if args.filter.lower() in name.lower()]
+    for name in ids:
+        print(name)
+    if not ids:
+        print(f"no id contains {args.filter!r}; packages register theirs on import: --import PKG")
+    return 0 if ids else 2

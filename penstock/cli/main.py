@@ -1,0 +1,52 @@
+"""`penstock COMMAND ...`: finds the command, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import penstock
+from penstock.core.errors import PenstockError, nearest
+
+COMMANDS = {
+    "train": "train an algorithm on an environment",
+    "eval": "play episodes with a trained policy, on video if you like",
+    "resume": "go on with a run as if it had never stopped",
+    "plot": "draw learning curves of runs",
+    "envs": "list environment ids",
+    "algos": "list algorithms and their presets",
+    "doctor": "say what this machine has, and whether it keeps the promises",
+}
+
+_HELP = """usage: penstock COMMAND [OPTIONS]
+
+{commands}
+
+`penstock COMMAND --help` explains a command, `penstock train ppo --help` every setting of PPO.
+Exit codes: 0 done, 2 usage or settings, 3 environment, 4 learner, 5 checkpoint, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; gives its exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        lines = "\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())
+        print(_HELP.format(commands=lines), end="")
+        return 0
+    if args[0] in ("-V", "--version"):
+        print(f"penstock {penstock.__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        print(f"penstock: unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        return importlib.import_module(f"penstock.cli.{args[0]}").run(args[1:])
+    except PenstockError as error:
+        print(f"penstock: {type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("penstock: interrupted before there was anything to save", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0

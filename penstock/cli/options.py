@@ -1,0 +1,82 @@
+"""Options that several commands share, and how text becomes a value."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from penstock.core.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser without abbreviations, whose message for an unknown option names the nearest one."""
+
+    def __init__(self, command: str, description: str, **kwargs: Any) -> None:
+        super().__init__(
+            prog=f"penstock {command}", description=description, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
+        )  # fmt: skip
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(unknown[0])
+        return found
+
+    def refuse(self, option: str, further: Iterable[str] = ()) -> NoReturn:
+        """Exits with 2, naming the options nearest to an unknown one."""
+        known = [text for action in self._actions for text in action.option_strings] + list(further)
+        close = difflib.get_close_matches(option.split("=")[0], known, n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        self.exit(2, f"{self.prog}: unknown option {option}{hint}\n")
+
+
+def import_modules(modules: Sequence[str]) -> None:
+    """Imports packages that register environments. Raises ConfigError if one is not there."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError(f"--import {module}: {error}; is it installed and on PYTHONPATH?") from error
+
+
+def here_on_path() -> None:
+    """Lets `my_module:MyAlgo` name a file in the current folder, as `python -m` does."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+
+
+def key_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """`key=value` texts as a dict; values are JSON where they can be, else text."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{option} {pair!r}; expected key=value, e.g. {option} render_mode=rgb_array size=8")
+        try:
+            out[key] = json.loads(text)
+        except ValueError:
+            out[key] = text
+    return out
+
+
+def dotted(pairs: Sequence[str], command: str) -> dict[str, str]:
+    """`--run.steps 100 --run.seed=3` as {"run.steps": "100", "run.seed": "3"}. Raises ConfigError on anything else."""
+    out: dict[str, str] = {}
+    rest = list(pairs)
+    while rest:
+        option = rest.pop(0)
+        name, equals, value = option.partition("=")
+        if not name.startswith("--") or "." not in name:
+            raise ConfigError(f"unknown option {option}; see penstock {command} --help")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"{option} lacks its value")
+            value = rest.pop(0)
+        out[name[2:].replace("-", "_")] = value
+    return out

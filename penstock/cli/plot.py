@@ -1,0 +1,32 @@
+"""`penstock plot RUN...`: learning curves as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.cli.options import Parser
+
+
+def run(argv: list[str]) -> int:
+    """Draws as the arguments say; gives the exit code."""
+    parser = Parser(
+        "plot", "Draws curves over steps and over wall time. Seeds of one environment and algorithm become one curve: "
+        "their interquartile mean with a 95% bootstrap band.",
+    )  # fmt: skip
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories, or folders that hold some")
+    parser.add_argument("--metric", default="rollout/ep_rew_mean", help="what to draw (default rollout/ep_rew_mean)")
+    parser.add_argument("--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png)")
+    args = parser.parse_args(argv)
+    from penstock.run.plots import plot_runs
+
+    runs = [run for path in args.runs for run in _run_dirs(Path(path))]
+    out = Path(args.out) if args.out else Path(args.runs[0]) / "plots" / f"{args.metric.replace('/', '-')}.png"
+    print(plot_runs(runs, out, args.metric))
+    return 0
+
+
+def _run_dirs(path: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs below it; a folder without any stays, for the error to name."""
+    if (path / "metrics.jsonl").is_file():
+        return [path]
+    return sorted(found.parent for found in path.rglob("metrics.jsonl")) or [path]

@@ -1,0 +1,29 @@
+"""`penstock resume RUN`: goes on from the newest good checkpoint."""
+
+from __future__ import annotations
+
+from penstock.cli.options import Parser, dotted, here_on_path, import_modules
+
+_DESCRIPTION = """Goes on with a run from its newest good checkpoint, as if it had never stopped.
+
+  penstock resume runs/a
+  penstock resume runs/a --run.steps 400000      extends a finished run
+
+Only settings of the run (--run.X, not seed or dir) may change.
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Resumes as the arguments say; gives the exit code."""
+    parser = Parser("resume", _DESCRIPTION)
+    parser.add_argument("run", metavar="RUN", help="run directory")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
+                        help="import a package first, because it registers environments")  # fmt: skip
+    args, rest = parser.parse_known_args(argv)
+    changes = dotted(rest, "resume")
+    here_on_path()
+    import_modules(args.imports)
+    from penstock.run.runner import resume
+
+    resume(args.run, changes)
+    return 0

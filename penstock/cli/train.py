@@ -1,0 +1,115 @@
+"""`penstock train ALGO --env ID`: settings from preset and options, then one run for each seed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import make_dataclass, replace
+from typing import Any
+
+from penstock.cli.options import Parser, here_on_path, import_modules, key_values
+
+_DESCRIPTION = """Trains an algorithm on an environment and leaves everything in a run directory.
+
+  penstock train ppo --env CartPole-v1
+  penstock train ppo --env Pendulum-v1 --algo.lr "linear(1e-3, 0)" --run.steps 200000 --run.seed 1 --run.dir runs/a
+  penstock train my_module:MyAlgo --env ALE/Pong-v5 --import ale_py --seeds 1,2,3
+
+Settings of the algorithm (--algo.X), the sampler (--sampler.X) and the run (--run.X):
+  penstock train ppo --help
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Trains as the arguments say; gives the exit code."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    wants_help = any(a in ("-h", "--help") for a in rest)
+    if args.algo is None or (args.env is None and not wants_help):
+        parser.print_help(sys.stdout if wants_help else sys.stderr)
+        if not wants_help:
+            print(f"\npenstock train: {'ALGO' if args.algo is None else '--env'} is missing", file=sys.stderr)
+        return 0 if wants_help else 2
+    here_on_path()
+    import_modules(args.imports)
+    # Torch is imported from here on: everything above must stay quick.
+    from penstock.run.experiment import Experiment
+    from penstock.run.presets import find_preset, named_preset, with_preset
+
+    found = None
+    if args.preset is None:
+        found = find_preset(args.algo, args.env) if args.env else None
+    elif args.preset != "none":
+        found = named_preset(args.preset if "/" in args.preset else f"{args.algo}/{args.preset}")
+    exp: Experiment = with_preset(args.algo, args.env or "", found)
+    if args.sampler is not None:
+        from penstock.samplers import find_sampler
+
+        kept = {name: getattr(exp.sampler, name) for name in ("T", "B")}
+        exp = replace(exp, sampler=find_sampler(args.sampler)(**kept))
+    if wants_help:
+        parser.print_help()
+    settings = _settings(exp, rest)
+    exp = replace(
+        exp, algo=settings.algo, sampler=settings.sampler, run=settings.run,
+        env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
+        wrappers=(*exp.wrappers, *args.wrappers), info_keys=(*exp.info_keys, *args.info_keys),
+        imports=tuple(args.imports), env_checks=args.env_checks,
+    )  # fmt: skip
+    if args.agent is not None:
+        from penstock.core.config import import_object
+
+        exp = replace(exp, algo=replace(exp.algo, agent=import_object(args.agent)))
+    if exp.run.progress != "off":
+        if found is None:
+            print(f"no preset {'asked for' if args.preset == 'none' else f'for {args.algo} on {args.env}'}: default settings")
+        else:
+            values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
+            print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
+    for seed in args.seeds or [exp.run.seed]:
+        _train(exp, seed, several=bool(args.seeds and len(args.seeds) > 1), init=args.init)
+    return 0
+
+
+def _train(exp: Any, seed: int, several: bool, init: str | None) -> None:
+    from penstock.run.plots import plot_runs
+    from penstock.run.runner import train
+
+    dir_ = f"{exp.run.dir}-s{seed}" if several and exp.run.dir is not None else exp.run.dir
+    result = train(replace(exp, run=replace(exp.run, seed=seed, dir=dir_)), init)
+    picture = plot_runs([result.run_dir], result.run_dir / "plots" / "learning-curve.png")
+    if exp.run.progress != "off":
+        print(f"learning curve: {picture}")
+
+
+def _parser() -> Parser:
+    parser = Parser("train", _DESCRIPTION, add_help=False)
+    parser.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, a2c, ... or module:NAME (penstock algos)")
+    parser.add_argument("--env", metavar="ID", help="Gymnasium id, or module:qualname of something that makes one")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
+                        help="import a package first, because it registers environments; may be repeated")  # fmt: skip
+    parser.add_argument("--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment")
+    parser.add_argument("--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order")
+    parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
+    parser.add_argument("--env-checks", choices=("sampled", "always", "off"), default="sampled",
+                        help="how often observations are checked for NaN and bounds")  # fmt: skip
+    parser.add_argument("--sampler", metavar="NAME", help="serial, or module:NAME")
+    parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")
+    parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
+    parser.add_argument("--seeds", type=_seeds, metavar="1,2,3", help="one run for each seed")
+    parser.add_argument("--init", metavar="RUN", help="start from the networks and normalisers of another run")
+    return parser
+
+
+def _seeds(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _settings(exp: Any, rest: list[str]) -> Any:
+    """algo, sampler and run from `--algo.X`, `--sampler.X` and `--run.X`, their present values being the defaults."""
+    import tyro
+
+    fields = [(name, type(getattr(exp, name))) for name in ("algo", "sampler", "run")]
+    cls = make_dataclass("Settings", fields, frozen=True)
+    default = cls(**{name: getattr(exp, name) for name, _ in fields})
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
+    return tyro.cli(cls, args=rest, default=default, prog="penstock train ALGO", config=config, description="Settings:")

@@ -1,0 +1,107 @@
+"""Playing with a trained policy: episodes and video of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.core.noise import env_seed
+from penstock.envs.make import EnvConfig
+from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.runner import load, read_experiment
+from penstock.run.video import VideoWriter
+from penstock.samplers.episodes import Episodes
+from penstock.samplers.serial import SerialSampler
+
+
+def evaluate(
+    run_dir: str | Path,
+    episodes: int = 20,
+    *,
+    which: str = "last",
+    deterministic: bool = True,
+    seed: int | None = None,
+    env: Any = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[Episodes, int]:
+    """Exactly `episodes` episodes with the policy of a run, and the step of the checkpoint they were played with.
+
+    Args:
+        which: "last", "best" by evaluation, or a step as text.
+        env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
+    """
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes}; expected at least 1")
+    config, run_seed = _env_config(Path(run_dir), env, env_kwargs)
+    step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
+    policy = load(run_dir, which)
+    sampler = SerialSampler(T=1, B=1).build(config, run_seed if seed is None else seed)
+    try:
+        sampler.initialize(policy.agent)
+        return sampler.evaluate_agent(step, episodes, deterministic), step
+    finally:
+        sampler.shutdown()
+
+
+def record_video(
+    run_dir: str | Path,
+    episodes: int = 3,
+    *,
+    which: str = "last",
+    env: Any = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> Path:
+    """The path of a video of deterministic episodes, one after the other; needs the extra `video`.
+
+    Raises:
+        ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
+    """
+    config, seed = _env_config(Path(run_dir), env, {**(env_kwargs or {}), "render_mode": "rgb_array"})
+    step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
+    policy = load(run_dir, which)
+    path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
+    live = config.make()
+    writer: VideoWriter | None = None
+    try:
+        for episode in range(episodes):
+            obs, _ = live.reset(seed=env_seed(seed, 0, episode, evaluation=True))
+            state, reward, ended = None, 0.0, False
+            while not ended:
+                writer = _write_frame(live, writer, path)
+                answer = policy.predict(obs, state, prev_reward=float(reward))
+                action, state = answer if policy.recurrent else (answer, None)
+                obs, reward, terminated, truncated, _ = live.step(action)
+                ended = bool(terminated or truncated)
+            writer = _write_frame(live, writer, path)
+    finally:
+        live.close()
+        if writer is not None:
+            writer.close()
+    return path
+
+
+def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWriter:
+    try:
+        frame = env.render()
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(f"cannot render: {error}. For the classic environments: pip install 'penstock[video]'") from error
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
+        raise ConfigError(f"render() gave {type(frame).__name__}; expected uint8 [H, W, 3]: the environment must know "
+                          "render_mode='rgb_array'")  # fmt: skip
+    if writer is None:
+        fps = int(env.metadata.get("render_fps", 30) or 30)
+        writer = VideoWriter(path, fps, (frame.shape[0], frame.shape[1]))
+    writer.write(frame)
+    return writer
+
+
+def _env_config(run_dir: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> tuple[EnvConfig, int]:
+    exp = read_experiment(run_dir, env)
+    config = exp.env_config
+    return replace(config, kwargs={**config.kwargs, **(env_kwargs or {})}), exp.run.seed

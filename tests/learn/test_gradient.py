@@ -1,0 +1,100 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penstock.learn.algorithm import Loss, Optimizers
+from penstock.learn.gradient import set_gradients
+
+
+def parameters(*values: list[float]) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.tensor(v)) for v in values]
+
+
+def one(params: list[nn.Parameter]) -> Optimizers:
+    return {"all": torch.optim.SGD(params, lr=1.0)}
+
+
+def loss(total: Tensor | dict[str, Tensor]) -> Loss:
+    return Loss(total, {})
+
+
+def grads(params: list[nn.Parameter]) -> list[list[float]]:
+    return [p.grad.tolist() for p in params if p.grad is not None]
+
+
+def test_a_large_gradient_is_scaled_to_the_norm():
+    params = parameters([1.0, 1.0], [1.0])
+    total = 3 * params[0][0] + 4 * params[1].sum()
+    assert set_gradients(loss(total), one(params), 0.5) == pytest.approx(5)
+    assert grads(params) == [pytest.approx([0.3, 0]), pytest.approx([0.4])]
+
+
+@pytest.mark.parametrize("limit", [None, 5.0, 6.0])
+def test_a_gradient_within_the_limit_is_left_alone(limit: float | None):
+    params = parameters([1.0, 1.0], [1.0])
+    assert set_gradients(loss(3 * params[0][0] + 4 * params[1].sum()), one(params), limit) == pytest.approx(5)
+    assert grads(params) == [[3, 0], [4]]
+
+
+def test_it_is_torchs_clipping():
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    x = torch.randn(5, 3)
+    norm = set_gradients(loss(net(x).square().sum()), one(list(net.parameters())), 0.1)
+    ours = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    net.zero_grad()
+    net(x).square().sum().backward()
+    theirs = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    assert norm == pytest.approx(float(theirs))
+    for a, p in zip(ours, net.parameters()):
+        torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_gradients_do_not_accumulate():
+    params = parameters([1.0])
+    for _ in range(3):
+        set_gradients(loss(2 * params[0].sum()), one(params), None)
+    assert grads(params) == [[2]]
+
+
+def test_an_unused_parameter_has_no_gradient():
+    params = parameters([1.0], [1.0])
+    params[1].grad = torch.ones(1)
+    assert set_gradients(loss(2 * params[0].sum()), one(params), 1.0) == 2
+    assert params[1].grad is None
+    assert grads(params) == [[1]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_reported_and_not_set(bad: float):
+    params = parameters([1.0], [1.0])
+    assert not math.isfinite(set_gradients(loss(bad * params[0].sum() + params[1].sum()), one(params), 1.0))
+    assert grads(params) == []
+
+
+def test_each_optimizer_has_its_own_loss_and_norm():
+    params = parameters([1.0], [1.0], [1.0])
+    optimizers: Optimizers = {"actor": torch.optim.SGD(params[:1], lr=1.0), "critic": torch.optim.SGD(params[1:], lr=1.0)}
+    shared = params[0].sum() * params[1].sum()  # both losses run through it, each for its own parameters
+    totals = {"actor": 3 * shared, "critic": 8 * shared + 6 * params[2].sum()}
+    assert set_gradients(loss(totals), optimizers, 5.0) == pytest.approx(10)
+    assert grads(params) == [[3], [4], [3]]
+    totals = {"actor": params[0].sum(), "critic": math.nan * params[1].sum()}
+    assert math.isnan(set_gradients(loss(totals), optimizers, 5.0))
+
+
+def test_groups_of_one_optimizer_share_its_norm():
+    params = parameters([1.0], [1.0])
+    optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.1}], lr=1.0)
+    assert set_gradients(loss(3 * params[0].sum() + 4 * params[1].sum()), {"all": optimizer}, 1.0) == 5
+    assert grads(params) == [pytest.approx([0.6]), pytest.approx([0.8])]
+
+
+def test_gradients_that_share_memory_are_scaled_once():
+    """Autograd hands one tensor to both terms of a sum, expanded if the sum is reduced."""
+    params = parameters([1.0, 1.0], [1.0, 1.0])
+    assert set_gradients(loss((params[0] + params[1]).square().sum()), one(params), 1.0) == pytest.approx(8)
+    assert grads(params) == [pytest.approx([0.5, 0.5])] * 2
+    assert set_gradients(loss((params[0] + params[1]).sum()), one(params), 1.0) == pytest.approx(2)
+    assert grads(params) == [pytest.approx([0.5, 0.5])] * 2
