@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from penstock.core.version import VERSION
+
+__version__ = VERSION
 
 # Each public name and where it lives. Nothing is imported before it is asked for (PEP 562), so that the command
 # line's help and environment workers never load torch.
@@ -44,15 +46,15 @@ _WHERE = {
     "concat_samples": "penstock.core.batch",
     "cosine": "penstock.core.schedule",
     "linear": "penstock.core.schedule",
-    "load": "penstock.run.runner",
+    "load": "penstock.run.entry",
     "minibatches": "penstock.learn.minibatch",
     "override": "penstock.core.config",
     "plot_runs": "penstock.run.plots",
     "preset": "penstock.run.presets",
-    "resume": "penstock.run.runner",
+    "resume": "penstock.run.entry",
     "rmsprop": "penstock.learn.optimizers",
     "split_by_episode": "penstock.core.batch",
-    "train": "penstock.run.runner",
+    "train": "penstock.run.entry",
     "train_one_step": "penstock.learn.train_ops",
 }
 _MODULES = ("agents", "algos", "core", "envs", "learn", "ops", "run", "samplers")
@@ -99,9 +101,9 @@ if TYPE_CHECKING:
     from penstock.run.presets import preset as preset
     from penstock.run.runner import Result as Result
     from penstock.run.runner import Runner as Runner
-    from penstock.run.runner import load as load
-    from penstock.run.runner import resume as resume
-    from penstock.run.runner import train as train
+    from penstock.run.entry import load as load
+    from penstock.run.entry import resume as resume
+    from penstock.run.entry import train as train
     from penstock.run.trainer import Trainer as Trainer
     from penstock.samplers.episodes import Episodes as Episodes
     from penstock.samplers.serial import SerialSampler as SerialSampler

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-import penstock
 from penstock.core.errors import PenstockError, nearest
+from penstock.core.version import VERSION
 
 COMMANDS = {
     "train": "train an algorithm on an environment",
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         print(_HELP.format(commands=lines), end="")
         return 0
     if args[0] in ("-V", "--version"):
-        print(f"penstock {penstock.__version__}")
+        print(f"penstock {VERSION}")
         return 0
     if args[0] not in COMMANDS:
         print(f"penstock: unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}", file=sys.stderr)

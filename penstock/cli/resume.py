@@ -23,7 +23,7 @@ def run(argv: list[str]) -> int:
     changes = dotted(rest, "resume")
     here_on_path()
     import_modules(args.imports)
-    from penstock.run.runner import resume
+    from penstock.run.entry import resume
 
     resume(args.run, changes)
     return 0

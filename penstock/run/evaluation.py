@@ -14,7 +14,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
 from penstock.run.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.runner import load, read_experiment
+from penstock.run.entry import load
+from penstock.run.rundir import read_experiment
 from penstock.run.video import VideoWriter
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler

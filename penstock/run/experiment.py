@@ -34,13 +34,15 @@ class RunConfig:
     """Where the networks live: cpu, cuda or cuda:1."""
     learner_threads: int | Literal["auto"] = 1
     """Threads of torch. "auto" times 1 to all cores on a copy before training and keeps the answer in the run."""
+    log_interval: int = 1_000
+    """Environment steps between rows of metrics, at least one batch; evaluations are always logged."""
     tensorboard: bool = True
     """Write TensorBoard events besides metrics.jsonl and progress.csv."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """Display in the terminal."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "eval_episodes", "eval_interval", "checkpoint_interval"):
+        for name in ("steps", "eval_episodes", "eval_interval", "checkpoint_interval", "log_interval"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"run.{name}={getattr(self, name)}; expected 0 or more")
         if self.steps < 1 or self.keep < 1:

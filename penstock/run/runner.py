@@ -1,44 +1,31 @@
-"""The visible loop over a Trainer: train, log, evaluate, checkpoint, stop. Also resume, load and the result."""
+"""The visible loop over a Trainer: train, log, evaluate, checkpoint, stop."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import platform
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import gymnasium
-import numpy as np
-import torch
-
-import penstock
-from penstock.core.config import from_plain, override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.spec import EnvSpec, describe
+from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
-from penstock.run.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.experiment import Experiment
 from penstock.run.files import write_atomic
-from penstock.run.lock import RunLock
 from penstock.run.log import MetricsLog
 from penstock.run.progress import Progress, print_summary
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
-CONFIG, META = "config.json", "meta.json"
+
+EVALUATIONS = "eval/evaluations.jsonl"
 
 
 @dataclass(frozen=True)
@@ -55,71 +42,6 @@ class Result:
     env_steps: int
     stopped_by: str
     """"steps", "stop rule", or the name of a signal."""
-
-
-def train(exp: Experiment, init: str | Path | None = None) -> Result:
-    """Carries out an experiment in a new run directory.
-
-    Args:
-        init: a run to take networks and normalisers from.
-
-    Raises:
-        ConfigError: settings contradict each other, or the run directory holds something already.
-        EnvWorkerError: an environment failed. CheckpointError: the run directory cannot be written.
-    """
-    run_dir = _free_run_dir(exp)
-    parameters = load(init).agent.state_dict() if init is not None else None
-    with Trainer(exp, run_dir, parameters) as trainer:
-        _make_run_dir(run_dir)
-        with RunLock(run_dir):
-            _write_config(trainer)
-            return Runner(trainer).run()
-
-
-def resume(
-    run_dir: str | Path, changes: Mapping[str, Any] | None = None, *, env: Any = None, agent: Any = None
-) -> Result:
-    """Goes on with a run from its newest good checkpoint, as if it had never stopped.
-
-    Args:
-        changes: of `run.*` settings only, e.g. {"run.steps": 400_000} to extend a finished run.
-        env, agent: the environment or agent function again, where it could not be stored (a lambda).
-
-    Raises:
-        CheckpointError: nothing good to go on from. ConfigError: changes that would make it another experiment.
-    """
-    run_dir = Path(run_dir)
-    refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
-    if refused:
-        raise ConfigError(f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
-                          f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
-                          "(--init)")  # fmt: skip
-    exp = override(read_experiment(run_dir, env, agent), dict(changes or {}))
-    exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
-    with RunLock(run_dir):
-        checkpoint = load_checkpoint(find_checkpoint(run_dir))
-        with Trainer(exp, run_dir) as trainer:
-            trainer.restore(checkpoint)
-            if changes:
-                _write_config(trainer)
-            return Runner(trainer, resumed=True).run()
-
-
-def load(run_dir: str | Path, which: str = "last", *, agent: Any = None, device: str = "cpu") -> Policy:
-    """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
-
-    Args:
-        which: "last", "best" by evaluation, or the step of a checkpoint.
-        agent: the agent function again, where it could not be stored (a lambda).
-    """
-    run_dir = Path(run_dir)
-    stored = _read_json(run_dir / CONFIG)
-    exp = stored["experiment"]
-    algo = from_plain(exp["algo"] if agent is None else {k: v for k, v in exp["algo"].items() if k != "agent"})
-    algo = replace(algo, agent=agent) if agent is not None else algo
-    policy: Policy = algo.build(EnvSpec.from_plain(stored["spec"]), seed=exp["run"]["seed"], device=device)
-    policy.load_parameters(load_checkpoint(find_checkpoint(run_dir, which)).policy)
-    return policy
 
 
 class Runner:
@@ -140,6 +62,8 @@ class Runner:
         """
         trainer, config = self.trainer, self.trainer.exp.run
         log = MetricsLog(self.run_dir, trainer.env_steps if self.resumed else None, config.tensorboard)
+        if self.resumed:
+            self._cut_evaluations()
         title = f"{trainer.exp.algo_name.upper()} on {trainer.exp.env_config.name}"
         progress = Progress(config.steps, config.progress, title)
         started, first_step = time.monotonic(), trainer.env_steps
@@ -154,27 +78,25 @@ class Runner:
                     progress.note(f"{len(trainer.sampler.cut_slots)} of {trainer.sampler.batch_spec.B} slots could not be "
                                   "brought back and start a new episode")  # fmt: skip
                 while trainer.env_steps < config.steps and self._signal is None:
-                    before = trainer.env_steps
+                    before, best = trainer.env_steps, trainer.best_score
                     metrics = trainer.train()
                     if _crossed(config.eval_interval, before, trainer.env_steps):
-                        evaluation, episodes = trainer.evaluate()
-                        self._record_evaluation(episodes, evaluation)
+                        evaluation = self._evaluate()
                         metrics |= evaluation
-                    log.write(trainer.env_steps, metrics)
+                    done = trainer.reached(metrics) or trainer.env_steps >= config.steps
+                    if done or evaluation.keys() & metrics.keys() or _crossed(config.log_interval, before, trainer.env_steps):
+                        log.write(trainer.env_steps, metrics)
                     progress.update(trainer.env_steps, metrics)
-                    done = trainer.reached(metrics)
-                    score = metrics.get("eval/mean_reward")
-                    if _crossed(config.checkpoint_interval, before, trainer.env_steps) or _is_best(trainer, score):
-                        self._checkpoint(progress, score)
+                    if _crossed(config.checkpoint_interval, before, trainer.env_steps) or trainer.best_score > best:
+                        self._checkpoint(progress, metrics.get("eval/mean_reward"))
                     if done:
-                        stopped_by = "stop rule"
+                        stopped_by = "stop rule" if trainer.reached(metrics) else "steps"
                         break
                 if self._signal is None and config.eval_episodes and "eval/mean_reward" not in metrics:
-                    evaluation, episodes = trainer.evaluate()
-                    self._record_evaluation(episodes, evaluation)
+                    evaluation = self._evaluate()
                     log.write(trainer.env_steps, evaluation)
                     progress.update(trainer.env_steps, evaluation)
-                path = trainer.save(evaluation.get("eval/mean_reward"))
+                path = trainer.save((evaluation if self._signal is None else metrics).get("eval/mean_reward"))
         finally:
             progress.close()
             log.close()
@@ -198,16 +120,27 @@ class Runner:
             self._lost_checkpoints += 1
             progress.note(f"checkpoint not written: {error}")
 
-    def _record_evaluation(self, episodes: Episodes, metrics: ResultDict) -> None:
-        path = self.run_dir / "eval" / "evaluations.jsonl"
+    def _evaluate(self) -> ResultDict:
+        """Evaluates, keeps every episode in eval/evaluations.jsonl, gives the metrics."""
+        metrics, episodes = self.trainer.evaluate()
         row = {"step": self.trainer.env_steps, **metrics, "returns": episodes.return_.tolist(),
                "lengths": episodes.length.tolist()}  # fmt: skip
+        path = self.run_dir / EVALUATIONS
         try:
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             warnings.warn(f"evaluation not written to {path}: {error}", stacklevel=2)
+        return metrics
+
+    def _cut_evaluations(self) -> None:
+        """Forgets evaluations after the checkpoint, as the metrics files do: the resumed run repeats them."""
+        path = self.run_dir / EVALUATIONS
+        if path.is_file():
+            lines = path.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.trainer.env_steps]
+            write_atomic(path, "".join(kept).encode())
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -262,92 +195,5 @@ def _crossed(interval: int, before: int, after: int) -> bool:
     return interval > 0 and after // interval > before // interval
 
 
-def _is_best(trainer: Trainer, score: float | None) -> bool:
-    return score is not None and score >= trainer.best_score
-
-
 def _interactive() -> bool:
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
-
-
-def _free_run_dir(exp: Experiment) -> Path:
-    """The run directory to be; ConfigError if it holds something, so that nothing is ever overwritten."""
-    if exp.run.dir is not None:
-        path = Path(exp.run.dir)
-    else:
-        name = "".join(c if c.isalnum() or c in "._-" else "-" for c in exp.env_config.name)
-        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{exp.run.seed}"
-        path = Path("runs") / name / exp.algo_name / stamp
-        path = next(p for i in itertools.count(2) for p in (path, path.with_name(f"{stamp}-{i}")) if not p.exists())
-    try:
-        if path.exists() and (not path.is_dir() or any(p.name != ".lock" for p in path.iterdir())):
-            raise ConfigError(f"run directory {path} is not empty; nothing in it was touched. Go on with it by `penstock "
-                              f"resume {path}` (ps.resume), or choose another run.dir")  # fmt: skip
-    except OSError as error:
-        raise CheckpointError(f"cannot read run directory {path}: {error.strerror or error}; choose another run.dir") from error
-    return path
-
-
-def _make_run_dir(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot make run directory {path}: {error.strerror or error}; choose another run.dir") from error
-
-
-def _write_config(trainer: Trainer) -> None:
-    exp, run_dir = trainer.exp, trainer.run_dir
-    assert run_dir is not None
-    config = {"experiment": to_plain(exp), "spec": trainer.report.spec.to_plain()}
-    meta = {
-        "env": exp.env_config.name,
-        "algo": exp.algo_name,
-        "seed": exp.run.seed,
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": socket.gethostname(),
-        "git": _git(),
-        "versions": {"penstock": penstock.__version__, "torch": torch.__version__, "numpy": np.__version__,
-                     "gymnasium": gymnasium.__version__, "python": platform.python_version()},
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "env_reproducible": trainer.report.reproducible,
-    }  # fmt: skip
-    try:
-        write_atomic(run_dir / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
-        write_atomic(run_dir / META, (json.dumps(meta, indent=1) + "\n").encode())
-    except OSError as error:
-        raise CheckpointError(f"cannot write into run directory {run_dir}: {error.strerror or error}") from error
-
-
-def read_experiment(run_dir: Path, env: Any = None, agent: Any = None) -> Experiment:
-    """The experiment that a run directory holds; `env` and `agent` replace what could not be stored."""
-    plain = _read_json(run_dir / CONFIG)["experiment"]
-    if env is not None:
-        plain = {**plain, "env": ""}
-    if agent is not None:
-        plain = {**plain, "algo": {k: v for k, v in plain["algo"].items() if k != "agent"}}
-    try:
-        exp: Experiment = from_plain(plain)
-    except ConfigError as error:
-        raise ConfigError(f"{run_dir / CONFIG}: {error} to ps.resume(run_dir, env=..., agent=...)") from error
-    exp = exp if env is None else replace(exp, env=env)
-    return exp if agent is None else replace(exp, algo=replace(exp.algo, agent=agent))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise CheckpointError(f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror})") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; copy it from another run of the same settings") from error
-
-
-def _git() -> str | None:
-    try:
-        command = ["git", "describe", "--always", "--dirty"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2.0, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

@@ -101,8 +101,9 @@ class Trainer:
         """Deterministic episodes in environments of their own; training goes on as if it had not happened."""
         found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes)
         metrics = found.metrics("eval/mean_", "reward", "ep_length")
-        metrics["eval/std_reward"] = float(found.return_.std())
-        self.best_score = max(self.best_score, found.mean_return)
+        if len(found):
+            metrics["eval/std_reward"] = float(found.return_.std())
+            self.best_score = max(self.best_score, found.mean_return)
         return metrics, found
 
     def reached(self, metrics: ResultDict) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from penstock.samplers.journal import Journal
 
 _EVAL_T = 64
 _EVAL_B = 16
+_EVAL_MAX_STEPS = 200_000
 
 
 class LocalSampler:
@@ -89,6 +91,9 @@ class LocalSampler:
 
         Args:
             itr: addresses the episodes' seeds and the noise, so that a resumed run evaluates on the same ones.
+
+        An environment without a time limit may never end an episode: after 200,000 steps of each slot a warning
+        says so, and the episodes that did end are all there are.
         """
         if episodes < 1:
             raise ConfigError(f"evaluate_agent(episodes={episodes}); expected at least 1")
@@ -107,6 +112,10 @@ class LocalSampler:
             collect(pool, agent, batch, views, states, noise)
             found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
             chunk += 1
+            if chunk * _EVAL_T >= _EVAL_MAX_STEPS:
+                warnings.warn(f"evaluation gave up with {len(found)} of {episodes} episodes: some slot has not ended one in "
+                              f"{_EVAL_MAX_STEPS:,} steps; give {self._config.name} a time limit", stacklevel=2)  # fmt: skip
+                break
         return found
 
     @property

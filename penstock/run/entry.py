@@ -1,0 +1,87 @@
+"""How a run begins: `train` from settings, `resume` from a run directory; and `load`, its policy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.core.config import from_plain, override
+from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec
+from penstock.learn.policy import Policy
+from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.experiment import Experiment
+from penstock.run.lock import RunLock
+from penstock.run.rundir import CONFIG, free_run_dir, make_run_dir, read_experiment, read_json, write_config
+from penstock.run.runner import Result, Runner
+from penstock.run.trainer import Trainer
+
+
+def train(exp: Experiment, init: str | Path | None = None) -> Result:
+    """Carries out an experiment in a new run directory.
+
+    Args:
+        init: a run to take networks and normalisers from.
+
+    Raises:
+        ConfigError: settings contradict each other, or the run directory holds something already.
+        EnvWorkerError: an environment failed. CheckpointError: the run directory cannot be written.
+    """
+    run_dir = free_run_dir(exp)
+    parameters = load(init).agent.state_dict() if init is not None else None
+    with Trainer(exp, run_dir, parameters) as trainer:
+        make_run_dir(run_dir)
+        with RunLock(run_dir):
+            write_config(trainer)
+            return Runner(trainer).run()
+
+
+def resume(
+    run_dir: str | Path, changes: Mapping[str, Any] | None = None, *, env: Any = None, agent: Any = None
+) -> Result:
+    """Goes on with a run from its newest good checkpoint, as if it had never stopped.
+
+    Args:
+        changes: of `run.*` settings only, e.g. {"run.steps": 400_000} to extend a finished run.
+        env, agent: the environment or agent function again, where it could not be stored (a lambda).
+
+    Raises:
+        CheckpointError: nothing good to go on from. ConfigError: changes that would make it another experiment.
+    """
+    run_dir = Path(run_dir)
+    refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
+    if refused:
+        raise ConfigError(f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
+                          f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
+                          "(--init)")  # fmt: skip
+    exp = override(read_experiment(run_dir, env, agent), dict(changes or {}))
+    exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
+    with RunLock(run_dir):
+        checkpoint = load_checkpoint(find_checkpoint(run_dir))
+        if checkpoint.state["trainer"]["env_steps"] >= exp.run.steps:
+            raise ConfigError(f"{run_dir} has finished its {exp.run.steps:,} steps; extend it, e.g. --run.steps "
+                              f"{2 * exp.run.steps}")  # fmt: skip
+        with Trainer(exp, run_dir) as trainer:
+            trainer.restore(checkpoint)
+            if changes:
+                write_config(trainer)
+            return Runner(trainer, resumed=True).run()
+
+
+def load(run_dir: str | Path, which: str = "last", *, agent: Any = None, device: str = "cpu") -> Policy:
+    """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
+
+    Args:
+        which: "last", "best" by evaluation, or the step of a checkpoint.
+        agent: the agent function again, where it could not be stored (a lambda).
+    """
+    run_dir = Path(run_dir)
+    stored = read_json(run_dir / CONFIG)
+    exp = stored["experiment"]
+    algo = from_plain(exp["algo"] if agent is None else {k: v for k, v in exp["algo"].items() if k != "agent"})
+    algo = replace(algo, agent=agent) if agent is not None else algo
+    policy: Policy = algo.build(EnvSpec.from_plain(stored["spec"]), seed=exp["run"]["seed"], device=device)
+    policy.load_parameters(load_checkpoint(find_checkpoint(run_dir, which)).policy)
+    return policy

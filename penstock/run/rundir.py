@@ -1,0 +1,113 @@
+"""The run directory: where it is, that nothing in it is overwritten, and the settings it holds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import platform
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from penstock.core.config import from_plain, to_plain
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.version import VERSION
+from penstock.run.experiment import Experiment
+from penstock.run.files import write_atomic
+from penstock.run.trainer import Trainer
+
+CONFIG, META = "config.json", "meta.json"
+
+
+def free_run_dir(exp: Experiment) -> Path:
+    """The run directory to be; ConfigError if it holds something, so that nothing is ever overwritten."""
+    if exp.run.dir is not None:
+        path = Path(exp.run.dir)
+    else:
+        name = "".join(c if c.isalnum() or c in "._-" else "-" for c in exp.env_config.name)
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{exp.run.seed}"
+        path = Path("runs") / name / exp.algo_name / stamp
+        path = next(p for i in itertools.count(2) for p in (path, path.with_name(f"{stamp}-{i}")) if not p.exists())
+    try:
+        if path.exists() and (not path.is_dir() or any(p.name != ".lock" for p in path.iterdir())):
+            raise ConfigError(f"run directory {path} is not empty; nothing in it was touched. Go on with it by `penstock "
+                              f"resume {path}` (ps.resume), or choose another run.dir")  # fmt: skip
+    except OSError as error:
+        raise CheckpointError(f"cannot read run directory {path}: {error.strerror or error}; choose another run.dir") from error
+    return path
+
+
+def make_run_dir(path: Path) -> None:
+    """Makes it. Raises CheckpointError if the disk refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot make run directory {path}: {error.strerror or error}; choose another run.dir") from error
+
+
+def write_config(trainer: Trainer) -> None:
+    """Writes config.json, from which a run is resumed and loaded, and meta.json, which says where it ran."""
+    exp, run_dir = trainer.exp, trainer.run_dir
+    assert run_dir is not None
+    config = {"experiment": to_plain(exp), "spec": trainer.report.spec.to_plain()}
+    meta = {
+        "env": exp.env_config.name,
+        "algo": exp.algo_name,
+        "seed": exp.run.seed,
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "git": _git(),
+        "versions": {"penstock": VERSION, "torch": torch.__version__, "numpy": np.__version__,
+                     "gymnasium": gymnasium.__version__, "python": platform.python_version()},
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "env_reproducible": trainer.report.reproducible,
+    }  # fmt: skip
+    try:
+        write_atomic(run_dir / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
+        write_atomic(run_dir / META, (json.dumps(meta, indent=1) + "\n").encode())
+    except OSError as error:
+        raise CheckpointError(f"cannot write into run directory {run_dir}: {error.strerror or error}") from error
+
+
+def read_experiment(run_dir: Path, env: Any = None, agent: Any = None) -> Experiment:
+    """The experiment that a run directory holds; `env` and `agent` replace what could not be stored."""
+    plain = read_json(run_dir / CONFIG)["experiment"]
+    if env is not None:
+        plain = {**plain, "env": ""}
+    if agent is not None:
+        plain = {**plain, "algo": {k: v for k, v in plain["algo"].items() if k != "agent"}}
+    try:
+        exp: Experiment = from_plain(plain)
+    except ConfigError as error:
+        raise ConfigError(f"{run_dir / CONFIG}: {error} to ps.resume(run_dir, env=..., agent=...)") from error
+    exp = exp if env is None else replace(exp, env=env)
+    return exp if agent is None else replace(exp, algo=replace(exp.algo, agent=agent))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One of a run's JSON files. Raises CheckpointError that names it."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise CheckpointError(f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror})") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; copy it from another run of the same settings") from error
+
+
+def _git() -> str | None:
+    try:
+        command = ["git", "describe", "--always", "--dirty"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2.0, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
