@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform, overload
 
 import optree
 
@@ -33,6 +33,12 @@ def struct(cls: type[T]) -> type[T]:
     return record
 
 
+@overload
+def tree_map(fn: Callable[[Any], Any], tree: Tree) -> Tree: ...
+@overload
+def tree_map(fn: Callable[[Any, Any], Any], tree: Tree, other: Tree, /) -> Tree: ...
+@overload
+def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree: ...
 def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """`fn` applied to every leaf (and the leaves at the same place in `rest`), in a tree of the same shape."""
     return optree.tree_map(fn, tree, *rest, namespace=_NAMESPACE)

@@ -192,12 +192,12 @@ class SerialPool:
         self._tick = state["tick"]
         lost: list[int] = []
         for b, env in enumerate(self._envs):
-            if self._ended[b]:
-                continue
             target = tree_map(lambda x, b=b: x[-1, b], row.obs)
             if state["snapshot"][b] is not None and _has_state(env):
                 self._reset_env(b, again=True)
                 env.set_state(state["snapshot"][b])
+            elif self._ended[b]:
+                continue
             elif journal[b] is None or not self._replay(b, journal[b], target):
                 lost.append(b)
                 self._ended[b] = True  # the next row of this slot resets into its next episode

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
+from penstock.core.errors import ConfigError
 from penstock.learn.algorithm import Loss, Optimizers
 
 
@@ -17,20 +17,24 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
         The largest gradient norm before clipping; inf or nan means that no step must be taken.
     """
     totals = loss.total if isinstance(loss.total, dict) else {"all": loss.total}
+    if totals.keys() != optimizers.keys():
+        raise ConfigError(f"loss_fn gave totals for {sorted(totals)}; optimizer_fn gave optimizers {sorted(optimizers)}: one "
+                          "tensor goes with the one optimizer 'all', else both are dicts with the same names")  # fmt: skip
     largest = 0.0
     for i, (name, total) in enumerate(totals.items()):
         parameters = [p for group in optimizers[name].param_groups for p in group["params"]]
         gradients = torch.autograd.grad(total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True)
-        norm = _norm([g for g in gradients if g is not None])
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
+        used = [p for p, g in zip(parameters, gradients) if g is not None]
+        present = [g for g in gradients if g is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present))))
         if not math.isfinite(norm):
             return norm
         if max_grad_norm is not None and norm > max_grad_norm:
-            torch._foreach_mul_([g for g in gradients if g is not None], max_grad_norm / norm)
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = gradient
+            # Not in place: autograd may hand the same tensor to two parameters.
+            for parameter, scaled in zip(used, torch._foreach_mul(present, max_grad_norm / norm)):
+                parameter.grad = scaled
         largest = max(largest, norm)
     return largest
 
-
-def _norm(gradients: list[Tensor]) -> float:
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))

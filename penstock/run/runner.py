@@ -84,7 +84,7 @@ class Runner:
                         evaluation = self._evaluate()
                         metrics |= evaluation
                     done = trainer.reached(metrics) or trainer.env_steps >= config.steps
-                    if done or evaluation.keys() & metrics.keys() or _crossed(config.log_interval, before, trainer.env_steps):
+                    if done or "eval/mean_reward" in metrics or _crossed(config.log_interval, before, trainer.env_steps):
                         log.write(trainer.env_steps, metrics)
                     progress.update(trainer.env_steps, metrics)
                     if _crossed(config.checkpoint_interval, before, trainer.env_steps) or trainer.best_score > best:

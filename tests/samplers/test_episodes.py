@@ -1,0 +1,191 @@
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from penstock.core.batch import SampleBatch, allocate_batch
+from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.samplers.episodes import Episodes, EpisodeStats, join_episodes
+
+SPEC = EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+KEYS = ("is_success", "height")
+
+
+class Row(NamedTuple):
+    """What one slot recorded in one row."""
+
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    valid: bool = True
+    opens: bool = False
+    """The next observation is `first`."""
+    height: float = np.nan
+    is_success: float = np.nan
+
+
+def random_slot(rng: Any, rows: int, mode: str, T: int, warm: bool) -> list[Row]:
+    """A legal stream of one slot: episodes of random length, cut by faults now and then."""
+    out: list[Row] = []
+    left = int(rng.integers(1, 12)) if not warm or rng.random() < 0.8 else 0
+    while len(out) < rows:
+        if left == 0:  # ended: idle to the end of the batch if the mode says so, then reset
+            while mode == "batch_end" and len(out) % T:
+                out.append(Row(valid=False))
+            out.append(Row(valid=False, opens=True))
+            left = int(rng.integers(1, 12))
+        elif mode == "faults" and rng.random() < 0.05:  # cut without an end
+            out += [Row(valid=False)] * int(rng.integers(0, 4))
+            out.append(Row(valid=False, opens=True))
+            left = int(rng.integers(1, 12))
+        else:
+            left -= 1
+            end = rng.integers(1, 4) if left == 0 else 0
+            height = float(rng.integers(100)) if rng.random() < 0.3 else np.nan
+            success = float(rng.random() < 0.5) if end and rng.random() < 0.7 else np.nan
+            out.append(Row(float(rng.normal()), bool(end & 1), bool(end & 2), True, False, height, success))
+    return out[:rows]
+
+
+def batches_of(slots: list[list[Row]], T: int, opened: list[bool]) -> list[SampleBatch]:
+    out: list[SampleBatch] = []
+    for start in range(0, len(slots[0]), T):
+        batch = allocate_batch(SPEC, BatchSpec(T, len(slots)), env_info=KEYS)
+        batch.first[0] = out[-1].first[-1] if out else opened
+        for b, slot in enumerate(slots):
+            for t, row in enumerate(slot[start : start + T]):
+                batch.reward[t, b], batch.valid[t, b], batch.first[t + 1, b] = row.reward, row.valid, row.opens
+                batch.terminated[t, b], batch.truncated[t, b] = row.terminated, row.truncated
+                for key in KEYS:
+                    batch.info["env"][key][t, b] = getattr(row, key)
+        out.append(batch)
+    return out
+
+
+def slow(slots: list[list[Row]], T: int, discount: float, before: list[list[float]]) -> list[list[dict[str, Any]]]:
+    """Per batch the episodes that ended in it, one row after the other."""
+    out: list[list[dict[str, Any]]] = []
+    rewards: list[list[float] | None] = [[*x] for x in before]
+    last: list[dict[str, float]] = [dict.fromkeys(KEYS, np.nan) for _ in slots]
+    for t in range(len(slots[0])):
+        out += [[]] if t % T == 0 else []
+        for b, slot in enumerate(slots):
+            row, so_far = slot[t], rewards[b]
+            if row.opens:
+                rewards[b], last[b] = [], dict.fromkeys(KEYS, np.nan)
+            elif not row.valid:
+                rewards[b] = None
+            elif so_far is not None:
+                so_far.append(float(np.float32(row.reward)))
+                last[b] |= {key: getattr(row, key) for key in KEYS if not np.isnan(getattr(row, key))}
+                if row.terminated or row.truncated:
+                    discounted = sum(discount**k * r for k, r in enumerate(so_far))
+                    out[-1].append({"slot": b, "length": len(so_far), "return_": sum(so_far), **last[b],
+                                    "discounted_return": discounted, "terminated": row.terminated})  # fmt: skip
+                    rewards[b] = None
+    return out
+
+
+def assert_same(episodes: Episodes, expected: list[dict[str, Any]]) -> None:
+    assert len(episodes) == len(expected)
+    for name in ("slot", "length", "terminated"):
+        assert getattr(episodes, name).tolist() == [x[name] for x in expected]
+    for name in ("return_", "discounted_return"):
+        assert np.allclose(getattr(episodes, name), [x[name] for x in expected], rtol=1e-9, atol=1e-9)
+    for key in KEYS:
+        assert np.array_equal(episodes.columns[key], np.array([x[key] for x in expected], float), equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "batch_end", "faults"])
+@pytest.mark.parametrize("T", [1, 2, 5, 16])
+@pytest.mark.parametrize("warm", [False, True])
+def test_against_a_slow_loop(mode: str, T: int, warm: bool):
+    found = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        B, discount = int(rng.integers(1, 6)), float(rng.choice([0.0, 0.5, 0.99, 1.0]))
+        slots = [random_slot(rng, 4 * T * (6 if T < 5 else 2), mode, T, warm) for _ in range(B)]
+        before = [rng.normal(size=int(rng.integers(0, 5))).tolist() if warm else [] for _ in range(B)]
+        stats = EpisodeStats(B, discount)
+        for b, rewards in enumerate(before):
+            stats.begin(b, rewards)
+        expected = slow(slots, T, discount, before)
+        for k, batch in enumerate(batches_of(slots, T, [not rewards for rewards in before])):
+            assert_same(stats.update(batch), expected[k])
+            found += len(expected[k])
+            if k % 3 == 2:  # a copy that is restored goes on as this one
+                state = stats.state_dict()
+                stats = EpisodeStats(B, discount)
+                stats.load_state_dict(state)
+    assert found > 25
+
+
+def test_by_hand():
+    slot = [Row(1.0), Row(2.0, height=5.0), Row(3.0, truncated=True, is_success=1.0), Row(valid=False, opens=True),
+            Row(10.0, terminated=True, truncated=True), Row(valid=False, opens=True), Row(7.0), Row(7.0)]  # fmt: skip
+    stats = EpisodeStats(1, 0.5)
+    stats.begin(0, [4.0])
+    one, two = (stats.update(batch) for batch in batches_of([slot], 4, [False]))
+    assert one.return_.tolist() == [10.0]
+    assert one.length.tolist() == [4]
+    assert one.discounted_return.tolist() == [4 + 0.5 + 0.5 + 0.375]
+    assert one.terminated.tolist() == [False]
+    assert one.columns["height"].tolist() == [5.0]
+    assert two.return_.tolist() == [10.0] == two.discounted_return.tolist()
+    assert two.terminated.tolist() == [True]
+    assert np.isnan(two.columns["is_success"]).all()
+    assert stats.return_.tolist() == [14.0]
+    assert stats.discounted.tolist() == [10.5]
+    assert stats.length.tolist() == [2]
+
+
+def test_a_batch_without_an_end_gives_no_episodes():
+    stats = EpisodeStats(2, 0.9)
+    slots = [[Row(1.0)] * 3, [Row(2.0)] * 3]
+    empty = stats.update(batches_of(slots, 3, [True, True])[0])
+    assert len(empty) == 0
+    assert empty.metrics() == {}
+    assert np.isnan(empty.mean_return)
+    assert np.isnan(empty.mean_length)
+
+
+def episodes(slots: list[int], columns: dict[str, list[float]] | None = None) -> Episodes:
+    """Episodes of these slots; the return is the position."""
+    n = len(slots)
+    return Episodes(np.arange(n) * 1.0, np.arange(n) + 1, np.arange(n) / 2, np.array(slots, np.int64),
+                    np.arange(n) % 2 == 0, {k: np.array(v) for k, v in (columns or {}).items()})  # fmt: skip
+
+
+def test_the_first_of_each_slot_and_the_last_of_all():
+    many = episodes([0, 1, 0, 2, 2, 2, 0], {"h": [0.0, 1, 2, 3, 4, 5, 6]})
+    kept = many.first_of_each_slot([2, 0, 2])
+    assert kept.return_.tolist() == [0.0, 2.0, 3.0, 4.0] == kept.columns["h"].tolist()
+    assert kept.slot.tolist() == [0, 0, 2, 2]
+    assert kept.length.tolist() == [1, 3, 4, 5]
+    assert kept.terminated.tolist() == [True, True, False, True]
+    assert many.last(2).return_.tolist() == [5.0, 6.0]
+    assert many.last(2).discounted_return.tolist() == [2.5, 3.0]
+    assert len(many.last(100)) == 7
+    assert len(many.last(0)) == 0
+    assert len(episodes([]).first_of_each_slot([1, 1])) == 0
+
+
+def test_joined_episodes_keep_their_order_and_miss_what_was_not_recorded():
+    joined = join_episodes([Episodes(), episodes([1], {"h": [4.0]}), episodes([0, 2], {"g": [1.0, 2.0]})])
+    assert joined.slot.tolist() == [1, 0, 2]
+    assert joined.return_.tolist() == [0.0, 0.0, 1.0]
+    assert joined.terminated.dtype == bool
+    assert np.array_equal(joined.columns["h"], [4.0, np.nan, np.nan], equal_nan=True)
+    assert np.array_equal(joined.columns["g"], [np.nan, 1.0, 2.0], equal_nan=True)
+    assert len(join_episodes([])) == 0
+    one = episodes([3])
+    assert join_episodes([one]) is one
+
+
+def test_metrics_are_means_under_the_usual_names_and_leave_out_what_was_never_reported():
+    many = episodes([0, 0, 1], {"is_success": [1.0, np.nan, 0.0], "height": [np.nan, 2.0, 5.0], "x": [np.nan] * 3})
+    assert many.metrics() == {"rollout/ep_rew_mean": 1.0, "rollout/ep_len_mean": 2.0, "rollout/success_rate": 0.5,
+                              "rollout/ep_height_mean": 3.5}  # fmt: skip
+    evaluation = many.metrics("eval/", "mean_reward", "mean_ep_length")
+    assert evaluation == {"eval/mean_reward": 1.0, "eval/mean_ep_length": 2.0, "eval/success_rate": 0.5,
+                          "eval/height_mean": 3.5}  # fmt: skip

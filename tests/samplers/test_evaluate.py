@@ -1,0 +1,166 @@
+import copy
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from penstock.agents.networks import Net
+from penstock.algos.ppo import PPO
+from penstock.core.errors import ConfigError
+from penstock.core.tree import tree_leaves
+from penstock.envs.conformance import echo_config
+from penstock.envs.make import EnvConfig
+from penstock.envs.serial_pool import Reset
+from penstock.envs.toy import Counter, SeedEcho
+from penstock.run.plain import to_plain
+from penstock.samplers.conformance import EchoAgent, bits
+from penstock.samplers.local import LocalSampler
+from penstock.samplers.serial import SerialSampler
+
+COUNTS = [1, 5, 16, 20, 33]
+
+
+class Logged(SeedEcho):
+    """Keeps the seeds that each instance was reset with, and whether it was closed."""
+
+    made: ClassVar[list["Logged"]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int] = []
+        self.closed = 0
+        Logged.made.append(self)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        assert seed is not None
+        self.seeds.append(seed)
+        return super().reset(seed=seed)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def live(env: Any, **settings: Any) -> LocalSampler:
+    sampler = SerialSampler(**{"T": 5, "B": 3, **settings}).build(env, 7)
+    sampler.initialize(EchoAgent(sampler.spec))
+    return sampler
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_first_k_episodes_of_each_slot_and_no_more(count: int, deterministic: bool):
+    Logged.made = []
+    sampler = live(Logged)
+    sampler.obtain_samples(0)
+    training = len(Logged.made)
+    episodes = sampler.evaluate_agent(4, count, deterministic)
+    slots = min(count, 16)
+    envs = Logged.made[training:]
+    assert len(envs) == slots
+    assert len(episodes) == count
+    for b, env in enumerate(envs):
+        share = count // slots + (b < count % slots)
+        assert len(env.seeds) == share
+        mine = episodes.slot == b
+        assert episodes.length[mine].tolist() == [SeedEcho.length_of(seed) for seed in env.seeds]
+        assert episodes.terminated[mine].tolist() == [bool(SeedEcho.end_of(seed)[0]) for seed in env.seeds]
+        assert episodes.columns["is_success"][mine].tolist() == [seed % 2 for seed in env.seeds]
+    seeds = [seed for env in envs for seed in env.seeds]
+    assert len({*seeds}) == count
+    assert not {*seeds} & {seed for env in Logged.made[:training] for seed in env.seeds}
+    sampler.shutdown()
+    assert all(env.closed == 1 for env in Logged.made)
+
+
+def test_environments_are_kept_while_their_number_stays_and_closed_when_it_changes():
+    Logged.made = []
+    sampler = live(Logged)
+    training = len(Logged.made)
+    for itr, count in enumerate((5, 5, 7, 40, 40, 5)):
+        sampler.evaluate_agent(itr, count)
+    assert len(Logged.made) - training == 5 + 7 + 16 + 5
+    assert [env.closed for env in Logged.made[training:]] == [1] * 28 + [0] * 5
+    sampler.shutdown()
+    sampler.shutdown()
+    assert all(env.closed == 1 for env in Logged.made)
+
+
+@pytest.mark.parametrize("count", [1, 5, 20, 33])
+def test_short_episodes_are_not_favoured(count: int):
+    """Slot b's episodes have 3 steps if b is even, else 90: counting whichever ends first would see only 3s."""
+    made: list[int] = []
+
+    def make() -> Counter:
+        made.append(len(made))
+        return Counter(terminate_at=(90, 3)[(made[-1] - training) % 2 == 0])
+
+    training = 4  # one to see whether it is a batched environment, and three for the sampler
+    sampler = live(make)
+    episodes = sampler.evaluate_agent(0, count)
+    slots = min(count, 16)
+    shares = [count // slots + (b < count % slots) for b in range(slots)]
+    long = sum(share for b, share in enumerate(shares) if b % 2)
+    assert sorted(episodes.length.tolist()) == [3] * (count - long) + [90] * long
+    assert episodes.mean_length == pytest.approx((3 * (count - long) + 90 * long) / count)
+    assert (episodes.return_ == episodes.length * (episodes.length - 1) / 2).all()
+    assert np.array_equal(episodes.slot % 2, episodes.length == 90)
+
+
+@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+def test_training_goes_on_as_if_there_had_been_no_evaluation(reset: Reset):
+    settings = {"reset": reset, "max_decorrelation_steps": 9}
+    net = Net(hidden=(8,), recurrent="gru", recurrent_size=8)
+    samplers = [SerialSampler(T=6, B=5, **settings).build(echo_config(nested=True), 3) for _ in range(2)]
+    agent = PPO(net=net).build(samplers[0].spec, 1).agent
+    for sampler in samplers:
+        sampler.initialize(agent)
+    quiet, evaluating = samplers
+    for itr in range(3):
+        for count, deterministic in ((1, True), (20, False)):
+            before = to_plain(evaluating.state_dict()) if itr else None
+            live_bits = bits(evaluating.last_batch)
+            parameters = [x.clone() for x in agent.parameters()]
+            evaluating.evaluate_agent(itr, count, deterministic)
+            assert bits(evaluating.last_batch) == live_bits
+            assert before is None or repr(to_plain(evaluating.state_dict())) == repr(before)
+            assert all((x == y).all() for x, y in zip(parameters, agent.parameters()))
+        (one, episodes), (two, found) = (sampler.obtain_samples(itr) for sampler in samplers)
+        assert bits(one) == bits(two)
+        assert episodes.return_.tolist() == found.return_.tolist()
+
+
+def test_an_evaluation_is_a_function_of_seed_itr_and_parameters_not_of_what_came_before():
+    one, two = live(echo_config()), live(echo_config())
+    one.obtain_samples(0)
+    one.evaluate_agent(3, 7)
+    for itr, deterministic in ((0, True), (5, False), (5, True)):
+        first, second = one.evaluate_agent(itr, 9, deterministic), two.evaluate_agent(itr, 9, deterministic)
+        assert [x.tolist() for x in tree_leaves((first.return_, first.slot))] == [
+            x.tolist() for x in tree_leaves((second.return_, second.slot))
+        ]
+    again = copy.deepcopy(one.evaluate_agent(5, 9))
+    assert again.return_.tolist() != one.evaluate_agent(6, 9).return_.tolist()
+    assert again.return_.tolist() != one.evaluate_agent(5, 9, deterministic=False).return_.tolist()
+
+
+def test_a_recurrent_agent_starts_each_evaluation_without_a_memory():
+    class Remembers(EchoAgent):
+        ages: ClassVar[list[int]] = []
+
+        def act(self, inputs: Any, state: Any, noise: Any) -> Any:
+            action, info, state = super().act(inputs, state, noise)
+            Remembers.ages.append(int(info["held"]["age"].max()))
+            return action, info, state
+
+    sampler = live(EnvConfig(Counter, {"terminate_at": 6}))
+    agent = Remembers(sampler.spec)
+    sampler.initialize(agent)
+    for _ in range(2):
+        Remembers.ages = []
+        sampler.evaluate_agent(0, 4)
+        assert Remembers.ages[1:7] == [0, 1, 2, 3, 4, 5]
+
+
+def test_nothing_to_evaluate_is_refused():
+    with pytest.raises(ConfigError, match=r"evaluate_agent\(episodes=0\); expected at least 1"):
+        live(echo_config()).evaluate_agent(0, 0)

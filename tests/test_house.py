@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import GenericAlias, ModuleType, UnionType
+from typing import get_type_hints
+
+import pytest
+
+import penstock as ps
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = sorted((ROOT / "penstock").rglob("*.py"))
+OTHERS = sorted([*(ROOT / "examples").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
+MAX_LINES = 300
+DEPENDENCIES = {
+    "torch", "numpy", "gymnasium", "optree", "tyro", "rich", "psutil", "safetensors", "tensorboard", "cloudpickle", "matplotlib",
+}  # fmt: skip
+WAITS = {"wait", "join", "get", "recv", "acquire", "result", "communicate", "select", "poll"}
+BOUNDED_ELSEWHERE = {
+    ("penstock/samplers/collector.py", "pool.recv"): "EnvPool.recv: each pool has a deadline of its own",
+    ("penstock/envs/conformance.py", "pool.recv"): "the same",
+    ("penstock/run/video.py", "process.poll"): "Popen.poll returns at once",
+}
+UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
+MAY_UNPICKLE = {"penstock/samplers/worker.py": "one payload from its own parent, through a descriptor it inherited"}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def calls(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def has_limit(call: ast.Call) -> bool:
+    """True if the call has an argument that is not None, or a timeout that is not None."""
+    named = [k.value for k in call.keywords if k.arg in ("timeout", "timeout_s", "deadline", None)]
+    given = [*call.args, *named]
+    return any(not (isinstance(value, ast.Constant) and value.value is None) for value in given)
+
+
+def unbounded_waits(text: str) -> list[tuple[int, str]]:
+    """Calls that may block for ever: `.wait()` and its like with nothing in the brackets, subprocess.run without timeout."""
+    found: list[tuple[int, str]] = []
+    for call in calls(ast.parse(text)):
+        name = ast.unparse(call.func)
+        last = name.split(".")[-1]
+        if name in ("subprocess.run", "subprocess.check_output", "subprocess.check_call", "subprocess.call"):
+            if not any(k.arg == "timeout" for k in call.keywords):
+                found.append((call.lineno, name))
+        elif isinstance(call.func, ast.Attribute) and last in WAITS and not has_limit(call):
+            found.append((call.lineno, name))
+        elif last == "get" and [ast.unparse(a) for a in call.args] == ["True"] and not any(k.arg for k in call.keywords):
+            found.append((call.lineno, name))  # queue.get(block=True)
+    return found
+
+
+def unsafe_loads(text: str) -> list[tuple[int, str]]:
+    """Whatever could run code out of data."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found += [(node.lineno, m) for m in modules if m.split(".")[0] in UNPICKLERS]
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            if name in ("eval", "exec", "compile", "__import__") or re.fullmatch(r"(cloudpickle|pickle)\.loads?", name):
+                found.append((node.lineno, name))
+            if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
+                found.append((node.lineno, name))
+            if name in ("torch.load", "load_state_dict_from_url") and keywords.get("weights_only") != "True":
+                found.append((node.lineno, f"{name} without weights_only=True"))
+            if name in ("np.load", "numpy.load") and keywords.get("allow_pickle", "False") != "False":
+                found.append((node.lineno, f"{name} with allow_pickle"))
+            if keywords.get("shell") == "True" or name in ("os.system", "os.popen"):
+                found.append((node.lineno, f"{name} through a shell"))
+    return found
+
+
+@pytest.mark.parametrize("path", [*PACKAGE, *OTHERS], ids=relative)
+def test_says_in_its_first_line_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith('"""'), f"{relative(path)} begins with {text.splitlines()[:1]}; expected a docstring"
+    assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_is_short(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= MAX_LINES, f"{relative(path)} has {lines} lines; a file answers one question in {MAX_LINES}"
+
+
+@pytest.mark.parametrize("path", [*PACKAGE, *OTHERS], ids=relative)
+def test_has_no_notes_to_self(path: Path) -> None:
+    found = re.findall(r"\b(TODO|FIXME|XXX|HACK)\b", path.read_text())
+    assert not found, f"{relative(path)} holds {found}"
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_runs_nothing_that_it_loads(path: Path) -> None:
+    if relative(path) not in MAY_UNPICKLE:
+        assert not unsafe_loads(path.read_text()), relative(path)
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_waits_for_nothing_for_ever(path: Path) -> None:
+    found = [(line, name) for line, name in unbounded_waits(path.read_text())]
+    found = [(line, name) for line, name in found if (relative(path), name) not in BOUNDED_ELSEWHERE]
+    assert not found, f"{relative(path)} waits without a limit: {found}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p.wait()", "t.join()", "t.join(None)", "q.get()", "q.get(True)", "c.recv()", "lock.acquire()", "f.result()",
+        "p.wait(timeout=None)", "subprocess.run(['x'])", "p.communicate()", "self._poll.poll()", "s.select()",
+    ],
+)  # fmt: skip
+def test_the_scan_sees_every_way_to_wait(text: str) -> None:
+    assert unbounded_waits(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["p.wait(timeout=1.0)", "', '.join(x)", "d.get('k')", "q.get(timeout=2)", "lock.acquire(timeout=1)", "t.join(5)",
+     "subprocess.run(['x'], timeout=2)"],
+)  # fmt: skip
+def test_the_scan_lets_bounded_calls_pass(text: str) -> None:
+    assert not unbounded_waits(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import pickle", "from pickle import loads", "cloudpickle.loads(b)", "eval('1')", "exec(t)", "yaml.load(f)", "torch.load(p)",
+     "torch.load(p, weights_only=False)", "np.load(p, allow_pickle=True)", "subprocess.run(t, shell=True)"],
+)  # fmt: skip
+def test_the_scan_sees_every_way_to_run_data(text: str) -> None:
+    assert unsafe_loads(text)
+
+
+def test_the_allowed_exceptions_exist() -> None:
+    stale = [key for key in BOUNDED_ELSEWHERE if key[1] not in (ROOT / key[0]).read_text()]
+    assert not stale, f"no longer there: {stale}"
+
+
+def test_the_core_installs_eleven_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[<>=!~\[; ]", text)[0] for text in project["dependencies"]]
+    assert set(names) == DEPENDENCIES
+    assert len(names) == len(DEPENDENCIES)
+    assert "dependencies" not in project.get("dynamic", [])
+
+
+def test_imports_nothing_that_is_not_installed_with_it() -> None:
+    """Of the extras only where a helper says which to install; see the allow-list."""
+    extras = {"ale_py", "cv2", "imageio_ffmpeg", "pygame", "ray", "mujoco", "pettingzoo"}
+    foreign: dict[str, set[str]] = {}
+    for path in PACKAGE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for module in modules:
+                foreign.setdefault(module.split(".")[0], set()).add(relative(path))
+    for known in (*sys.stdlib_module_names, *DEPENDENCIES, *extras, "penstock"):
+        foreign.pop(known, None)
+    assert not foreign
+
+
+@pytest.mark.parametrize("name", ps.__all__)
+def test_every_public_name_is_there_and_explained(name: str) -> None:
+    value = getattr(ps, name)
+    if isinstance(value, str):  # the version
+        return
+    if isinstance(value, (GenericAlias, UnionType)):  # an alias: the text stands under its assignment
+        source = ast.parse(inspect.getsource(importlib.import_module(ps._WHERE[name])))  # pyright: ignore
+        after = [b for a, b in zip(source.body, source.body[1:]) if isinstance(a, (ast.Assign, ast.AnnAssign))
+                 and name in ast.unparse(a).split("=")[0]]  # fmt: skip
+        assert after, f"{name} is not assigned where the table says"
+        assert isinstance(after[0], ast.Expr), f"{name} has no docstring"
+        return
+    text = value.__doc__ if isinstance(value, ModuleType) else inspect.getdoc(value)
+    assert text, f"{name} has no docstring"
+    assert not text.startswith(f"{name}("), f"{name} has only the docstring that its decorator made"
+    assert text.split("\n")[0].rstrip()[-1] in ".:", f"{name}: the first line is no sentence: {text.splitlines()[0]!r}"
+
+
+def test_unknown_public_name_gives_the_nearest() -> None:
+    with pytest.raises(AttributeError, match="SerialSampler"):
+        ps.SerialSamplr  # noqa: B018
+
+
+def test_the_lazy_table_and_the_typed_imports_agree() -> None:
+    tree = ast.parse(inspect.getsource(ps))
+    block = next(n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))
+    typed = {a.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    table = {**ps._WHERE, "ops": "penstock"}  # pyright: ignore
+    assert typed == table
+
+
+@pytest.mark.parametrize("name", ["A2C", "PPO", "RunConfig", "Experiment", "EnvConfig", "SerialSampler", "Net"])
+def test_every_setting_is_explained_at_its_field(name: str) -> None:
+    cls = getattr(ps, name)
+    body = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    statements = body.body
+    bare = [ast.unparse(a.target) for a, b in zip(statements, [*statements[1:], None]) if isinstance(a, ast.AnnAssign)
+            and not (isinstance(b, ast.Expr) and isinstance(b.value, ast.Constant) and isinstance(b.value.value, str))]  # fmt: skip
+    assert not bare, f"{name}: no docstring under {bare}"
+    assert set(get_type_hints(cls)) >= {f for f in getattr(cls, "__dataclass_fields__", {})}

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "penstock"
+BELOW = {
+    "core": set[str](),
+    "ops": {"core"},
+    "replay": {"core", "ops"},
+    "agents": {"core", "ops"},
+    "learn": {"core", "ops", "agents"},
+    "algos": {"core", "ops", "agents", "learn", "replay"},
+    "envs": {"core"},
+    "samplers": {"core", "ops", "agents", "envs"},
+    "run": {"core", "ops", "replay", "agents", "learn", "algos", "envs", "samplers"},
+}
+BELOW["distributed"] = {*BELOW["run"], "run"}
+BELOW["cli"] = {*BELOW["distributed"], "distributed"}
+ENTRY = {"__init__.py": {"core"}, "__main__.py": {"cli"}}
+"""Modules of the package itself. What `__init__` imports under TYPE_CHECKING is never run; its lazy table is text."""
+CORE_MAY = {"numpy", "optree"}
+PYTHON = [sys.executable, "-c"]
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Every import statement of a file wherever it stands, as (line, dotted module), but for those of TYPE_CHECKING."""
+    found: list[tuple[int, str]] = []
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and path.name == "__init__.py":
+            return
+        if isinstance(node, ast.Import):
+            found.extend((node.lineno, alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} is relative; write the whole path"
+            whole = node.module == "penstock"  # `from penstock import ops` imports penstock.ops
+            found.extend((node.lineno, f"penstock.{a.name}") for a in node.names if whole)
+            found.append((node.lineno, node.module or ""))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            text = ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
+            found.append((node.lineno, text))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0]
+
+
+def test_every_folder_is_a_layer() -> None:
+    assert {layer_of(path) for path in FILES} <= {*BELOW, *ENTRY}
+
+
+def test_the_table_has_no_cycle() -> None:
+    done: set[str] = set()
+    while len(done) < len(BELOW):
+        ready = {name for name, below in BELOW.items() if below <= done} - done
+        assert ready, f"a cycle among {set(BELOW) - done}"
+        done |= ready
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_only_what_lies_below(path: Path) -> None:
+    layer = layer_of(path)
+    allowed = ENTRY[layer] if layer in ENTRY else BELOW[layer] | {layer}
+    wrong = []
+    for line, module in imports(path):
+        package, *rest = module.split(".")
+        if package == "penstock" and rest and rest[0] not in allowed:
+            wrong.append(f"{path}:{line}: {layer} imports {module}")
+        if package == "penstock" and not rest and layer not in ENTRY:
+            names = [m for at, m in imports(path) if at == line and m.startswith("penstock.")]
+            if not names:
+                wrong.append(f"{path}:{line}: `import penstock` from inside hides which layer is meant")
+    assert not wrong, "\n".join([*wrong, f"{layer} may import {sorted(allowed)}"])
+
+
+def test_a_planted_edge_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "planted.py"
+    path.write_text("def f():\n    from penstock import run, ops\n    import penstock.cli.main\n    import_module('penstock.x')\n")
+    assert {m for _, m in imports(path)} == {"penstock", "penstock.run", "penstock.ops", "penstock.cli.main", "penstock.x"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)
+def test_core_imports_numpy_and_optree_only(path: Path) -> None:
+    foreign = {m.split(".")[0] for _, m in imports(path)} - {"penstock", "", *sys.stdlib_module_names}
+    assert foreign <= CORE_MAY, f"{path} imports {sorted(foreign - CORE_MAY)}"
+
+
+@pytest.mark.parametrize("layer", ["core", "envs"])
+def test_no_torch_in_layers_that_env_workers_import(layer: str) -> None:
+    wrong = [f"{path}:{line}" for path in (ROOT / layer).rglob("*.py") for line, m in imports(path) if m.split(".")[0] == "torch"]
+    assert not wrong, f"torch imported in {wrong}"
+
+
+def test_nothing_light_loads_torch() -> None:
+    """Help must be quick and environment workers small; one process asks for them all, naming the first that loads it."""
+    envs = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in (ROOT / "envs").rglob("*.py")]
+    cli = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in (ROOT / "cli").glob("*.py")]
+    light = ["penstock", "penstock.core", *sorted(envs), "penstock.samplers", "penstock.algos", "penstock.run.experiment", *cli]
+    names = [name.removesuffix(".__init__") for name in light]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    done = subprocess.run([*PYTHON, code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+import penstock as ps
+from penstock.run.log import MetricsLog
+from penstock.run.trainer import Trainer
+
+PACKAGE = Path(ps.__file__).parent
+FRAMES_TO_OPTIMIZER = 4
+FRAMES_TO_ENV = 6
+FILES_AN_ITERATION = 20
+CASES = {
+    "ppo": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32)),
+    "a2c": ("CartPole-v1", ps.A2C()),
+    "ppo-normalised-boxes": ("Pendulum-v1", ps.PPO(minibatch=32, net=ps.Net(normalize_obs=True, normalize_reward=True))),
+    "ppo-lstm": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32, net=ps.Net(recurrent="lstm", recurrent_size=8))),
+}
+
+
+def live(case: str) -> Trainer:
+    env, algo = CASES[case]
+    return Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=16, B=4), ps.RunConfig(steps=10_000)))
+
+
+def ours(frame: FrameType | None) -> list[str]:
+    """Frames of the package from `Trainer.train` to the frame given, as file:function."""
+    path: list[str] = []
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if PACKAGE in file.parents:
+            path.append(f"{file.relative_to(PACKAGE)}:{frame.f_code.co_name}")
+            if path[-1] == "run/trainer.py:train":
+                return path[::-1]
+        frame = frame.f_back
+    raise AssertionError(f"not called from Trainer.train: {path[::-1]}")
+
+
+def recorded(inner: Callable[..., Any], paths: list[list[str]]) -> Callable[..., Any]:
+    def record(*args: Any, **kwargs: Any) -> Any:
+        paths.append(ours(sys._getframe(1)))
+        return inner(*args, **kwargs)
+
+    return record
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frames_to_the_optimizer(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[list[str]] = []
+    with live(case) as trainer:
+        trainer.train()
+        for optimizer in trainer.policy.optimizers.values():
+            assert isinstance(optimizer, torch.optim.Optimizer)
+            monkeypatch.setattr(optimizer, "step", recorded(optimizer.step, paths))
+        trainer.train()
+    assert paths
+    longest = max(paths, key=len)
+    assert len(longest) <= FRAMES_TO_OPTIMIZER, "\n".join(longest)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frames_to_the_environment(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[list[str]] = []
+    counting = False
+    env, algo = CASES[case]
+
+    class Watched(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            if counting:
+                paths.append(ours(sys._getframe(1)))
+            return self.env.step(action)
+
+    exp = ps.Experiment(env, algo, ps.SerialSampler(T=16, B=4), ps.RunConfig(steps=10_000), wrappers=(Watched,))
+    with Trainer(exp) as trainer:
+        trainer.train()
+        counting = True
+        trainer.train()
+    assert paths
+    longest = max(paths, key=len)
+    assert len(longest) <= FRAMES_TO_ENV, "\n".join(longest)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_that_run_in_a_steady_iteration(case: str, tmp_path: Path) -> None:
+    """Sample, train, log: what a reader must open to know all that happens. RLlib: 71 for PPO on CartPole."""
+    files: dict[str, int] = {}
+
+    def count(frame: FrameType, event: str, arg: Any) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and PACKAGE in file.parents:
+            name = str(file.relative_to(PACKAGE))
+            files[name] = files.get(name, 0) + 1
+
+    log = MetricsLog(tmp_path)
+    with live(case) as trainer:
+        for _ in range(3):
+            log.write(trainer.env_steps, trainer.train())
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            metrics = trainer.train()
+            log.write(trainer.env_steps, metrics)
+        finally:
+            sys.setprofile(before)
+    log.close()
+    shown = "\n".join(f"{n:5} calls  {name}" for name, n in sorted(files.items()))
+    assert len(files) <= FILES_AN_ITERATION, f"{len(files)} files, at most {FILES_AN_ITERATION}:\n{shown}"
