@@ -28,7 +28,9 @@ from penstock.learn.algorithm import Loss, TrainBatch
 
 REPEATS = 40
 SETTINGS = ps.PPO(lr=1e-3, entropy_coef=0.01)
-SPEC = ps.EnvSpec(space_to_spec(spaces.Box(-np.inf, np.inf, (4,), np.float32), "obs"), space_to_spec(spaces.Discrete(2), "action"))
+SPEC = ps.EnvSpec(
+    space_to_spec(spaces.Box(-np.inf, np.inf, (4,), np.float32), "obs"), space_to_spec(spaces.Discrete(2), "action")
+)
 
 
 class Layers(nn.Module):
@@ -144,12 +146,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("part", "how", "us", "of an update", title=f"An update of {args.rows} rows, torch {torch.__version__}, one thread")
+    table = Table("part", "how", "us", "of an update", title=f"{args.rows} rows, torch {torch.__version__}")
     whole = 0.0
     for part, alternatives in cases(args.rows).items():
         for i, ((name, _), us) in enumerate(zip(alternatives, microseconds(alternatives, args.rounds))):
             whole = whole or us
-            table.add_row(part if i == 0 else "", name, f"{us:,.0f}", f"{us / whole:.0%}", end_section=i + 1 == len(alternatives))
+            table.add_row(
+                part if i == 0 else "", name, f"{us:,.0f}", f"{us / whole:.0%}", end_section=i + 1 == len(alternatives)
+            )
     Console().print(table)
 
 

@@ -38,12 +38,12 @@ _WHERE = {
     "SampleBatch": "penstock.core.batch",
     "Schedule": "penstock.core.schedule",
     "SerialSampler": "penstock.samplers.serial",
-    "TrainBatch": "penstock.learn.algorithm",
+    "TrainBatch": "penstock.learn.minibatch",
     "Trainer": "penstock.run.trainer",
     "actor_critic": "penstock.agents.actor_critic",
     "adam": "penstock.learn.optimizers",
     "check_env": "penstock.envs.check",
-    "concat_samples": "penstock.core.batch",
+    "concat_samples": "penstock.core.joining",
     "cosine": "penstock.core.schedule",
     "linear": "penstock.core.schedule",
     "load": "penstock.run.entry",
@@ -53,7 +53,7 @@ _WHERE = {
     "preset": "penstock.run.presets",
     "resume": "penstock.run.entry",
     "rmsprop": "penstock.learn.optimizers",
-    "split_by_episode": "penstock.core.batch",
+    "split_by_episode": "penstock.core.joining",
     "train": "penstock.run.entry",
     "train_one_step": "penstock.learn.train_ops",
 }
@@ -72,14 +72,14 @@ if TYPE_CHECKING:
     from penstock.core.batch import Inputs as Inputs
     from penstock.core.batch import MultiAgentBatch as MultiAgentBatch
     from penstock.core.batch import SampleBatch as SampleBatch
-    from penstock.core.batch import concat_samples as concat_samples
-    from penstock.core.batch import split_by_episode as split_by_episode
     from penstock.core.config import override as override
     from penstock.core.errors import CheckpointError as CheckpointError
     from penstock.core.errors import ConfigError as ConfigError
     from penstock.core.errors import EnvWorkerError as EnvWorkerError
     from penstock.core.errors import NonFiniteError as NonFiniteError
     from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.joining import concat_samples as concat_samples
+    from penstock.core.joining import split_by_episode as split_by_episode
     from penstock.core.schedule import Schedule as Schedule
     from penstock.core.schedule import cosine as cosine
     from penstock.core.schedule import linear as linear
@@ -89,21 +89,21 @@ if TYPE_CHECKING:
     from penstock.envs.make import EnvConfig as EnvConfig
     from penstock.learn.algorithm import Loss as Loss
     from penstock.learn.algorithm import ResultDict as ResultDict
-    from penstock.learn.algorithm import TrainBatch as TrainBatch
+    from penstock.learn.minibatch import TrainBatch as TrainBatch
     from penstock.learn.minibatch import minibatches as minibatches
     from penstock.learn.optimizers import adam as adam
     from penstock.learn.optimizers import rmsprop as rmsprop
     from penstock.learn.policy import Policy as Policy
     from penstock.learn.train_ops import train_one_step as train_one_step
+    from penstock.run.entry import load as load
+    from penstock.run.entry import resume as resume
+    from penstock.run.entry import train as train
     from penstock.run.experiment import Experiment as Experiment
     from penstock.run.experiment import RunConfig as RunConfig
     from penstock.run.plots import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
     from penstock.run.runner import Result as Result
     from penstock.run.runner import Runner as Runner
-    from penstock.run.entry import load as load
-    from penstock.run.entry import resume as resume
-    from penstock.run.entry import train as train
     from penstock.run.trainer import Trainer as Trainer
     from penstock.samplers.episodes import Episodes as Episodes
     from penstock.samplers.serial import SerialSampler as SerialSampler
@@ -114,7 +114,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"penstock.{name}")
-    from penstock.core.errors import nearest  # noqa: PLC0415
+    from penstock.core.errors import nearest
 
     raise AttributeError(f"module 'penstock' has no {name!r}; {nearest(name, [*_WHERE, *_MODULES])}")
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from penstock.agents import distributions as dists
 from penstock.agents.agent import Agent
-from penstock.agents.networks import MLP, Encoder, Net, flat_inputs, orthogonal
+from penstock.agents.mlp import MLP, orthogonal
+from penstock.agents.networks import Encoder, Net
 from penstock.agents.normalizer import ObsNormalizer, RewardScaler
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
@@ -191,7 +192,7 @@ class ActorCritic(Agent):
 
     def values(self, batch: SampleBatch) -> Tensor:
         lead = batch.first.shape
-        inputs = batch.inputs if self.memory is not None else flat_inputs(batch.inputs)
+        inputs = batch.inputs if self.memory is not None else batch.inputs.flat()
         with torch.no_grad():
             if self.critic is None:
                 value = self.value_head(self._shared_features(inputs, batch.state)[0])
@@ -226,7 +227,7 @@ class ActorCritic(Agent):
             obs, mask = self._prepared(inputs)
             return self.actor(inputs, obs), mask
         lead = inputs.first.shape
-        flat = flat_inputs(inputs)
+        flat = inputs.flat()
         obs, mask = self._prepared(flat)
         out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state)
         return out, None if mask is None else mask.reshape(*lead, -1)

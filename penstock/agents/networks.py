@@ -8,13 +8,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from penstock.agents.chain import Activation, mlp_chain
+from penstock.agents.mlp import Activation, orthogonal
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_leaves
+
 
 @dataclass(frozen=True)
 class Net:
@@ -55,31 +55,6 @@ class Net:
     def is_recurrent(self) -> bool:
         """True if the agent carries state from step to step."""
         return self.recurrent != "none"
-
-
-def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
-    """Orthogonal weights of this gain and zero bias (Saxe et al. 2014; Engstrom et al. 2020 for PPO)."""
-    nn.init.orthogonal_(layer.weight, gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-
-
-class MLP(nn.Module):
-    """[N, inputs] -> [N, hidden[-1]]: fully connected layers, each followed by the activation."""
-
-    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: Activation = "tanh") -> None:
-        super().__init__()
-        self.size = hidden[-1] if hidden else inputs
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip((inputs, *hidden), hidden))
-        for layer in self.layers:
-            orthogonal(layer, math.sqrt(2.0))  # pyright: ignore[reportArgumentType]
-        self._activation: Activation = activation
-        # The parameters themselves, since attribute look-ups on modules cost as much as a small matrix product.
-        self._weights = [p for layer in self.layers for p in (layer.weight, layer.bias)]
-
-    def forward(self, x: Tensor, out: tuple[Tensor, ...] = ()) -> Tensor:
-        """`out`: weight and bias of an output layer to apply as well."""
-        return mlp_chain(x, self._activation, self._weights, out)  # pyright: ignore[reportArgumentType]
 
 
 class NatureCNN(nn.Module):
@@ -181,11 +156,6 @@ class Encoder(nn.Module):
         if self.prev_reward:
             parts.append(inputs.prev_reward.masked_fill(inputs.first, 0.0).unsqueeze(-1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
-def flat_inputs(inputs: Inputs) -> Inputs:
-    """Inputs [T, B, ...] as [T * B, ...]."""
-    return Inputs(*(tree_map(lambda x: x.flatten(0, 1), part) for part in inputs))
 
 
 def _flat_size(leaf: LeafSpec) -> int:

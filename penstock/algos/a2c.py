@@ -14,7 +14,8 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.schedule import Schedule
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.learn.algorithm import AgentFn, Loss, TrainBatch
+from penstock.learn.algorithm import AgentFn, Loss
+from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import rmsprop
 from penstock.learn.policy import Policy
 
@@ -66,11 +67,11 @@ class A2C:
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
-    net: Net = Net()  # noqa: RUF009  frozen
+    net: Net = Net()
     """Networks of the default agent."""
     agent: AgentFn = actor_critic
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: BatchSpec = BatchSpec(T=5, B=16)  # noqa: RUF009  frozen
+    batch: BatchSpec = BatchSpec(T=5, B=16)
     """T and B of the sampler, where a run names none."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,8 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.schedule import Schedule
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.learn.algorithm import AgentFn, Loss, TrainBatch
+from penstock.learn.algorithm import AgentFn, Loss
+from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import adam
 from penstock.learn.policy import Policy
 

@@ -71,8 +71,8 @@ def run(argv: list[str]) -> int:
 
 
 def _train(exp: Any, seed: int, several: bool, init: str | None) -> None:
-    from penstock.run.plots import plot_runs
     from penstock.run.entry import train
+    from penstock.run.plots import plot_runs
 
     dir_ = f"{exp.run.dir}-s{seed}" if several and exp.run.dir is not None else exp.run.dir
     result = train(replace(exp, run=replace(exp.run, seed=seed, dir=dir_)), init)

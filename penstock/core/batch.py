@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,10 @@ class Inputs(NamedTuple):
     """float32 reward that came with `obs`; 0 where `first`."""
     first: Array
     """bool, `obs` opens an episode: recurrent state, previous action and reward count as null."""
+
+    def flat(self) -> Inputs:
+        """[T, B, ...] as [T * B, ...]."""
+        return Inputs(*(tree_map(lambda x: x.reshape(-1, *x.shape[2:]), part) for part in self))
 
 
 @struct
@@ -105,7 +109,7 @@ class SampleBatch:
         def flat(x: Array) -> Array:
             return x[:T].reshape(T * B, *x.shape[2:])
 
-        out = {name: tree_map(flat, getattr(self, name)) for name in _ROWS_AND_NEXT + _ROWS}
+        out = {name: tree_map(flat, getattr(self, name)) for name in ROWS_AND_NEXT + ROWS}
         return out | {"action": tree_map(flat, self.action), "reward": flat(self.reward)}
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> SampleBatch:
@@ -138,8 +142,8 @@ class SampleBatch:
         )
 
 
-_ROWS_AND_NEXT = ("obs", "first", "prev_action", "prev_reward")
-_ROWS = ("terminated", "truncated", "valid", "info", "version")
+ROWS_AND_NEXT = ("obs", "first", "prev_action", "prev_reward")
+ROWS = ("terminated", "truncated", "valid", "info", "version")
 
 
 @dataclass(frozen=True)
@@ -165,9 +169,6 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         return len(self.policy_batches)
 
 
-AnyBatch = TypeVar("AnyBatch", SampleBatch, MultiAgentBatch)
-
-
 def allocate_batch(
     env: EnvSpec, spec: BatchSpec, info: Tree = None, state: Tree = None, env_info: Sequence[str] = ()
 ) -> SampleBatch:
@@ -191,75 +192,20 @@ def allocate_batch(
         state=tree_map(lambda x: np.zeros((B, *np.shape(x)), np.asarray(x).dtype), state),
         version=np.zeros((T, B), np.int64),
     )
-    tree_map(lambda leaf, x: np.copyto(x, leaf.null()), env.action, batch.prev_action)
+    tree_map(np.copyto, batch.prev_action, env.null_action)
     return batch
+
+
+def carry_over(source: SampleBatch, out: SampleBatch) -> None:
+    """Copies row T of one batch to row 0 of the next, which may be the same buffer."""
+    for name in ROWS_AND_NEXT:
+        tree_map(lambda x, y: x.__setitem__(0, y[-1]), getattr(out, name), getattr(source, name))
 
 
 def poison(batch: SampleBatch) -> None:
     """Fills a released buffer with values that no environment gives, so that a stale view is loud."""
     for x in tree_leaves(batch):
         x[...] = {"f": np.nan, "b": True, "u": 213, "i": -4242 if x.itemsize > 1 else -42}[x.dtype.kind]
-
-
-def concat_samples(batches: Sequence[AnyBatch], axis: Literal["T", "B"] = "B") -> AnyBatch:
-    """Batches of the same layout side by side (`axis="B"`), or one after the other in time (`axis="T"`).
-
-    Joined in time, row T of each batch must be row 0 of the next; the joined batch keeps the first one's state.
-
-    Raises:
-        ConfigError: no batches, unequal layouts, unequal policies, or batches that do not follow each other.
-    """
-    if not batches:
-        raise ConfigError("concat_samples got no batch; expected at least one")
-    if isinstance(batches[0], MultiAgentBatch):
-        many: list[Any] = list(batches)
-        if any(set(m) != set(many[0]) for m in many):
-            raise ConfigError(f"concat_samples got batches of unequal policies: {[sorted(m) for m in many]}")
-        joined = {key: concat_samples([m[key] for m in many], axis) for key in many[0]}
-        return MultiAgentBatch(joined, sum(m.env_steps for m in many))  # pyright: ignore[reportReturnType]
-    samples: list[Any] = list(batches)
-    other = 0 if axis == "B" else 1
-    if len({batch.spec[other] for batch in samples}) > 1 or len({batch.state is None for batch in samples}) > 1:
-        raise ConfigError(
-            f"concat_samples(axis={axis!r}) got batches of [T, B] = {[tuple(b.spec) for b in samples]}; expected one "
-            f"common {'TB'[other]}, and recurrent state in all or none"
-        )
-    if axis == "B":
-        timed = tree_map(lambda *xs: _concat(xs, 1), *[_timed(b) for b in samples])
-        return SampleBatch(**timed, state=tree_map(lambda *xs: _concat(xs, 0), *[b.state for b in samples]))  # pyright: ignore[reportReturnType]
-    for earlier, later in zip(samples, samples[1:]):
-        same = (earlier.first[-1] == later.first[0]) & (earlier.prev_reward[-1] == later.prev_reward[0])
-        if not bool(same.all()):
-            raise ConfigError("concat_samples(axis='T'): row T of a batch is not row 0 of the next; pass them in order")
-    heads = [_timed(b[: b.spec.T], drop_last=True) for b in samples[:-1]]
-    timed = tree_map(lambda *xs: _concat(xs, 0), *heads, _timed(samples[-1]))
-    return SampleBatch(**timed, state=samples[0].state)  # pyright: ignore[reportReturnType]
-
-
-def split_by_episode(batch: SampleBatch) -> list[SampleBatch]:
-    """Every run of valid rows of one episode as its own [L, 1] batch (a view), by slot, then by time.
-
-    An episode that spans batches gives a fragment in each. A fragment that starts after row 0 has no state.
-    """
-    valid = np.asarray(batch.valid)
-    ended = np.asarray(batch.terminated) | np.asarray(batch.truncated)
-    fragments: list[SampleBatch] = []
-    T, B = batch.spec
-    for b in range(B):
-        start: int | None = None
-        for t in range(T):
-            if not valid[t, b]:
-                if start is not None:
-                    fragments.append(batch[start:t, b : b + 1])
-                start = None
-                continue
-            start = t if start is None else start
-            if ended[t, b]:
-                fragments.append(batch[start : t + 1, b : b + 1])
-                start = None
-        if start is not None:
-            fragments.append(batch[start:T, b : b + 1])
-    return fragments
 
 
 def _bounds(index: slice, size: int, what: str) -> tuple[int, int]:
@@ -269,21 +215,3 @@ def _bounds(index: slice, size: int, what: str) -> tuple[int, int]:
         )
     start, stop, _ = index.indices(size)
     return start, max(start, stop)
-
-
-def _timed(batch: SampleBatch, drop_last: bool = False) -> dict[str, Tree]:
-    """Every leaf with a time axis; `drop_last` leaves out row T, which the next batch repeats as its row 0."""
-    out = {name: getattr(batch, name) for name in _ROWS}
-    nexts = {name: getattr(batch, name) for name in _ROWS_AND_NEXT}
-    return out | (tree_map(lambda x: x[:-1], nexts) if drop_last else nexts)
-
-
-def _concat(xs: Sequence[Array], axis: int) -> Array:
-    shape = list(xs[0].shape)
-    shape[axis] = sum(x.shape[axis] for x in xs)
-    out = np.empty(shape, xs[0].dtype) if isinstance(xs[0], np.ndarray) else xs[0].new_empty(shape)
-    at = 0
-    for x in xs:
-        out[(slice(None),) * axis + (slice(at, at + x.shape[axis]),)] = x
-        at += x.shape[axis]
-    return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,11 @@ class EnvSpec:
     action: Tree
     agents: int = 1
     """Slots that one environment owns; more than one for a multi-agent environment."""
+
+    @functools.cached_property
+    def null_action(self) -> Tree:
+        """`LeafSpec.null` of every leaf of the action."""
+        return tree_map(lambda leaf: leaf.null(), self.action)
 
     def to_plain(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts only; `from_plain` brings the spec back."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.core.batch import SampleBatch, allocate_batch, poison
-from penstock.core.noise import Purpose, env_seed, uniform
+from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
 from penstock.envs.pool import EnvPool
+from penstock.envs.record_check import RecordCheck, expect, same
 from penstock.envs.serial_pool import Reset
 from penstock.envs.toy.plumbing import SeedEcho
 
@@ -47,151 +48,7 @@ def check_pool(
     """
     runs = [_run(make_pool(), buffers, seed, slot, reset, decorrelated, T, batches) for buffers in (1, 2)]
     for k, (one, two) in enumerate(zip(*runs)):
-        _expect(one == two, f"batch {k}", "two alternating buffers gave other bits than one")
-
-
-class Finished(NamedTuple):
-    """An episode that `RecordCheck` saw end."""
-
-    slot: int
-    seed: int
-    rewards: list[float]
-    """Of the steps that are in the record."""
-    length: int
-    """Steps since the reset, which are more if some were taken before the first batch."""
-    terminated: bool
-
-
-class RecordCheck:
-    """Follows B slots of `SeedEcho` through batches; `add` raises AssertionError at the first wrong row.
-
-    Args:
-        seed, slot, reset, decorrelated: see `check_pool`.
-        acted: the batches come from a sampler, which nulls the actions of rows that are not valid.
-    """
-
-    def __init__(
-        self,
-        B: int,
-        *,
-        seed: int | None,
-        slot: int = 0,
-        reset: Reset = "next_step",
-        decorrelated: bool = False,
-        acted: bool = False,
-    ) -> None:
-        self._seed, self._slot, self._batch_end = seed, slot, reset == "batch_end"
-        self._decorrelated, self._acted = decorrelated, acted
-        self._last: SampleBatch | None = None
-        self._ended = [False] * B
-        self._episode = [0] * B
-        self._rewards: list[list[float]] = [[] for _ in range(B)]
-        self._seen: set[int] = set()
-        self._batches = 0
-        self.env_steps = 0
-        """Valid rows so far."""
-
-    def add(self, batch: SampleBatch) -> list[Finished]:
-        """Checks the next batch; gives the episodes that ended in it, by row, then by slot."""
-        T, B = batch.spec
-        seeds, steps = SeedEcho.place_of(batch.obs)
-        nested = isinstance(batch.obs, dict)
-        for x, y in zip(tree_leaves(batch.obs), tree_leaves(SeedEcho.obs_of(seeds, steps, nested))):
-            _same(x, y, f"batch {self._batches}", "an observation that no environment gave")
-        if self._last is None:
-            self._check_opening(batch, seeds, steps)
-        else:
-            for name in ("obs", "first", "prev_action", "prev_reward"):
-                for x, y in zip(tree_leaves(getattr(batch, name)), tree_leaves(getattr(self._last, name))):
-                    _same(x[0], y[-1], f"batch {self._batches}", f"row 0 of {name} is not row T of the batch before")
-        rewards = SeedEcho.reward_of(seeds[:-1], steps[:-1], batch.action).astype(np.float32)
-        finished: list[Finished] = []
-        for t in range(T):
-            for b in range(B):
-                place = f"batch {self._batches}, row {t}, slot {b}"
-                if batch.valid[t, b]:
-                    finished += self._check_step(batch, t, b, seeds, steps, rewards, place)
-                else:
-                    self._check_invalid(batch, t, b, seeds, steps, place)
-        self._last = batch[T - 1 :].copy()
-        self._batches += 1
-        return finished
-
-    def _check_opening(self, batch: SampleBatch, seeds: Any, steps: Any) -> None:
-        for b, first in enumerate(batch.first[0]):
-            place = f"batch 0, row 0, slot {b}"
-            seed, step = int(seeds[0, b]), int(steps[0, b])
-            if first:
-                _expect(step == 0, place, f"`first` at step {step} of an episode")
-                _expect(batch.prev_reward[0, b] == 0, place, "`first` with a previous reward")
-                _check_null(batch, 0, b, place)
-            else:
-                _expect(self._decorrelated, place, "the first batch does not begin with a reset")
-                before = tree_map(lambda x, b=b: x[0, b], batch.prev_action)
-                reward = np.float32(SeedEcho.reward_of(seed, step - 1, before))
-                _expect(batch.prev_reward[0, b] == reward, place, "the previous reward does not answer prev_action")
-            self._ended[b] = step == SeedEcho.length_of(seed)
-            if self._seed is not None:
-                known = [env_seed(self._seed, self._slot + b, e) for e in range(1000 if self._decorrelated else 1)]
-                _expect(seed in known, place, f"seed {seed}; expected {known[0]}, of this slot's first episode")
-                self._episode[b] = known.index(seed)
-            self._seen.add(seed)
-
-    def _check_step(
-        self, batch: SampleBatch, t: int, b: int, seeds: Any, steps: Any, rewards: Any, place: str
-    ) -> list[Finished]:
-        seed, step = int(seeds[t, b]), int(steps[t, b])
-        _expect(not self._ended[b], place, "a valid row after an end; expected a reset")
-        _expect(not batch.first[t + 1, b], place, "`first` after a valid row")
-        _expect((seeds[t + 1, b], steps[t + 1, b]) == (seed, step + 1), place,
-                f"step {step} of seed {seed} is followed by step {steps[t + 1, b]} of seed {seeds[t + 1, b]}")  # fmt: skip
-        _expect(batch.reward[t, b] == rewards[t, b], place,
-                f"reward {batch.reward[t, b]}; expected {rewards[t, b]}, which answers this row's action")  # fmt: skip
-        last = step + 1 == SeedEcho.length_of(seed)
-        ends = tuple(bool(last and end) for end in SeedEcho.end_of(seed))
-        got = bool(batch.terminated[t, b]), bool(batch.truncated[t, b])
-        _expect(got == ends, place, f"(terminated, truncated) = {got}; expected {ends}")
-        self._check_columns(batch, t, b, {"echo": step if step % 2 == 0 else np.nan,
-                                          "is_success": seed % 2 if last else np.nan}, place)  # fmt: skip
-        self._ended[b] = bool(last)
-        self._rewards[b].append(float(batch.reward[t, b]))
-        self.env_steps += 1
-        if not last:
-            return []
-        done = Finished(b, seed, self._rewards[b], step + 1, ends[0])
-        self._rewards[b] = []
-        return [done]
-
-    def _check_invalid(self, batch: SampleBatch, t: int, b: int, seeds: Any, steps: Any, place: str) -> None:
-        _expect(self._ended[b], place, "not valid, but the episode goes on")
-        ends = bool(batch.terminated[t, b]), bool(batch.truncated[t, b])
-        _expect(ends == (False, False), place, f"not valid, but (terminated, truncated) = {ends}")
-        _expect(batch.reward[t, b] == 0, place, f"not valid, but the reward is {batch.reward[t, b]}")
-        self._check_columns(batch, t, b, {"echo": np.nan, "is_success": np.nan}, place)
-        if self._acted:
-            _check_null(batch, t + 1, b, place)
-        if self._batch_end and t > 0:
-            _expect(not batch.first[t + 1, b], place, "a reset inside a batch of reset='batch_end'")
-            for x in tree_leaves(batch.obs):
-                _same(x[t + 1, b], x[t, b], place, "an idle slot does not repeat its observation")
-            return
-        seed, step = int(seeds[t + 1, b]), int(steps[t + 1, b])
-        _expect(bool(batch.first[t + 1, b]), place, "the row after an end is no reset row: `first` is not set after it")
-        _expect(step == 0, place, f"a reset to step {step}")
-        self._episode[b] += 1
-        if self._seed is None:
-            _expect(seed not in self._seen, place, f"a reset to seed {seed} once more")
-        else:
-            expected = env_seed(self._seed, self._slot + b, self._episode[b])
-            _expect(seed == expected, place, f"seed {seed}; expected {expected} for episode {self._episode[b]}")
-        self._seen.add(seed)
-        self._ended[b] = False
-
-    @staticmethod
-    def _check_columns(batch: SampleBatch, t: int, b: int, expected: dict[str, float], place: str) -> None:
-        columns = batch.info.get("env", {})
-        for key in columns.keys() & expected.keys():
-            _same(columns[key][t, b], np.float32(expected[key]), place, f"info['env'][{key!r}]")
+        expect(one == two, f"batch {k}", "two alternating buffers gave other bits than one")
 
 
 def _run(
@@ -199,7 +56,7 @@ def _run(
 ) -> list[list[bytes]]:
     """The bits of every batch of a new pool."""
     B = pool.groups[-1].stop
-    _expect([s for g in pool.groups for s in range(g.start, g.stop)] == list(range(B)), "groups",
+    expect([s for g in pool.groups for s in range(g.start, g.stop)] == list(range(B)), "groups",
             f"{pool.groups} are not consecutive, or not all slots")  # fmt: skip
     keys = getattr(pool, "info_keys", ())
     made = [allocate_batch(pool.spec, BatchSpec(T, B), {"mark": np.float32(0)}, None, keys) for _ in range(buffers)]
@@ -217,7 +74,7 @@ def _run(
     finally:
         pool.close()
         pool.close()
-    _expect(check.env_steps >= T * B * batches // 5, "suite", "too few steps to say anything")
+    expect(check.env_steps >= T * B * batches // 5, "suite", "too few steps to say anything")
     return bits
 
 
@@ -245,14 +102,14 @@ def _fill(pool: EnvPool, batch: SampleBatch, actions: Tree, released: SampleBatc
         rows[group] += 1
         if rows[group] < T:
             send(group)
-    _expect(rows == [T] * len(rows), "recv", f"gave the groups {rows} times; expected {T} times each")
+    expect(rows == [T] * len(rows), "recv", f"gave the groups {rows} times; expected {T} times each")
     for row, slots, then in received:
         for x, y in zip(_answer(batch, row, slots), then):
-            _same(x, y, f"row {row}, slots {slots.start} to {slots.stop - 1}", "written after recv gave the group")
+            same(x, y, f"row {row}, slots {slots.start} to {slots.stop - 1}", "written after recv gave the group")
     for x, y in zip(tree_leaves(batch.action), tree_leaves(actions)):
-        _same(x, y, "actions", "the pool wrote the loop's memory")
+        same(x, y, "actions", "the pool wrote the loop's memory")
     for x, y in zip((batch.info["mark"], batch.version), marks):
-        _same(x, y, "agent info and version", "the pool wrote the loop's memory")
+        same(x, y, "agent info and version", "the pool wrote the loop's memory")
 
 
 def _answer(batch: SampleBatch, row: int, slots: slice) -> list[Any]:
@@ -279,24 +136,3 @@ def _poison_but_last(batch: SampleBatch) -> None:
     poison(batch)
     for x, tail in zip(tree_leaves(batch), tails):
         x[-1] = tail
-
-
-def _check_null(batch: SampleBatch, t: int, b: int, place: str) -> None:
-    """`prev_action[t]` must be null. The nulls of `SeedEcho`: 0, or the smallest choice."""
-    nulls = {"arm": np.zeros(2, np.float32), "pick": (np.int64(5), np.array([1, -2])), "bits": np.zeros(2, np.int8)}
-    null = nulls if isinstance(batch.prev_action, dict) else np.int64(0)
-    for x, y in zip(tree_leaves(batch.prev_action), tree_leaves(null)):
-        _same(x[t, b], y, place, "the action that led to a reset is not null")
-
-
-def _same(got: Any, expected: Any, place: str, what: str) -> None:
-    got, expected = np.asarray(got), np.asarray(expected)
-    if np.array_equal(got, expected, equal_nan=got.dtype.kind == "f"):
-        return
-    at = tuple(np.argwhere((got != expected) & ((got == got) | (expected == expected)))[0].tolist())
-    raise AssertionError(f"{place}: {what}: got {got[at]}{f' at {list(at)}' if at else ''}, expected {expected[at]}")
-
-
-def _expect(holds: bool, place: str, what: str) -> None:
-    if not holds:
-        raise AssertionError(f"{place}: {what}")

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from penstock.core.batch import SampleBatch
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree
 
 
 class EnvPool(Protocol):
@@ -50,10 +50,3 @@ class EnvPool(Protocol):
             journal: for each slot the actions [L, *A] since its episode began, or None if they were not kept.
         """
         ...
-
-
-def carry_over(source: SampleBatch, out: SampleBatch) -> None:
-    """Copies row T of one batch to row 0 of the next, which may be the same buffer."""
-    for name in ("obs", "prev_action"):
-        tree_map(lambda x, y: x.__setitem__(0, y[-1]), getattr(out, name), getattr(source, name))
-    out.first[0], out.prev_reward[0] = source.first[-1], source.prev_reward[-1]

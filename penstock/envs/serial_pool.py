@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import LeafSpec
@@ -19,7 +19,6 @@ from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.check import EnvContractError
 from penstock.envs.contract import describe_reset_violation, describe_step_violation, describe_violation
 from penstock.envs.make import EnvConfig
-from penstock.envs.pool import carry_over
 from penstock.envs.spaces import env_spec
 from penstock.envs.wrappers import MASK
 
@@ -161,8 +160,8 @@ class SerialPool:
         for b, terminated, truncated in ends or ():
             terminated_row[b], truncated_row[b] = terminated, truncated
             self._finish(b)
-        if not -_LARGEST_REWARD < sum(rewards) < _LARGEST_REWARD or self._tick % _CHECK_EVERY == 0 or self._config.checks == "always" \
-                or 0 in self._episode:  # fmt: skip
+        if not -_LARGEST_REWARD < sum(rewards) < _LARGEST_REWARD or self._tick % _CHECK_EVERY == 0 \
+                or self._config.checks == "always" or 0 in self._episode:  # fmt: skip
             self._check_values(obs_row, rewards, actions)
 
     def recv(self) -> int:
@@ -351,9 +350,9 @@ class SerialPool:
 
     def _fail(self, b: int, phase: str, error: BaseException, action: Any, result: Any = None) -> NoReturn:
         """Raises for an exception out of the environment, or out of the handling of its `result`."""
-        if error.__traceback__ is not None and error.__traceback__.tb_next is None and result is not None:
-            if message := describe_step_violation(result) or _describe_info(result[4], self._info_keys):
-                raise EnvContractError(f"{self._where(b, phase)}: {message}{_last(action)}") from error
+        ours = error.__traceback__ is not None and error.__traceback__.tb_next is None and result is not None
+        if ours and (message := describe_step_violation(result) or _describe_info(result[4], self._info_keys)):
+            raise EnvContractError(f"{self._where(b, phase)}: {message}{_last(action)}") from error
         text = "".join(traceback.format_exception(error))
         raise EnvWorkerError(
             f"{self._where(b, phase)}: {type(error).__name__}: {error}{_last(action)}\n{text}"
@@ -375,7 +374,8 @@ def _last(action: Any) -> str:
 
 def _describe_info(info: dict[str, Any], keys: Sequence[str]) -> str | None:
     for key in keys:
-        if key in info and (np.ndim(info[key]) or not isinstance(info[key], (bool, int, float, np.generic, np.ndarray))):
+        number = isinstance(info.get(key, 0), (bool, int, float, np.generic, np.ndarray))
+        if not number or np.ndim(info.get(key, 0)):
             kind = type(info[key]).__name__
             return f"info[{key!r}]: got {kind}, expected one number; return one, or drop {key!r} from info_keys"
     return None

@@ -8,14 +8,13 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import EnvContractError, check_vector_env
 from penstock.envs.contract import describe_violation
 from penstock.envs.make import EnvConfig
-from penstock.envs.pool import carry_over
 from penstock.envs.spaces import env_spec
 
 _CHECK_EVERY = 64
@@ -80,7 +79,8 @@ class VectorPool:
 
     def send(self, group: int, row: int) -> None:
         out, env = self._out, self._env
-        assert out is not None and env is not None
+        assert out is not None
+        assert env is not None
         clips = iter(self._clips)
 
         def to_env(x: Any) -> Any:

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.batch import SampleBatch
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.core.tree import Tree, struct
+from penstock.learn.minibatch import TrainBatch
 
 ResultDict: TypeAlias = dict[str, float]
 """Metrics by name, `train/...` for what a training step reports."""
-
-
-@struct
-class TrainBatch:
-    """What `postprocess_fn` makes of a SampleBatch, and, cut into minibatches, what `loss_fn` is given.
-
-    After `postprocess_fn` leaves are [T, B, ...]. A minibatch of a memoryless agent is [N, ...], valid rows only; of
-    a recurrent one [T, b, ...], whole columns with a mask.
-    """
-
-    inputs: Inputs
-    """What the agent sees; call `agent(x.inputs, x.state)`."""
-    rows: Mapping[str, Tree]
-    """The algorithm's own arrays by name; `x["advantage"]` reads one."""
-    valid: Tensor | None
-    """bool mask over rows; None in a minibatch whose rows are all valid."""
-    state: Tree = None
-    """[B, ...] recurrent state before row 0."""
-    metrics: Mapping[str, Tensor] | None = None
-    """Scalars about the whole batch to log; minibatches have none."""
-
-    def __getitem__(self, name: str) -> Tree:
-        return self.rows[name]
 
 
 class Loss(NamedTuple):

@@ -18,8 +18,8 @@ from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, TrainBatch
-from penstock.learn.gradient import set_gradients
+from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Optimizers, PostprocessFn
+from penstock.learn.minibatch import TrainBatch
 
 _SKIPS_IN_A_ROW = 10
 
@@ -54,6 +54,7 @@ class Policy:
         self.postprocess_fn, self.loss_fn = postprocess_fn, loss_fn
         self._settings = settings
         self.settings = at_progress(settings, 0.0)
+        self._scheduled = self.settings is not settings
         """The settings with every schedule at its present value."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, Purpose.INIT))
@@ -85,6 +86,8 @@ class Policy:
 
     def set_progress(self, progress: float) -> None:
         """Sets every schedule to its value after this fraction of the run."""
+        if not self._scheduled:
+            return
         self.settings = at_progress(self._settings, progress)
         lr = getattr(self.settings, "lr", None)
         if lr is not None:
@@ -200,6 +203,34 @@ class Policy:
             raise CheckpointError(
                 f"the stored parameters do not fit this agent; were net or spaces changed? {error}"
             ) from error
+
+
+def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | None) -> float:
+    """Sets `.grad` of every optimizer's parameters, scaled so that the norm over each optimizer is at most the limit.
+
+    Returns:
+        The largest gradient norm before clipping; inf or nan (of a loss or a gradient): no step must be taken.
+    """
+    totals = loss.total if isinstance(loss.total, dict) else {"all": loss.total}
+    if totals.keys() != optimizers.keys():
+        raise ConfigError(f"loss_fn gave totals for {sorted(totals)}; optimizer_fn gave optimizers {sorted(optimizers)}: one "
+                          "tensor goes with the one optimizer 'all', else both are dicts with the same names")  # fmt: skip
+    largest = 0.0
+    for i, (name, total) in enumerate(totals.items()):
+        parameters = [p for group in optimizers[name].param_groups for p in group["params"]]
+        gradients = torch.autograd.grad(total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True)
+        present = [g for g in gradients if g is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present))))
+        if not math.isfinite(norm) or not math.isfinite(value := float(total.detach())):
+            return norm if not math.isfinite(norm) else value
+        if max_grad_norm is not None and norm > max_grad_norm:
+            # Not in place: autograd may hand the same tensor to two parameters.
+            present = torch._foreach_mul(present, max_grad_norm / norm)
+        scaled = iter(present)
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = None if gradient is None else next(scaled)
+        largest = max(largest, norm)
+    return largest
 
 
 def _as_env(leaf: Any, action: np.ndarray[Any, Any], single: bool) -> Any:

@@ -64,33 +64,6 @@ class HashedFile:
             os.close(self._fd)
 
 
-class Appender:
-    """A file that grows by whole pieces, unbuffered: what a full disk let through of a piece is taken back."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-        self._end = os.fstat(self._fd).st_size
-
-    def write(self, data: bytes) -> int:
-        """Appends all of `data` and returns its length, or appends nothing and raises OSError."""
-        done = 0
-        try:
-            while done < len(data):
-                done += os.write(self._fd, data[done:])
-        except OSError:
-            if done:
-                os.ftruncate(self._fd, self._end)
-            raise
-        self._end += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        """Closes the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
-
 def fsync_dir(path: Path) -> None:
     """Forces the names in a directory to disk; Windows has no such call and needs none."""
     if os.name == "nt":

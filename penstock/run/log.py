@@ -6,15 +6,19 @@ import csv
 import io
 import json
 import math
+import os
+import re
+import socket
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import CheckpointError
-from penstock.run.events import EventLog
-from penstock.run.files import Appender, write_atomic
+from penstock.run.files import write_atomic
 
+_EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 JSONL, CSV = "metrics.jsonl", "progress.csv"
 
 
@@ -142,3 +146,83 @@ def _csv_bytes(columns: Iterable[str], rows: Sequence[Mapping[str, Any]], header
         writer.writerow(columns)
     writer.writerows(["nan" if (value := row.get(key, "")) is None else value for key in columns] for row in rows)
     return out.getvalue().encode()
+
+
+class EventLog:
+    """An event file for each process that writes, begun at its first `write`.
+
+    TensorBoard's own EventFileWriter starts a thread, which a later fork would copy the locks of, and which prints a
+    traceback when the disk is full. Its RecordWriter, used here, has the format without the thread.
+
+    Args:
+        resume_step: events of later steps, in the files that are there, are to be forgotten by whoever reads them
+            (what SummaryWriter calls `purge_step`, which is the first step to forget).
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
+        self._dir = run_dir
+        self._resume_step = resume_step
+        self._file: Appender | None = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One event that holds every metric. Raises OSError if the disk refuses, ImportError without tensorboard."""
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+        if self._file is None:
+            self._open()
+        values = [Summary.Value(tag=key, simple_value=float(value)) for key, value in metrics.items()]
+        self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        """Closes the event file; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _open(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        path = self._dir / f"events.out.tfevents.{self._stamp():010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self._file = Appender(path)
+        self._records = RecordWriter(self._file)
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if self._resume_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._add(Event(wall_time=time.time(), step=self._resume_step + 1, session_log=start))
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+    def _stamp(self) -> int:
+        """Seconds, but later than every event file here: TensorBoard reads them in the order of their names."""
+        stamps = [int(match[1]) for path in self._dir.iterdir() if (match := _EVENTS.fullmatch(path.name))]
+        return max([int(time.time()), *(stamp + 1 for stamp in stamps)])
+
+
+class Appender:
+    """A file that grows by whole pieces, unbuffered: what a full disk let through of a piece is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        self._end = os.fstat(self._fd).st_size
+
+    def write(self, data: bytes) -> int:
+        """Appends all of `data` and returns its length, or appends nothing and raises OSError."""
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError:
+            if done:
+                os.ftruncate(self._fd, self._end)
+            raise
+        self._end += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1

@@ -24,7 +24,6 @@ from penstock.run.progress import Progress, print_summary
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
-
 EVALUATIONS = "eval/evaluations.jsonl"
 
 

@@ -89,12 +89,12 @@ def collect(
                 serve(group, rows[group])
             else:
                 unfinished -= 1
-    _null_invalid(pool, batch)
+    _null_invalid(batch, pool.spec.null_action)
 
 
-def _null_invalid(pool: EnvPool, batch: SampleBatch) -> None:
-    """Reset and idle rows store the null action, whatever the agent answered there."""
+def _null_invalid(batch: SampleBatch, null: Tree) -> None:
+    """Reset and idle rows store the null action and no reward, whatever the agent answered there."""
     invalid = ~batch.valid
     if invalid.any():
         batch.reward[invalid] = 0.0
-        tree_map(lambda leaf, x: x.__setitem__(invalid, leaf.null()), pool.spec.action, batch.action)
+        tree_map(lambda x, nothing: x.__setitem__(invalid, nothing), batch.action, null)

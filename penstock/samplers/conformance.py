@@ -16,8 +16,9 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.envs.actions import action_noise_size, sample_action
-from penstock.envs.conformance import Finished, RecordCheck, echo_config
+from penstock.envs.conformance import echo_config
 from penstock.envs.make import EnvConfig
+from penstock.envs.record_check import Finished, RecordCheck, expect
 from penstock.envs.serial_pool import Reset
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.samplers.episodes import Episodes
@@ -63,7 +64,8 @@ class EchoAgent(Agent):
             noise = torch.full((len(inputs.first), self.noise_size), 0.5)
         drawn = sample_action(self.spec.action, noise.cpu().numpy())
         scale = tree_map(lambda leaf: 2 if leaf.kind == "box" else 1, self.spec.action)  # half of them out of bounds
-        action = tree_map(lambda x, s: torch.from_numpy(x * x.dtype.type(s)).to(self.unused.device), drawn, scale)
+        device = self.unused.device
+        action = tree_map(lambda x, s: torch.as_tensor(x * x.dtype.type(s), device=device), drawn, scale)
         shown = {"obs": inputs.obs, "action": inputs.prev_action, "reward": inputs.prev_reward, "first": inputs.first}
         return action, {"noise": noise, "shown": shown, "held": held}, {**held, "age": held["age"] + 1}
 
@@ -109,19 +111,19 @@ def check_sampler(
             batch, episodes = quiet.obtain_samples(itr)
             steps_before = check.env_steps
             finished = check.add(batch)
-            _expect(batch.spec == (T, B), place, f"a batch of {tuple(batch.spec)}; expected {(T, B)}")
-            _expect(batch.env_steps == check.env_steps - steps_before, place, "env_steps are not the valid rows")
+            expect(batch.spec == (T, B), place, f"a batch of {tuple(batch.spec)}; expected {(T, B)}")
+            expect(batch.env_steps == check.env_steps - steps_before, place, "env_steps are not the valid rows")
             _check_episodes(episodes, finished, discount, decorrelated, place)
             ages = _check_agent(batch, ages, uniform(seed, Purpose.ACT, itr, slice(0, B), T, _noise(batch)), itr)
             if k % 3 == 1:
                 _check_evaluations(evaluating, itr)
             again, _ = evaluating.obtain_samples(itr)
-            _expect(bits(again) == bits(batch), place, "same seed, other bits, or evaluation disturbed training")
+            expect(bits(again) == bits(batch), place, "same seed, other bits, or evaluation disturbed training")
             different, _ = other.obtain_samples(itr)
-            _expect(bits(different) != bits(batch), place, "another seed gave the same batch")
+            expect(bits(different) != bits(batch), place, "another seed gave the same batch")
             for sampler_batch in (batch, again, different):
                 poison(sampler_batch[: T - 1])
-        _expect(check.env_steps >= T * B * batches // 5, "suite", "too few steps to say anything")
+        expect(check.env_steps >= T * B * batches // 5, "suite", "too few steps to say anything")
     finally:
         for sampler in (quiet, evaluating, other):
             sampler.shutdown()
@@ -148,12 +150,12 @@ def check_resume(build: Build, *, nested: bool = False, seed: int = 3, before: i
             resumed.initialize(EchoAgent(resumed.spec))
             resumed.load_state_dict(states[start])
             cut = getattr(resumed, "cut_slots", [])
-            _expect(cut == [], f"resumed at itr {start}", f"slots {cut} were cut")
+            expect(cut == [], f"resumed at itr {start}", f"slots {cut} were cut")
             for itr in range(start, before + after):
                 outcome = _outcome(*resumed.obtain_samples(itr))
-                _expect(outcome == recorded[itr], f"resumed at itr {start}, itr {itr}", "other bits than without a cut")
+                expect(outcome == recorded[itr], f"resumed at itr {start}, itr {itr}", "other bits than without a cut")
             again = _outcome(None, resumed.evaluate_agent(before + after, 3))
-            _expect(again == evaluated, f"resumed at itr {start}", "another evaluation than without a cut")
+            expect(again == evaluated, f"resumed at itr {start}", "another evaluation than without a cut")
         finally:
             resumed.shutdown()
 
@@ -161,7 +163,9 @@ def check_resume(build: Build, *, nested: bool = False, seed: int = 3, before: i
 def bits(batch: SampleBatch) -> dict[str, bytes]:
     """The bits of every leaf that a caller may read: what the agent recorded counts on valid rows only."""
     agent_info = {key: value for key, value in batch.info.items() if key != "env"}
-    masked = tree_map(lambda x: np.where(batch.valid.reshape(*batch.valid.shape, *[1] * (x.ndim - 2)), x, 0), agent_info)
+    masked = tree_map(
+        lambda x: np.where(batch.valid.reshape(*batch.valid.shape, *[1] * (x.ndim - 2)), x, 0), agent_info
+    )
     readable = {
         "inputs": tuple(batch.inputs), "terminated": batch.terminated, "truncated": batch.truncated,
         "valid": batch.valid, "info": masked, "env": batch.info.get("env"), "state": batch.state,
@@ -184,9 +188,9 @@ def _check_examples(examples: dict[str, Any], spec: EnvSpec) -> None:
     for name, leaves in (("obs", tree_leaves(spec.obs)), ("action", tree_leaves(spec.action))):
         shown = [(np.shape(x), str(np.asarray(x).dtype)) for x in tree_leaves(examples[name])]
         expected = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        _expect(shown == expected, "initialize", f"examples[{name!r}] are {shown}; expected {expected}")
-    _expect(np.shape(examples["state"]["age"]) == (), "initialize", "the state of one slot has a leading dimension")
-    _expect(np.shape(examples["info"]["shown"]["reward"]) == (), "initialize", "the info of one step has one too many")
+        expect(shown == expected, "initialize", f"examples[{name!r}] are {shown}; expected {expected}")
+    expect(np.shape(examples["state"]["age"]) == (), "initialize", "the state of one slot has a leading dimension")
+    expect(np.shape(examples["info"]["shown"]["reward"]) == (), "initialize", "the info of one step has one too many")
 
 
 def _check_agent(batch: SampleBatch, ages: Any, noise: Any, itr: int) -> Any:
@@ -196,17 +200,17 @@ def _check_agent(batch: SampleBatch, ages: Any, noise: Any, itr: int) -> Any:
     """
     T, _ = batch.spec
     place, valid, info = f"itr {itr}", batch.valid, batch.info
-    _expect(bool((batch.version[valid] == itr).all()), place, f"version is {np.unique(batch.version[valid])}")
-    _expect(bool((info["noise"][valid] == noise[valid]).all()), place, "the noise is not that of (seed, itr, slot)")
+    expect(bool((batch.version[valid] == itr).all()), place, f"version is {np.unique(batch.version[valid])}")
+    expect(bool((info["noise"][valid] == noise[valid]).all()), place, "the noise is not that of (seed, itr, slot)")
     first = batch.first[:-1]
     recorded = {"obs": batch.obs, "action": batch.prev_action, "reward": batch.prev_reward, "first": batch.first}
     for name in recorded:  # `act` itself is to treat the previous action and reward as null where `first`
         counts = valid if name in ("obs", "first") else valid & ~first
         for x, y in zip(tree_leaves(info["shown"][name]), tree_leaves(recorded[name])):
-            _expect(bool((x[counts] == y[:-1][counts]).all()), place, f"the agent was shown another {name}")
+            expect(bool((x[counts] == y[:-1][counts]).all()), place, f"the agent was shown another {name}")
     if ages is not None:
         kept = valid[0] & ~first[0]
-        _expect(bool((batch.state["age"] == ages)[kept].all()), place, "the state before row 0 is not that after row T")
+        expect(bool((batch.state["age"] == ages)[kept].all()), place, "the state before row 0 is not that after row T")
     ages = batch.state["age"].copy()
     returns = batch.state["return"].copy()
     for t in range(T):
@@ -214,7 +218,7 @@ def _check_agent(batch: SampleBatch, ages: Any, noise: Any, itr: int) -> Any:
         returns = np.where(first[t], np.float32(0), returns + batch.prev_reward[t])
         for name, x in (("age", ages), ("return", returns)):
             seen = info["held"][name][t]
-            _expect(bool((seen == x)[valid[t]].all()), f"{place}, row {t}", f"recurrent {name} {seen}; expected {x}")
+            expect(bool((seen == x)[valid[t]].all()), f"{place}, row {t}", f"recurrent {name} {seen}; expected {x}")
         ages = ages + 1
     return ages
 
@@ -223,23 +227,23 @@ def _check_episodes(
     episodes: Episodes, finished: Sequence[Finished], discount: float, decorrelated: bool, place: str
 ) -> None:
     """Are these the episodes that ended in the record, in the order in which they did?"""
-    _expect(len(episodes) == len(finished), place, f"{len(episodes)} episodes; {len(finished)} ended")
+    expect(len(episodes) == len(finished), place, f"{len(episodes)} episodes; {len(finished)} ended")
     for i, one in enumerate(finished):
         where = f"{place}, slot {one.slot}, episode of seed {one.seed}"
         got = int(episodes.slot[i]), int(episodes.length[i]), bool(episodes.terminated[i])
         expected = one.slot, one.length, one.terminated
-        _expect(got == expected, where, f"(slot, length, terminated) = {got}; expected {expected}")
+        expect(got == expected, where, f"(slot, length, terminated) = {got}; expected {expected}")
         success = float(episodes.columns["is_success"][i])
-        _expect(success == one.seed % 2, where, f"is_success = {success}")
+        expect(success == one.seed % 2, where, f"is_success = {success}")
         if len(one.rewards) < one.length:
-            _expect(decorrelated, where, "the record lacks steps of the episode")
+            expect(decorrelated, where, "the record lacks steps of the episode")
             continue
         echo = float(episodes.columns["echo"][i])
-        _expect(echo == (one.length - 1) // 2 * 2, where, f"echo = {echo}")
+        expect(echo == (one.length - 1) // 2 * 2, where, f"echo = {echo}")
         weights = discount ** np.arange(one.length)
         for name, total in (("return_", sum(one.rewards)), ("discounted_return", float(weights @ one.rewards))):
             seen = float(getattr(episodes, name)[i])
-            _expect(abs(seen - total) < 1e-9 * max(abs(total), 1), where, f"{name} is {seen}; expected {total}")
+            expect(abs(seen - total) < 1e-9 * max(abs(total), 1), where, f"{name} is {seen}; expected {total}")
 
 
 def _check_evaluations(sampler: Sampler, itr: int) -> None:
@@ -248,17 +252,12 @@ def _check_evaluations(sampler: Sampler, itr: int) -> None:
         episodes = sampler.evaluate_agent(itr, count)
         per_slot = np.bincount(episodes.slot)
         place = f"evaluation of {count} episodes"
-        _expect(len(episodes) == count, place, f"gave {len(episodes)}")
-        _expect(int(per_slot.max() - per_slot.min()) <= 1, place, f"slots played {per_slot}; expected equal shares")
-        _expect(bool(((episodes.length >= 1) & (episodes.length <= SeedEcho.longest)).all()), place, "odd lengths")
+        expect(len(episodes) == count, place, f"gave {len(episodes)}")
+        expect(int(per_slot.max() - per_slot.min()) <= 1, place, f"slots played {per_slot}; expected equal shares")
+        expect(bool(((episodes.length >= 1) & (episodes.length <= SeedEcho.longest)).all()), place, "odd lengths")
     again, noisy = sampler.evaluate_agent(itr, 20), sampler.evaluate_agent(itr, 20, deterministic=False)
     later = sampler.evaluate_agent(itr + 1, 20)
-    _expect(_outcome(None, again) == _outcome(None, episodes), "evaluation", "the same itr gave other episodes")
-    _expect(again.length.tolist() == noisy.length.tolist(), "evaluation", "noise changed the environments' seeds")
-    _expect(again.return_.tolist() != noisy.return_.tolist(), "evaluation", "deterministic=False acted the same")
-    _expect(again.return_.tolist() != later.return_.tolist(), "evaluation", "every evaluation has the same episodes")
-
-
-def _expect(holds: bool, place: str, what: str) -> None:
-    if not holds:
-        raise AssertionError(f"{place}: {what}")
+    expect(_outcome(None, again) == _outcome(None, episodes), "evaluation", "the same itr gave other episodes")
+    expect(again.length.tolist() == noisy.length.tolist(), "evaluation", "noise changed the environments' seeds")
+    expect(again.return_.tolist() != noisy.return_.tolist(), "evaluation", "deterministic=False acted the same")
+    expect(again.return_.tolist() != later.return_.tolist(), "evaluation", "every evaluation has the same episodes")

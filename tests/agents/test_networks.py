@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.networks import MLP, Encoder, ImpalaResNet, NatureCNN, Net, flat_inputs, orthogonal
+from penstock.agents.mlp import MLP, orthogonal
+from penstock.agents.networks import Encoder, ImpalaResNet, NatureCNN, Net
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec
@@ -198,7 +199,7 @@ def test_nothing_to_see_is_refused():
 
 def test_flat_inputs_are_time_major():
     given = Inputs({"x": torch.arange(12).reshape(2, 3, 2)}, None, torch.arange(6).reshape(2, 3), torch.ones(2, 3))
-    flat = flat_inputs(given)
+    flat = given.flat()
     assert flat.obs["x"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
     assert flat.prev_action is None
     assert flat.prev_reward.tolist() == [0, 1, 2, 3, 4, 5]

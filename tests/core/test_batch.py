@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.batch import (
-    Inputs,
-    MultiAgentBatch,
-    SampleBatch,
-    allocate_batch,
-    concat_samples,
-    poison,
-    split_by_episode,
-)
+from penstock.core.batch import Inputs, MultiAgentBatch, SampleBatch, allocate_batch, poison
+from penstock.core.joining import concat_samples, split_by_episode
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves, tree_map

@@ -13,8 +13,9 @@ from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.check import EnvContractError
-from penstock.envs.conformance import RecordCheck, check_pool, echo_config
+from penstock.envs.conformance import check_pool, echo_config
 from penstock.envs.make import EnvConfig
+from penstock.envs.record_check import RecordCheck
 from penstock.envs.toy import Counter, SeedEcho
 from penstock.envs.vector_pool import VectorPool, makes_vector_env
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.learn.algorithm import Loss, Optimizers
-from penstock.learn.gradient import set_gradients
+from penstock.learn.policy import set_gradients
 
 
 def parameters(*values: list[float]) -> list[nn.Parameter]:

@@ -172,7 +172,7 @@ class LeavesPoison(Broken):
 
 PROMISES: dict[type[LocalSampler], str] = {
     ForgetsItsMemory: "the state before row 0 is not that after row T",
-    KeepsMemoryOverResets: "recurrent age [3 3 6]; expected [3 3 0]",
+    KeepsMemoryOverResets: "recurrent age [3 3 3]; expected [3 0 3]",
     CountsItsCalls: "the noise is not that of (seed, itr, slot)",
     LagsInVersion: "version is",
     SharesNoise: "the noise is not that of (seed, itr, slot)",

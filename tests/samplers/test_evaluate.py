@@ -114,7 +114,7 @@ def test_training_goes_on_as_if_there_had_been_no_evaluation(reset: Reset):
     agent = PPO(net=net).build(samplers[0].spec, 1).agent
     for sampler in samplers:
         sampler.initialize(agent)
-    quiet, evaluating = samplers
+    evaluating = samplers[1]
     for itr in range(3):
         for count, deterministic in ((1, True), (20, False)):
             before = to_plain(evaluating.state_dict()) if itr else None

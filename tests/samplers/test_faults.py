@@ -183,7 +183,9 @@ def test_faults_of_an_evaluation_say_so():
     pool: Any = sampler._evaluation_pool(SEED, [1, 1, 1])
     pool._steps[2] = made.step
     made.reset(seed=0)
-    with pytest.raises(EnvWorkerError, match=r"^evaluation slot 2 of .* in step\(\) at episode 0, step 4, seed \d+: Val"):
+    with pytest.raises(
+        EnvWorkerError, match=r"^evaluation slot 2 of .* in step\(\) at episode 0, step 4, seed \d+: Val"
+    ):
         sampler.evaluate_agent(0, 3)
 
 

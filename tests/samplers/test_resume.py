@@ -8,10 +8,11 @@ import torch
 
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
-from penstock.core.errors import CheckpointError
+from penstock.core.errors import CheckpointError, EnvWorkerError
 from penstock.core.noise import env_seed
-from penstock.envs.conformance import RecordCheck, echo_config
+from penstock.envs.conformance import echo_config
 from penstock.envs.make import EnvConfig
+from penstock.envs.record_check import RecordCheck
 from penstock.envs.serial_pool import Reset
 from penstock.envs.toy import Counter, FaultEnv, SeedEcho, TMaze
 from penstock.run.plain import from_plain, to_plain
@@ -265,7 +266,7 @@ def test_faults_after_resume_name_episode_and_step_as_if_there_had_been_no_cut()
         pool: Any = sampler._pool
         env = pool._envs[1]
         env.fault, env.at = "raise_in_step", env.steps + 2
-        with pytest.raises(Exception, match="the arm fell off") as caught:
+        with pytest.raises(EnvWorkerError, match="the arm fell off") as caught:  # noqa: PT012
             for itr in range(6, 9):
                 sampler.obtain_samples(itr)
         messages.append(str(caught.value).splitlines()[0])

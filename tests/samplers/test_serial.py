@@ -230,9 +230,9 @@ def test_what_contradicts_is_refused_before_anything_runs():
         with pytest.raises(ConfigError, match=f"sampler.*{next(iter(settings)).split('_')[0]}"):
             SerialSampler(**settings)
     sampler = SerialSampler(T=4, B=2).build("CartPole-v1")
-    with pytest.raises(ConfigError, match="call sampler.initialize"):
+    with pytest.raises(ConfigError, match=r"call sampler.initialize"):
         sampler.obtain_samples(0)
-    with pytest.raises(ConfigError, match="call sampler.initialize"):
+    with pytest.raises(ConfigError, match=r"call sampler.initialize"):
         sampler.evaluate_agent(0)
     with pytest.raises(ConfigError, match="the agent was built for"):
         sampler.initialize(EchoAgent(SerialSampler(T=1, B=1).build("Acrobot-v1").spec))

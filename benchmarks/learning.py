@@ -1,0 +1,259 @@
+"""Does penstock learn? Presets on small tasks, over seeds, against a budget of steps and a return to reach.
+
+Every run goes through the public API with a preset's settings, changed only in what a run is (seed, steps, evaluations,
+directory). A seed passes if the mean of 20 deterministic episodes reaches the return in an evaluation within the
+budget; all runs go on to the end of their budget, so the last evaluation is reported too.
+
+    python benchmarks/learning.py [--only NAME] [--seeds 1,2,3,4,5] [--jobs 1] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import penstock as ps
+from penstock.core.errors import MissingExtraError, PenstockError
+from penstock.envs.toy import RepeatPrevious
+
+RESULTS = Path(__file__).parent / "results"
+EPISODES = 20
+MEMORY_BEST = 14.0  # RepeatPrevious: 16 steps, of which the first 2 pay nothing
+
+
+@dataclass(frozen=True)
+class Task:
+    """A promise: at least `needed` of five seeds reach `threshold` within `budget` environment steps."""
+
+    algo: str
+    env: str
+    budget: int
+    threshold: float
+    needed: int | None
+    """Of five seeds, and in proportion of any other number; None: recorded without a promise."""
+    eval_interval: int = 5_000
+    kind: str = "reach"
+    """`reach`: an evaluation of at least the threshold. `stay below`: none above it. `stop`: the mean return of the
+    last 100 training episodes reaches it; nothing is evaluated, and the wall time of `ps.train` counts."""
+    median_s: float | None = None
+    """For `stop`: what the median wall time over seeds may be."""
+    note: str = ""
+
+
+TASKS = {
+    "ppo-cartpole": Task("ppo", "CartPole-v1", 60_000, 475.0, 5, 4_000),
+    "ppo-cartpole-stop": Task("ppo", "CartPole-v1", 150_000, 475.0, 5, kind="stop", median_s=3.0,
+                              note="mean of the last 100 training episodes"),
+    "a2c-cartpole": Task("a2c", "CartPole-v1", 150_000, 450.0, 4),
+    "ppo-acrobot": Task("ppo", "Acrobot-v1", 150_000, -100.0, 4),
+    "a2c-acrobot": Task("a2c", "Acrobot-v1", 200_000, -100.0, None),
+    "ppo-pendulum": Task("ppo", "Pendulum-v1", 300_000, -250.0, 4, 10_000),
+    "a2c-pendulum": Task("a2c", "Pendulum-v1", 400_000, -250.0, None, 10_000),
+    "ppo-mountaincar": Task("ppo", "MountainCarContinuous-v0", 100_000, 90.0, None),
+    "ppo-lunarlander": Task("ppo", "LunarLander-v3", 500_000, 200.0, None, 25_000),
+    "memory-lstm": Task("lstm", "RepeatPrevious", 100_000, 0.95 * MEMORY_BEST, 4,
+                        note=f"best {MEMORY_BEST:g}, chance {MEMORY_BEST / 4:g}"),
+    "memory-none": Task("none", "RepeatPrevious", 100_000, 0.35 * MEMORY_BEST, 5, kind="stay below",
+                        note="the same without memory"),
+}  # fmt: skip
+"""By the name that `--only` takes; a part of a name means all that contain it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of one seed came to."""
+
+    task: str
+    seed: int
+    passed: bool
+    env_steps: int
+    wall_s: float
+    best: float | None = None
+    """Of all evaluations within the budget."""
+    last: float | None = None
+    reached_at: int | None = None
+    """Environment steps at the first evaluation, or iteration for `stop`, that reached the threshold."""
+    run_dir: str = ""
+    problem: str = ""
+    """Why there is no result."""
+
+
+def experiment(task: Task) -> ps.Experiment:
+    """The preset, or for the memory probe one set of settings with and without an LSTM."""
+    if task.env != "RepeatPrevious":
+        return ps.preset(task.algo, task.env)
+    net = ps.Net(hidden=(64,), recurrent="lstm" if task.algo == "lstm" else "none", recurrent_size=64)
+    algo = ps.PPO(lr=1e-3, epochs=4, minibatch=128, discount=0.5, net=net)
+    return ps.Experiment(ps.EnvConfig(RepeatPrevious), algo, ps.SerialSampler(T=32, B=16))
+
+
+def run(name: str, seed: int, run_dir: Path) -> Outcome:
+    """Trains one seed; what penstock refuses is an Outcome with a problem, everything else raises."""
+    torch.set_num_threads(1)
+    task = TASKS[name]
+    stops = task.kind == "stop"
+    changes: dict[str, Any] = {
+        "run.seed": seed, "run.steps": task.budget, "run.dir": str(run_dir), "run.progress": "off",
+        "run.eval_interval": 0 if stops else task.eval_interval, "run.eval_episodes": 0 if stops else EPISODES,
+        "run.checkpoint_interval": 0, "run.stop": {"rollout/ep_rew_mean": task.threshold} if stops else {},
+    }  # fmt: skip
+    started = time.perf_counter()
+    try:
+        result = ps.train(ps.override(experiment(task), changes))
+    except PenstockError as error:
+        seconds, kind = time.perf_counter() - started, type(error).__name__
+        problem = f"not installed: {error}" if isinstance(error, MissingExtraError) else f"{kind}: {error}"
+        return Outcome(name, seed, False, 0, seconds, run_dir=str(run_dir), problem=problem)
+    seconds = time.perf_counter() - started
+    if stops:
+        passed = result.stopped_by == "stop rule"
+        return Outcome(name, seed, passed, result.env_steps, seconds, last=result.episodes.mean_return,
+                       reached_at=result.env_steps if passed else None, run_dir=str(run_dir))  # fmt: skip
+    return _judged(
+        task, evaluations(run_dir), Outcome(name, seed, False, result.env_steps, seconds, run_dir=str(run_dir))
+    )
+
+
+def evaluations(run_dir: Path) -> list[tuple[int, float]]:
+    """(environment steps, mean return) of every evaluation of a run."""
+    rows = [json.loads(line) for line in (run_dir / "eval" / "evaluations.jsonl").read_text().splitlines()]
+    return [(row["step"], row["eval/mean_reward"]) for row in rows]
+
+
+def _judged(task: Task, scores: list[tuple[int, float]], outcome: Outcome) -> Outcome:
+    within = [(step, score) for step, score in scores if step <= task.budget]
+    best = max(score for _, score in within)
+    reached = next((step for step, score in within if score >= task.threshold), None)
+    passed = (reached is None) if task.kind == "stay below" else (reached is not None)
+    known = {**asdict(outcome), "passed": passed, "best": best, "last": within[-1][1], "reached_at": reached}
+    return Outcome(**known)
+
+
+def verdict(task: Task, outcomes: list[Outcome]) -> tuple[str, bool]:
+    """What to print, and whether the promise is kept; a task without one always keeps it."""
+    passed = sum(o.passed for o in outcomes)
+    share = f"{passed}/{len(outcomes)}"
+    if task.needed is None:
+        return f"{share}, no bar", True
+    needed = math.ceil(task.needed * len(outcomes) / 5)
+    met = passed >= needed
+    if task.median_s is not None:
+        met = met and statistics.median(o.wall_s for o in outcomes) <= task.median_s
+    return f"{share}, {'met' if met else '**missed**'}", met
+
+
+def report(found: dict[str, list[Outcome]], about: dict[str, str]) -> str:
+    """The table as Markdown."""
+    head = ("task", "budget, steps", "return to reach", "needed of 5", "passed", "best evaluation by seed",
+            "last evaluation by seed", "steps to the return by seed", "wall s by seed", "median s")  # fmt: skip
+    lines = ["# Learning", "", *(f"- {key}: {value}" for key, value in about.items()), "",
+             f"An evaluation is the mean of {EPISODES} deterministic episodes. A dash: the return was not reached, or "
+             "nothing was evaluated.", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]  # fmt: skip
+    problems: list[str] = []
+    for name, outcomes in found.items():
+        task = TASKS[name]
+        title = f"{name}{f' ({task.note})' if task.note else ''}"
+        sign = "< " if task.kind == "stay below" else ""
+        needed = "-" if task.needed is None else str(task.needed)
+        median = statistics.median(o.wall_s for o in outcomes)
+        cells = [title, f"{task.budget:,}", f"{sign}{task.threshold:g}", needed, verdict(task, outcomes)[0],
+                 _row([o.best for o in outcomes]), _row([o.last for o in outcomes]),
+                 " ".join("-" if o.reached_at is None else f"{o.reached_at:,}" for o in outcomes),
+                 _row([o.wall_s for o in outcomes]),
+                 f"{median:.1f}" + (f" (bar {task.median_s:.1f})" if task.median_s is not None else "")]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+        problems += [f"- {name}, seed {o.seed}: {o.problem}" for o in outcomes if o.problem]
+    return "\n".join([*lines, *(["", "No result:", "", *problems] if problems else []), ""])
+
+
+def _row(values: list[float | None]) -> str:
+    return " ".join("-" if x is None else f"{x:.1f}" for x in values)
+
+
+def about(argv: list[str], seeds: list[int], jobs: int) -> dict[str, str]:
+    """Command, date, machine and versions."""
+    out = {"command": " ".join(["python benchmarks/learning.py", *argv]),
+           "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+           "seeds": ", ".join(map(str, seeds)),
+           "machine": f"{_machine()}; one torch thread a run, {jobs} at a time, load {os.getloadavg()[0]:.1f} at the start",
+           "python": platform.python_version()}  # fmt: skip
+    return out | {
+        package: importlib.metadata.version(package) for package in ("penstock", "torch", "numpy", "gymnasium")
+    }
+
+
+def _machine() -> str:
+    """E.g. "4-core AMD EPYC VM"."""
+    try:
+        rows = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    except OSError:
+        rows = []
+    known = {key.strip(): value.strip() for key, _, value in rows}
+    virtual = " VM" if "hypervisor" in known.get("flags", "").split() else ""
+    return f"{len(os.sched_getaffinity(0))}-core {known.get('model name', platform.machine())}{virtual}"
+
+
+def run_all(names: list[str], seeds: list[int], jobs: int, out: Path) -> dict[str, list[Outcome]]:
+    """The outcomes of every task, each run in a fresh process."""
+    found: dict[str, list[Outcome]] = {name: [] for name in names}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        waiting = [pool.submit(run, name, seed, out / name / f"s{seed}") for name in names for seed in seeds]
+        for future in waiting:
+            outcome = future.result()
+            found[outcome.task].append(outcome)
+            print(outcome, file=sys.stderr, flush=True)
+    return found
+
+
+def main(argv: list[str]) -> int:
+    """Runs the tasks asked for. 1 if a bar is missed; writes results/learning.* if no task is left out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help=f"tasks by comma, or parts of names: {', '.join(TASKS)}")
+    parser.add_argument("--seeds", default="1,2,3,4,5", help="by comma")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; wall times are cleanest with 1")
+    parser.add_argument("--out", type=Path, help="keeps the run directories there; a temporary directory if not given")
+    args = parser.parse_args(argv)
+    parts = [part for part in args.only.split(",") if part]
+    names = [name for name in TASKS if not parts or any(part in name for part in parts)]
+    try:
+        seeds = [int(seed) for seed in args.seeds.split(",")]
+    except ValueError:
+        seeds = []
+    if not names or not seeds or args.jobs < 1:
+        parser.error(f"--only {args.only!r} --seeds {args.seeds!r} --jobs {args.jobs}: expected parts of {', '.join(TASKS)}, "
+                     "seeds such as 1,2,3, and 1 job or more")  # fmt: skip
+    header = about(argv, seeds, args.jobs)
+    with tempfile.TemporaryDirectory() as temporary:
+        found = run_all(names, seeds, args.jobs, args.out or Path(temporary))
+        text = report(found, header)
+        print(text)
+        if not parts:
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / "learning.md").write_text(text)
+            rows = [asdict(o) | {"run_dir": ""} for outcomes in found.values() for o in outcomes]
+            (RESULTS / "learning.json").write_text(json.dumps({"about": header, "runs": rows}, indent=1) + "\n")
+            curves = [
+                Path(o.run_dir) for name in ("ppo-cartpole", "a2c-cartpole") for o in found[name] if not o.problem
+            ]
+            ps.plot_runs(curves, RESULTS / "learning.png")
+    return 0 if all(verdict(TASKS[name], outcomes)[1] for name, outcomes in found.items()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Batches put together and taken apart: side by side, one after the other, by episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+
+from penstock.core.batch import ROWS, ROWS_AND_NEXT, Array, MultiAgentBatch, SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.tree import Tree, tree_map
+
+AnyBatch = TypeVar("AnyBatch", SampleBatch, MultiAgentBatch)
+
+
+def concat_samples(batches: Sequence[AnyBatch], axis: Literal["T", "B"] = "B") -> AnyBatch:
+    """Batches of the same layout side by side (`axis="B"`), or one after the other in time (`axis="T"`).
+
+    Joined in time, row T of each batch must be row 0 of the next; the joined batch keeps the first one's state.
+
+    Raises:
+        ConfigError: no batches, unequal layouts, unequal policies, or batches that do not follow each other.
+    """
+    if not batches:
+        raise ConfigError("concat_samples got no batch; expected at least one")
+    if isinstance(batches[0], MultiAgentBatch):
+        many: list[Any] = list(batches)
+        if any(set(m) != set(many[0]) for m in many):
+            raise ConfigError(f"concat_samples got batches of unequal policies: {[sorted(m) for m in many]}")
+        joined = {key: concat_samples([m[key] for m in many], axis) for key in many[0]}
+        return MultiAgentBatch(joined, sum(m.env_steps for m in many))  # pyright: ignore[reportReturnType]
+    samples: list[Any] = list(batches)
+    other = 0 if axis == "B" else 1
+    if len({batch.spec[other] for batch in samples}) > 1 or len({batch.state is None for batch in samples}) > 1:
+        raise ConfigError(
+            f"concat_samples(axis={axis!r}) got batches of [T, B] = {[tuple(b.spec) for b in samples]}; expected one "
+            f"common {'TB'[other]}, and recurrent state in all or none"
+        )
+    if axis == "B":
+        timed = tree_map(lambda *xs: _concat(xs, 1), *[_timed(b) for b in samples])
+        return SampleBatch(**timed, state=tree_map(lambda *xs: _concat(xs, 0), *[b.state for b in samples]))  # pyright: ignore[reportReturnType]
+    for earlier, later in zip(samples, samples[1:]):
+        same = (earlier.first[-1] == later.first[0]) & (earlier.prev_reward[-1] == later.prev_reward[0])
+        if not bool(same.all()):
+            raise ConfigError("concat_samples(axis='T'): row T of a batch is not row 0 of the next; pass them in order")
+    heads = [_timed(b[: b.spec.T], drop_last=True) for b in samples[:-1]]
+    timed = tree_map(lambda *xs: _concat(xs, 0), *heads, _timed(samples[-1]))
+    return SampleBatch(**timed, state=samples[0].state)  # pyright: ignore[reportReturnType]
+
+
+@overload
+def split_by_episode(batch: SampleBatch) -> list[SampleBatch]: ...
+@overload
+def split_by_episode(batch: MultiAgentBatch) -> dict[str, list[SampleBatch]]: ...
+def split_by_episode(batch: SampleBatch | MultiAgentBatch) -> list[SampleBatch] | dict[str, list[SampleBatch]]:
+    """Every run of valid rows of one episode as its own [L, 1] batch (a view), by slot, then by time.
+
+    An episode that spans batches gives a fragment in each. A fragment that starts after row 0 has no state. A
+    MultiAgentBatch gives the fragments of each policy.
+    """
+    if isinstance(batch, MultiAgentBatch):
+        return {key: split_by_episode(part) for key, part in batch.items()}
+    valid = np.asarray(batch.valid)
+    ended = np.asarray(batch.terminated) | np.asarray(batch.truncated)
+    fragments: list[SampleBatch] = []
+    T, B = batch.spec
+    for b in range(B):
+        start: int | None = None
+        for t in range(T):
+            if not valid[t, b]:
+                if start is not None:
+                    fragments.append(batch[start:t, b : b + 1])
+                start = None
+                continue
+            start = t if start is None else start
+            if ended[t, b]:
+                fragments.append(batch[start : t + 1, b : b + 1])
+                start = None
+        if start is not None:
+            fragments.append(batch[start:T, b : b + 1])
+    return fragments
+
+
+def _timed(batch: SampleBatch, drop_last: bool = False) -> dict[str, Tree]:
+    """Every leaf with a time axis; `drop_last` leaves out row T, which the next batch repeats as its row 0."""
+    out = {name: getattr(batch, name) for name in ROWS}
+    nexts = {name: getattr(batch, name) for name in ROWS_AND_NEXT}
+    return out | (tree_map(lambda x: x[:-1], nexts) if drop_last else nexts)
+
+
+def _concat(xs: Sequence[Array], axis: int) -> Array:
+    shape = list(xs[0].shape)
+    shape[axis] = sum(x.shape[axis] for x in xs)
+    out = np.empty(shape, xs[0].dtype) if isinstance(xs[0], np.ndarray) else xs[0].new_empty(shape)
+    at = 0
+    for x in xs:
+        out[(slice(None),) * axis + (slice(at, at + x.shape[axis]),)] = x
+        at += x.shape[axis]
+    return out

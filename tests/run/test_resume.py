@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+import penstock as ps
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.checkpoint import find_checkpoint
+
+if TYPE_CHECKING:
+    from conftest import Child, Zygote
+
+Same = Callable[[Path, Path], None]
+STEPS = 2_400
+RUN = ps.RunConfig(
+    steps=STEPS, seed=3, checkpoint_interval=240, eval_interval=800, eval_episodes=3, log_interval=1, tensorboard=False,
+    progress="off",
+)  # fmt: skip
+SAMPLER = ps.SerialSampler(T=16, B=4)
+MEMORY = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, prev_reward=True,
+                normalize_obs=True, normalize_reward=True)  # fmt: skip
+EXPERIMENTS = {
+    "ppo": ps.Experiment("CartPole-v1", ps.PPO(lr="linear(1e-3, 0)", epochs=2, minibatch=32), SAMPLER, RUN),
+    "a2c": ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=5, B=6, max_decorrelation_steps=20), RUN),
+    "recurrent": ps.Experiment(
+        "penstock.envs.toy:RepeatPrevious", ps.PPO(epochs=2, minibatch=32, net=MEMORY), SAMPLER, RUN,
+        env_kwargs={"length": 23},
+    ),
+    "continuous": ps.Experiment(
+        "Pendulum-v1", ps.PPO(epochs=2, minibatch=32, entropy_coef="cosine(0.01, 0)",
+                              net=ps.Net(hidden=(16,), normalize_obs=True, normalize_reward=True)),
+        ps.SerialSampler(T=16, B=4, reset="batch_end", max_decorrelation_steps=30), RUN,
+    ),
+}  # fmt: skip
+
+
+def at(exp: ps.Experiment, run: Path, **changes: Any) -> ps.Experiment:
+    return replace(exp, run=replace(exp.run, dir=str(run), **changes))
+
+
+def checkpoints(run: Path) -> list[int]:
+    folder = run / "checkpoints"
+    return sorted(int(path.name) for path in folder.glob("0*") if path.name.isdecimal()) if folder.is_dir() else []
+
+
+def logged(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run of an experiment that nothing ever stopped."""
+    found: dict[str, Path] = {}
+
+    def whole(name: str) -> Path:
+        if name not in found:
+            run = tmp_path_factory.mktemp("whole") / name
+            assert zygote.train(at(EXPERIMENTS[name], run)).succeed()["stopped_by"] == "steps"
+            found[name] = run
+        return found[name]
+
+    return whole
+
+
+def killed(zygote: Zygote, until: Any, exp: ps.Experiment, run: Path, when: Callable[[], Any], pause_s: float = 0.0) -> Child:
+    child = zygote.train(at(exp, run))
+    until(when, child)
+    time.sleep(pause_s)
+    child.kill()
+    assert checkpoints(run)[-1] < STEPS
+    return child
+
+
+def test_kill_right_after_a_checkpoint(name: str, whole: Any, zygote: Zygote, until: Any, same_run: Same, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    killed(zygote, until, EXPERIMENTS[name], run, lambda: max(checkpoints(run), default=0) > STEPS // 3)
+    last = checkpoints(run)[-1]
+    child = zygote.resume(run)
+    assert child.succeed()["env_steps"] >= STEPS
+    assert "cut" not in child.output
+    assert not [x for x in json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) if x.startswith("resume/")]
+    assert last < checkpoints(run)[-1]
+    same_run(whole(name), run)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_kill_at_random(seed: int, name: str, whole: Any, zygote: Zygote, until: Any, same_run: Same, tmp_path: Path) -> None:
+    """Anywhere: in a step, in an update, in the middle of a file; then once more in the resumed run."""
+    rng = random.Random(f"{name}{seed}")
+    run = tmp_path / "run"
+    total = logged(whole(name))
+    first = rng.randrange(total // 5, total // 2)
+    killed(zygote, until, EXPERIMENTS[name], run, lambda: checkpoints(run) and logged(run) >= first, rng.random() * 0.02)
+    child = zygote.resume(run)
+    if seed == 0:
+        until(lambda: logged(run) >= 0.75 * total, child)
+        time.sleep(rng.random() * 0.02)
+        child.kill()
+        child = zygote.resume(run)
+    child.succeed()
+    same_run(whole(name), run)
+
+
+def test_kill_in_the_final_evaluation(zygote: Zygote, until: Any, same_run: Same, tmp_path: Path) -> None:
+    """All steps are done and even a checkpoint of the last one may be there; what is left must still be done."""
+    exp = replace(EXPERIMENTS["continuous"], run=replace(RUN, steps=512, checkpoint_interval=64, eval_interval=0, eval_episodes=30))
+    assert zygote.train(at(exp, tmp_path / "whole")).succeed()
+    run = tmp_path / "run"
+    child = zygote.train(at(exp, run))
+    until(lambda: max(checkpoints(run), default=0) >= 512 - 64 and logged(run) >= logged(tmp_path / "whole") - 2, child)
+    time.sleep(0.05)
+    child.kill()
+    zygote.resume(run).succeed()
+    same_run(tmp_path / "whole", run)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_then_resume(
+    number: int, code: int, whole: Any, zygote: Zygote, until: Any, same_run: Same, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    child = zygote.train(at(EXPERIMENTS["recurrent"], run))
+    until(lambda: logged(run) >= 7, child)
+    child.send(number)
+    assert child.wait() == code, child.output
+    assert "Traceback" not in child.output
+    stopped_at = checkpoints(run)[-1]
+    assert stopped_at < STEPS
+    assert stopped_at >= json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert zygote.resume(run).succeed()["env_steps"] >= STEPS
+    same_run(whole("recurrent"), run)
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "empty manifest"])
+def test_broken_newest_checkpoint_is_passed_over(harm: str, whole: Any, zygote: Zygote, same_run: Same, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    exp = at(EXPERIMENTS["ppo"], run, keep=100, steps=1_200)
+    assert zygote.train(exp).succeed()
+    stored = json.loads((run / "config.json").read_text())
+    stored["experiment"]["run"]["steps"] = STEPS  # as if it had been killed at half of the way
+    (run / "config.json").write_text(json.dumps(stored))
+    newest = find_checkpoint(run)
+    victim = newest / ("MANIFEST.json" if harm == "empty manifest" else "state.pt")
+    data = bytearray(victim.read_bytes())
+    if harm == "flip":
+        data[len(data) // 2] ^= 4
+    victim.write_bytes({"flip": data, "truncate": data[: len(data) // 2]}.get(harm, b""))
+    if harm == "delete":
+        victim.unlink()
+    child = zygote.resume(run)
+    child.succeed()
+    assert "passed over a broken checkpoint" in child.output
+    assert str(victim) in child.output
+    # Its schedule and its final evaluation were those of a shorter run, so only the size of what came out is compared.
+    assert find_checkpoint(run).name == find_checkpoint(whole("ppo")).name
+
+
+def test_broken_newest_checkpoint_of_a_killed_run(
+    whole: Any, zygote: Zygote, until: Any, same_run: Same, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    killed(zygote, until, EXPERIMENTS["ppo"], run, lambda: len(checkpoints(run)) >= 2)
+    newest = find_checkpoint(run)
+    data = bytearray((newest / "policy.safetensors").read_bytes())
+    data[-3] ^= 1
+    (newest / "policy.safetensors").write_bytes(data)
+    child = zygote.resume(run)
+    child.succeed()
+    assert "policy.safetensors is damaged" in child.output
+    same_run(whole("ppo"), run)
+    left = {path.name for path in (run / "checkpoints").iterdir()}
+    assert newest.name in left or any(name.startswith(f"{newest.name}.broken") for name in left)
+
+
+def test_nothing_good_left(zygote: Zygote, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert zygote.train(at(EXPERIMENTS["ppo"], run, steps=640)).succeed()
+    for path in run.glob("checkpoints/*/state.pt"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = sorted(path.name for path in (run / "checkpoints").iterdir())
+    child = zygote.resume(run, {"run.steps": STEPS})
+    assert child.wait() == 5
+    assert "CheckpointError" in child.output
+    assert "no good checkpoint" in child.output
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
+
+
+def test_killed_before_the_first_checkpoint(zygote: Zygote, until: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = zygote.train(at(EXPERIMENTS["ppo"], run, checkpoint_interval=0))
+    until(lambda: logged(run) >= 2, child)
+    child.kill()
+    child = zygote.resume(run)
+    assert child.wait() == 5
+    assert "no good checkpoint" in child.output
+    assert "start" in child.output  # what to do
+
+
+@pytest.mark.parametrize("name", ["a2c", "continuous"])
+def test_extension_equals_the_longer_run(name: str, zygote: Zygote, same_run: Same, tmp_path: Path) -> None:
+    """No schedules, no evaluation: a finished run that is extended is the longer run, bit for bit."""
+    exp = EXPERIMENTS[name]
+    exp = ps.override(replace(exp, run=replace(RUN, eval_interval=0, eval_episodes=0)), {"algo.entropy_coef": 0.01})
+    assert zygote.train(at(exp, tmp_path / "long", steps=1_500)).succeed()
+    assert zygote.train(at(exp, tmp_path / "short", steps=750)).succeed()
+    assert zygote.resume(tmp_path / "short", {"run.steps": 1_500}).succeed()["env_steps"] >= 1_500
+    same_run(tmp_path / "long", tmp_path / "short")
+
+
+# In this process from here on: what is asked is which settings are taken.
+
+
+def train(exp: ps.Experiment, run: Path, init: Path | None = None, **changes: Any) -> ps.Result:
+    return ps.train(at(exp, run, **{"steps": 320, "eval_interval": 0, "eval_episodes": 0, **changes}), init=init)
+
+
+def test_finished_run_says_how_to_extend_it(tmp_path: Path) -> None:
+    train(EXPERIMENTS["a2c"], tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"finished its 320 steps.*run\.steps"):
+        ps.resume(tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_extension_is_kept_in_the_config(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(EXPERIMENTS["a2c"], run)
+    ps.resume(run, {"run.steps": 640})
+    with pytest.raises(ConfigError, match="finished its 640 steps"):
+        ps.resume(run)
+    assert ps.resume(run, {"run.steps": 700, "run.keep": 1}).env_steps >= 700
+    assert len(checkpoints(run)) == 1
+
+
+def test_a_moved_run_is_resumed_where_it_is(tmp_path: Path) -> None:
+    train(EXPERIMENTS["a2c"], tmp_path / "a")
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    assert ps.resume(tmp_path / "b", {"run.steps": 640}).run_dir == tmp_path / "b"
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("change", ["algo.lr", "sampler.B", "env", "env_kwargs", "run.seed", "run.dir"])
+def test_changes_that_would_make_it_another_experiment(change: str, tmp_path: Path) -> None:
+    train(EXPERIMENTS["a2c"], tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"cannot change {change}.*--init"):
+        ps.resume(tmp_path / "run", {change: 1, "run.steps": 640})
+
+
+def test_unknown_change_names_the_nearest(tmp_path: Path) -> None:
+    train(EXPERIMENTS["a2c"], tmp_path / "run")
+    with pytest.raises(ConfigError, match="'steps'"):
+        ps.resume(tmp_path / "run", {"run.stps": 640})
+
+
+def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no run directory"):
+        ps.resume(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_warm_start_takes_networks_and_normalisers_only(tmp_path: Path) -> None:
+    first = train(EXPERIMENTS["continuous"], tmp_path / "first")
+    exp = EXPERIMENTS["continuous"]
+    trainer = ps.Trainer(at(exp, tmp_path / "x"), init=ps.load(tmp_path / "first").agent.state_dict())
+    with trainer:
+        for (key, a), b in zip(trainer.policy.agent.state_dict().items(), first.policy.agent.state_dict().values()):
+            assert torch.equal(a, b), key
+        assert trainer.policy.updates == trainer.policy.version == trainer.env_steps == 0
+        assert not any(optimizer.state for optimizer in trainer.policy.optimizers.values())
+    second = train(exp, tmp_path / "second", init=tmp_path / "first")
+    assert second.env_steps >= 320
+    assert second.policy.version == first.policy.version
+    cold = train(exp, tmp_path / "cold")
+    assert not torch.equal(second.policy.agent.value_head.weight, cold.policy.agent.value_head.weight)
+    again = train(exp, tmp_path / "again", init=tmp_path / "first")
+    for a, b in zip(second.policy.agent.parameters(), again.policy.agent.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_warm_start_from_other_networks_is_refused(tmp_path: Path) -> None:
+    train(EXPERIMENTS["a2c"], tmp_path / "first")
+    other = ps.override(EXPERIMENTS["a2c"], {"algo.net.hidden": (8,)})
+    with pytest.raises(CheckpointError, match="do not fit"):
+        train(other, tmp_path / "second", init=tmp_path / "first")
+    with pytest.raises(CheckpointError, match="no run directory"):
+        train(other, tmp_path / "second", init=tmp_path / "nothing")
+    assert not (tmp_path / "second").exists()
+
+
+def test_lambda_env_has_to_be_given_again(tmp_path: Path, same_run: Same) -> None:
+    def make() -> Any:
+        return gym.make("CartPole-v1", max_episode_steps=30)
+
+    exp = replace(EXPERIMENTS["a2c"], env=lambda: make())
+    train(exp, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"lambda.*resume\(run_dir, env="):
+        ps.resume(tmp_path / "run", {"run.steps": 640})
+    ps.resume(tmp_path / "run", {"run.steps": 640}, env=lambda: make())
+    train(exp, tmp_path / "long", steps=640)
+    same_run(tmp_path / "long", tmp_path / "run")
+
+
+def test_lambda_agent_has_to_be_given_again(tmp_path: Path, same_run: Same) -> None:
+    def agent(spec: Any, settings: Any) -> Any:
+        return ps.actor_critic(spec, settings)
+
+    exp = ps.override(EXPERIMENTS["a2c"], {"algo.agent": agent})
+    train(exp, tmp_path / "run")
+    with pytest.raises(ConfigError, match="agent="):
+        ps.resume(tmp_path / "run", {"run.steps": 640})
+    ps.resume(tmp_path / "run", {"run.steps": 640}, agent=agent)
+    assert ps.load(tmp_path / "run", agent=agent).predict([0.0] * 4) in (0, 1)
+    train(exp, tmp_path / "long", steps=640)
+    same_run(tmp_path / "long", tmp_path / "run")
+
+
+def test_slots_that_cannot_be_restored_are_cut_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exp = replace(EXPERIMENTS["a2c"], env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "unseeded", "length": 1000})
+    train(exp, tmp_path / "run")
+    capsys.readouterr()
+    ps.resume(tmp_path / "run", {"run.steps": 640, "run.progress": "plain"})
+    assert "6 of 6 slots could not be brought back" in capsys.readouterr().out
+    reported = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["resume/cut_slots"] for row in reported if "resume/cut_slots" in row] == [6.0]
+
+
+def test_threads_can_be_changed_on_resume(tmp_path: Path) -> None:
+    train(EXPERIMENTS["a2c"], tmp_path / "run")
+    try:
+        ps.resume(tmp_path / "run", {"run.steps": 640, "run.learner_threads": 2})
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
