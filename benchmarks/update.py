@@ -1,9 +1,11 @@
 """What does one gradient step on 512 rows cost, and what dominates it?
 
-PPO's loss for CartPole (4 inputs, 2 choices, actor and critic of two layers of 64 tanh units) on one torch thread. The
-alternatives of each line take turns, and the table gives the median over rounds of the mean of a round.
+PPO's loss for CartPole (4 inputs, 2 choices, actor and critic of two layers of 64 tanh units) on one torch thread, stage by
+stage inside whole updates, since a stage that runs alone finds its data in the cache and takes half as long. penstock's
+way (a whole MLP as one graph node, fused Adam) and the usual one (nn.Sequential, torch.tanh, clip_grad_norm_, torch's
+default Adam) take turns; the table gives medians of CPU time.
 
-    python benchmarks/update.py [--rows 512] [--rounds 15]
+    python benchmarks/update.py [--rows 512] [--updates 600]
 """
 
 from __future__ import annotations
@@ -22,139 +24,118 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import penstock as ps
+from penstock.agents.mlp import mlp_chain
 from penstock.algos import ppo
 from penstock.envs.spaces import space_to_spec
-from penstock.learn.algorithm import Loss, TrainBatch
+from penstock.learn.minibatch import TrainBatch
 
-REPEATS = 40
-SETTINGS = ps.PPO(lr=1e-3, entropy_coef=0.01)
-SPEC = ps.EnvSpec(
-    space_to_spec(spaces.Box(-np.inf, np.inf, (4,), np.float32), "obs"), space_to_spec(spaces.Discrete(2), "action")
-)
+SETTINGS = ps.PPO(lr=0.0, entropy_coef=0.01)  # 0, or hundreds of steps on the same rows would drive the policy far off
+BOX, CHOICE = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2)
+SPEC = ps.EnvSpec(space_to_spec(BOX, "obs"), space_to_spec(CHOICE, "action"))
+STAGES = ("forward of both networks", "loss and metrics", "backward", "norm and clip", "optimizer")
 
 
 class Layers(nn.Module):
-    """Actor and critic as `nn.Sequential` with `torch.tanh`, from the same first parameters as penstock's."""
+    """An agent's actor and critic as `nn.Sequential` with `torch.tanh`; the parameters are the agent's own."""
 
-    def __init__(self, agent: ps.ActorCritic) -> None:
+    def __init__(self, agent: Any) -> None:
         super().__init__()
-        self.agent = agent
-        assert agent.critic is not None
+        self.head = agent.head
         self.actor = nn.Sequential(*_with_tanh(agent.actor.mlp.layers), agent.head.linear)
         self.critic = nn.Sequential(*_with_tanh(agent.critic.mlp.layers), agent.value_head)
 
     def forward(self, inputs: ps.Inputs, state: Any = None) -> Any:
-        return self.agent.head(self.actor(inputs.obs)), self.critic(inputs.obs).squeeze(-1)
+        return self.head(self.actor(inputs.obs)), self.critic(inputs.obs).squeeze(-1)
 
 
 def _with_tanh(layers: nn.ModuleList) -> list[nn.Module]:
     return [module for layer in layers for module in (layer, nn.Tanh())]
 
 
-def minibatch(rows: int, agent: ps.ActorCritic) -> TrainBatch:
-    """Random rows of which the agent's own actions and log-probabilities are stored."""
+def minibatch(rows: int, agent: Any) -> TrainBatch:
+    """Random rows with the agent's own actions and log-probabilities."""
     generator = torch.Generator().manual_seed(0)
-    obs = torch.randn(rows, 4, generator=generator)
+    inputs = ps.Inputs(torch.randn(rows, 4, generator=generator), None, None, None)
     with torch.no_grad():
-        inputs = ps.Inputs(obs, None, None, None)
         dist, value = agent(inputs)
         action = dist.sample(torch.rand(rows, 1, generator=generator))
-        values = {"action": action, "logp": dist.log_prob(action), "return": value + 1.0,
-                  "advantage": torch.randn(rows, generator=generator)}  # fmt: skip
+        advantage = torch.randn(rows, generator=generator)
+        values = {"action": action, "logp": dist.log_prob(action), "return": value + 1.0, "advantage": advantage}
     return TrainBatch(inputs, values, None)
 
 
-def cases(rows: int) -> dict[str, list[tuple[str, Callable[[], Any]]]]:
-    """For each part of an update the alternatives, penstock's own first."""
-    policy = SETTINGS.build(SPEC, seed=0)
-    agent, learning = (SETTINGS.build(SPEC, seed=0).agent for _ in range(2))
-    layers, learning_layers = Layers(agent), Layers(learning)  # pyright: ignore[reportArgumentType]
-    x = minibatch(rows, agent)  # pyright: ignore[reportArgumentType]
-    parameters = list(agent.parameters())
-    losses = {model: ppo.loss_fn(model, x, SETTINGS).total for model in (agent, layers)}  # pyright: ignore[reportArgumentType]
-    gradients = [torch.randn_like(p) for p in parameters]
-    outputs = agent(x.inputs)
-
-    def loss_alone() -> Loss:
-        return ppo.loss_fn(lambda *_: outputs, x, SETTINGS)  # pyright: ignore[reportArgumentType]
-
-    def ready(**how: Any) -> torch.optim.Optimizer:
-        copies = [nn.Parameter(p.detach().clone()) for p in parameters]
-        for p, g in zip(copies, gradients):
-            p.grad = g * 1e-3
-        return torch.optim.Adam(copies, lr=1e-3, eps=1e-5, **how)
-
-    default = torch.optim.Adam(learning_layers.parameters(), lr=1e-3, eps=1e-5)
-
-    def plain_update() -> None:
-        default.zero_grad()
-        ppo.loss_fn(learning_layers, x, SETTINGS).total.backward()  # pyright: ignore[reportArgumentType]
-        nn.utils.clip_grad_norm_(learning_layers.parameters(), SETTINGS.max_grad_norm)
-        default.step()
-
-    clipped = [nn.Parameter(p.detach().clone()) for p in parameters]
-    for p, g in zip(clipped, gradients):
-        p.grad = g.clone()
-    half = torch.randn(rows, 64)
-    return {
-        "whole update": [
-            ("penstock: learn_on_batch", lambda: policy.learn_on_batch(x)),
-            ("nn.Sequential, torch.tanh, default Adam", plain_update),
-        ],
-        "forward, both networks": [("chain", lambda: agent(x.inputs)), ("nn.Sequential", lambda: layers(x.inputs))],
-        "loss and metrics": [("ppo.loss_fn without the networks", loss_alone)],
-        "backward": [
-            ("chain", lambda: torch.autograd.grad(losses[agent], parameters, retain_graph=True)),
-            ("nn.Sequential", lambda: torch.autograd.grad(losses[layers], parameters, retain_graph=True)),
-        ],
-        "norm, and clipping by it": [
-            ("as set_gradients", lambda: clipped_as_penstock(gradients)),
-            ("clip_grad_norm_", lambda: nn.utils.clip_grad_norm_(clipped, 1e-3)),
-        ],
-        "optimizer": [("fused Adam", ready(fused=True).step), ("default Adam", ready().step)],
-        f"tanh of {rows} x 64": [
-            ("2 sigmoid(2x) - 1", lambda: half.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)),
-            ("torch.tanh_", half.tanh_),
-        ],
-    }
+def update(
+    model: nn.Module, x: TrainBatch, clip: Callable[[list[Tensor]], Any], optimizer: torch.optim.Optimizer
+) -> list[float]:
+    """One gradient step; seconds of CPU time after each stage."""
+    parameters = optimizer.param_groups[0]["params"]
+    at = [time.process_time()]
+    outputs = model(x.inputs)
+    at.append(time.process_time())
+    loss = ppo.loss_fn(lambda *_: outputs, x, SETTINGS)  # pyright: ignore[reportArgumentType]
+    at.append(time.process_time())
+    gradients = torch.autograd.grad(loss.total, parameters)  # pyright: ignore[reportArgumentType]
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
+    at.append(time.process_time())
+    clip(parameters)
+    at.append(time.process_time())
+    optimizer.step()
+    at.append(time.process_time())
+    return [after - before for before, after in zip(at, at[1:])]
 
 
-def clipped_as_penstock(gradients: list[Tensor]) -> float:
+def clip_as_penstock(parameters: list[Tensor], limit: float = 1e-3) -> None:
     """What `set_gradients` does after autograd."""
+    gradients = [p.grad for p in parameters]
     norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
-    torch._foreach_mul_(gradients, 1e-3 / norm)
-    return norm
+    for p, scaled in zip(parameters, torch._foreach_mul(gradients, limit / norm)):
+        p.grad = scaled
 
 
-def microseconds(alternatives: list[tuple[str, Callable[[], Any]]], rounds: int) -> list[float]:
-    """Median over rounds of each alternative's mean; they take turns."""
-    times: list[list[float]] = [[] for _ in alternatives]
-    for i in range(rounds + 1):
-        for (_, fn), found in zip(alternatives, times):
-            started = time.perf_counter()
-            for _ in range(REPEATS):
-                fn()
-            if i:  # the first round warms up
-                found.append((time.perf_counter() - started) / REPEATS * 1e6)
-    return [statistics.median(found) for found in times]
+def clip_as_torch(parameters: list[Tensor], limit: float = 1e-3) -> None:
+    """What most libraries do."""
+    nn.utils.clip_grad_norm_(parameters, limit)
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--updates", type=int, default=600)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("part", "how", "us", "of an update", title=f"{args.rows} rows, torch {torch.__version__}")
-    whole = 0.0
-    for part, alternatives in cases(args.rows).items():
-        for i, ((name, _), us) in enumerate(zip(alternatives, microseconds(alternatives, args.rounds))):
-            whole = whole or us
-            table.add_row(
-                part if i == 0 else "", name, f"{us:,.0f}", f"{us / whole:.0%}", end_section=i + 1 == len(alternatives)
-            )
+    agents = [SETTINGS.build(SPEC, seed=0).agent for _ in range(2)]
+    x = minibatch(args.rows, agents[0])
+    ours = (agents[0], x, clip_as_penstock, ps.adam(agents[0], SETTINGS)["all"])
+    usual = (Layers(agents[1]), x, clip_as_torch, torch.optim.Adam(agents[1].parameters(), lr=0.0, eps=1e-5))
+    hidden = torch.randn(args.rows, 64)
+    eye, nothing = torch.eye(64), torch.zeros(64)
+    times: tuple[list[list[float]], list[list[float]], list[list[float]]] = ([], [], [])
+    for _ in range(args.updates):
+        times[0].append(update(*ours))
+        times[1].append(update(*usual))
+        times[2].append(tanh(hidden, eye, nothing))
+    columns = [[statistics.median(column) * 1e6 for column in zip(*found[len(found) // 10 :])] for found in times]
+    table = Table(
+        "CPU us", "penstock", "", "usual", "", title=f"An update of {args.rows} rows, torch {torch.__version__}"
+    )
+    for i, stage in enumerate((*STAGES, "all")):
+        cells = [(sum(c) if stage == "all" else c[i], sum(c)) for c in columns[:2]]
+        table.add_row(stage, *(text for us, whole in cells for text in (f"{us:,.0f}", f"{us / whole:.0%}")))
+    table.add_section()
+    table.add_row(f"linear and tanh, {args.rows} x 64", f"{columns[2][0]:,.0f}", "", f"{columns[2][1]:,.0f}", "")
     Console().print(table)
+
+
+def tanh(x: Tensor, weight: Tensor, bias: Tensor) -> list[float]:
+    """Seconds of CPU time of one layer without gradient: penstock's tanh by way of sigmoid, and torch's."""
+    with torch.no_grad():
+        started = time.process_time()
+        mlp_chain(x, "tanh", (weight, bias))
+        between = time.process_time()
+        torch.tanh(nn.functional.linear(x, weight, bias))
+        return [between - started, time.process_time() - between]
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Reinforce:
     lr: ps.Schedule = 3e-3
     discount: float = 0.99
     net: ps.Net = ps.Net()
-    batch: ps.BatchSpec = ps.BatchSpec(T=64, B=16)
+    batch = ps.BatchSpec(T=64, B=16)
 
     def build(self, spec, seed=0, device="cpu"):
         return ps.Policy(self, spec, agent_fn=ps.actor_critic, postprocess_fn=postprocess, loss_fn=loss,

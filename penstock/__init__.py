@@ -28,6 +28,7 @@ _WHERE = {
     "MultiAgentBatch": "penstock.core.batch",
     "Net": "penstock.agents.networks",
     "NonFiniteError": "penstock.core.errors",
+    "Output": "penstock.agents.actor_critic",
     "PPO": "penstock.algos.ppo",
     "PenstockError": "penstock.core.errors",
     "Policy": "penstock.learn.policy",
@@ -64,6 +65,7 @@ __all__ = ["__version__", *_WHERE, "ops"]
 if TYPE_CHECKING:
     from penstock import ops as ops
     from penstock.agents.actor_critic import ActorCritic as ActorCritic
+    from penstock.agents.actor_critic import Output as Output
     from penstock.agents.actor_critic import actor_critic as actor_critic
     from penstock.agents.agent import Agent as Agent
     from penstock.agents.networks import Net as Net

@@ -18,6 +18,8 @@ PACKAGE = Path(ps.__file__).parent
 FRAMES_TO_OPTIMIZER = 4
 FRAMES_TO_ENV = 6
 FILES_AN_ITERATION = 20
+PARTS = {"ppo-normalised-boxes": 1, "ppo-lstm": 1}
+"""Optional parts chosen, each a file of its own."""
 CASES = {
     "ppo": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32)),
     "a2c": ("CartPole-v1", ps.A2C()),
@@ -112,4 +114,5 @@ def test_files_that_run_in_a_steady_iteration(case: str, tmp_path: Path) -> None
             sys.setprofile(before)
     log.close()
     shown = "\n".join(f"{n:5} calls  {name}" for name, n in sorted(files.items()))
-    assert len(files) <= FILES_AN_ITERATION, f"{len(files)} files, at most {FILES_AN_ITERATION}:\n{shown}"
+    limit = FILES_AN_ITERATION + PARTS.get(case, 0)
+    assert len(files) <= limit, f"{len(files)} files, at most {limit}:\n{shown}"

@@ -46,7 +46,9 @@ class Agent(nn.Module):
     def values(self, batch: SampleBatch) -> Tensor:
         """V(obs) [T+1, B] without gradient, in one forward (recurrent: one unroll from the batch's state)."""
         with torch.no_grad():
-            return self(batch.inputs, batch.state).value
+            if batch.state is not None:
+                return self(batch.inputs, batch.state).value
+            return self(batch.inputs.flat(), None).value.reshape(batch.first.shape)
 
     def needed(self, inputs: Inputs) -> Inputs:
         """The inputs that `forward` reads, the others None, so that minibatches need not carry them."""

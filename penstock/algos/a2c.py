@@ -6,6 +6,7 @@ Differs from the paper: workers are slots of one batch, advantages may use GAE, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic, actor_critic
@@ -29,7 +30,6 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBat
     )  # fmt: skip
     if cfg.normalize_advantage:
         advantage = ops.normalized(advantage, batch.valid)
-    metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
     rows = {"action": batch.action, "advantage": advantage, "return": return_}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
@@ -62,7 +62,7 @@ class A2C:
     entropy_coef: Schedule = 0.01
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: float = 0.5
-    """Weight of the value loss; it matters only where actor and critic share a body."""
+    """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = False
@@ -71,7 +71,7 @@ class A2C:
     """Networks of the default agent."""
     agent: AgentFn = actor_critic
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: BatchSpec = BatchSpec(T=5, B=16)
+    batch: ClassVar[BatchSpec] = BatchSpec(T=5, B=16)
     """T and B of the sampler, where a run names none."""
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ observation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -77,7 +78,7 @@ class PPO:
     entropy_coef: Schedule = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: float = 0.5
-    """Weight of the value loss; it matters only where actor and critic share a body."""
+    """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
     epochs: int = 4
     """Passes over each batch, usually 3 to 20."""
     minibatch: int = 512
@@ -90,7 +91,7 @@ class PPO:
     """Networks of the default agent."""
     agent: AgentFn = actor_critic
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: BatchSpec = BatchSpec(T=128, B=16)
+    batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
     """T and B of the sampler, where a run names none."""
 
     def __post_init__(self) -> None:

@@ -34,8 +34,8 @@ def run(argv: list[str]) -> int:
         f"(min {episodes.return_.min():,.2f}, max {episodes.return_.max():,.2f})",
         "length": f"{episodes.mean_length:,.1f}",
     }
-    for name, value in episodes.metrics("eval/").items():
-        if name not in ("eval/rew_mean", "eval/len_mean"):
+    for name, value in episodes.metrics("eval/{}").items():
+        if name not in ("eval/rew", "eval/len"):
             rows[name.removeprefix("eval/")] = f"{value:,.3f}"
     if args.video:
         rows["video"] = str(record_video(args.run, args.video_episodes, which=args.which, env_kwargs=kwargs))

@@ -162,7 +162,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             raise ConfigError(f"{path}={value!r}; expected {len(inner)} values")
         return tuple(_convert(v, h, path) for v, h in zip(value, inner)) if args else tuple(value)
     if origin in (collections.abc.Mapping, dict) and isinstance(value, Mapping):
-        return dict(value)
+        return {key: _convert(item, args[1], f"{path}.{key}") for key, item in value.items()} if args else dict(value)
     if origin is collections.abc.Callable and (callable(value) or isinstance(value, str)):
         return import_object(value) if isinstance(value, str) else value
     if hint is Any:

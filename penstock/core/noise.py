@@ -73,6 +73,7 @@ def env_seed(seed: int, slot: int, episode: int, evaluation: bool = False) -> in
     episodes a slot; beyond those limits seeds are hashed and may meet by chance.
     """
     low = ((slot & 0x3FF) << 14) | (episode & 0x3FFF)
+    seed = int(seed)  # numpy's integers would end up in the environment, and Gymnasium refuses them
     block = _hash(seed >> 7, slot >> 10, episode >> 14)
     low = _feistel(low, 12, block)
     word = (((int(evaluation) << 7) | (seed & 0x7F)) << 24) | low
@@ -86,7 +87,7 @@ def derived_seed(seed: int, purpose: Purpose) -> int:
 
 def _words(*words: int) -> npt.NDArray[np.uint64]:
     """64-bit words; numpy would turn a list that holds one of 2^63 or more into floats."""
-    return np.array([word & _MASK_64 for word in words], np.uint64)
+    return np.array([int(word) & _MASK_64 for word in words], np.uint64)
 
 
 @functools.lru_cache(maxsize=1024)

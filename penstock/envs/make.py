@@ -38,7 +38,7 @@ class EnvConfig:
     wrappers: tuple[str | Callable[..., Any], ...] = ()
     """Applied in order, the first one innermost: `module:qualname` or callables that take the environment."""
     info_keys: tuple[str, ...] = ()
-    """Keys of the step `info` that are recorded in every batch; each must hold a number or array of fixed shape."""
+    """Keys of the step `info` that are recorded in every batch; each must hold one number."""
     imports: tuple[str, ...] = ()
     """Modules imported before anything is made, because they register ids on import, such as `ale_py`."""
     checks: Checks = "sampled"

@@ -95,7 +95,7 @@ class RecordCheck:
                 expect(batch.prev_reward[0, b] == reward, place, "the previous reward does not answer prev_action")
             self._ended[b] = step == SeedEcho.length_of(seed)
             if self._seed is not None:
-                known = [env_seed(self._seed, self._slot + b, e) for e in range(1000 if self._decorrelated else 1)]
+                known = [env_seed(self._seed, self._slot + b, e) for e in range(100 if self._decorrelated else 1)]
                 expect(seed in known, place, f"seed {seed}; expected {known[0]}, of this slot's first episode")
                 self._episode[b] = known.index(seed)
             self._seen.add(seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
@@ -28,7 +27,17 @@ class Loss(NamedTuple):
     """[N] new priorities of replayed samples, where replay is prioritised."""
 
 
-Optimizers: TypeAlias = dict[str, torch.optim.Optimizer]
+class Optimizer(Protocol):
+    """What a Policy needs of an optimizer; every `torch.optim.Optimizer` has it."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> Any: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Any, /) -> None: ...
+
+
+Optimizers: TypeAlias = dict[str, Optimizer]
 AgentFn: TypeAlias = Callable[[EnvSpec, Any], Agent]
 PostprocessFn: TypeAlias = Callable[[Agent, SampleBatch, Any], TrainBatch]
 LossFn: TypeAlias = Callable[[Agent, TrainBatch, Any], Loss]

@@ -16,7 +16,7 @@ from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.layout import padded_rows
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.schedule import at_progress, check_schedules
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Optimizers, PostprocessFn
 from penstock.learn.minibatch import TrainBatch
@@ -141,7 +141,8 @@ class Policy:
             The action; if the policy is recurrent the pair (action, new state).
         """
         leaves: list[Any] = tree_leaves(self.spec.obs)
-        arrays = [np.asarray(x) for x in tree_leaves(obs)]
+        # A bare observation may come as a list of numbers, which is no tree of arrays.
+        arrays = [np.asarray(obs)] if isinstance(self.spec.obs, LeafSpec) else [np.asarray(x) for x in tree_leaves(obs)]
         if len(arrays) != len(leaves) or any(
             x.shape[x.ndim - len(s.shape) :] != s.shape for x, s in zip(arrays, leaves)
         ):

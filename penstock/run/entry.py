@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.config import from_plain, override
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.learn.policy import Policy
-from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.lock import RunLock
-from penstock.run.rundir import CONFIG, free_run_dir, make_run_dir, read_experiment, read_json, write_config
+from penstock.run.rundir import CONFIG, check_free, free_run_dir, make_run_dir, read_experiment, read_json, write_config
 from penstock.run.runner import Result, Runner
 from penstock.run.trainer import Trainer
 
@@ -32,8 +32,9 @@ def train(exp: Experiment, init: str | Path | None = None) -> Result:
     run_dir = free_run_dir(exp)
     parameters = load(init).agent.state_dict() if init is not None else None
     with Trainer(exp, run_dir, parameters) as trainer:
-        make_run_dir(run_dir)
+        trainer.run_dir = run_dir = make_run_dir(exp, run_dir)
         with RunLock(run_dir):
+            check_free(run_dir)  # again: another run may have come and gone while this one was being built
             write_config(trainer)
             return Runner(trainer).run()
 
@@ -56,18 +57,35 @@ def resume(
         raise ConfigError(f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
                           f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
                           "(--init)")  # fmt: skip
-    exp = override(read_experiment(run_dir, env, agent), dict(changes or {}))
+    stored = read_experiment(run_dir, env, agent)
+    exp = override(stored, dict(changes or {}))
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
+    extended = (exp.run.steps, exp.run.stop) != (stored.run.steps, stored.run.stop)
     with RunLock(run_dir):
-        checkpoint = load_checkpoint(find_checkpoint(run_dir))
-        if checkpoint.state["trainer"]["env_steps"] >= exp.run.steps:
-            raise ConfigError(f"{run_dir} has finished its {exp.run.steps:,} steps; extend it, e.g. --run.steps "
-                              f"{2 * exp.run.steps}")  # fmt: skip
+        checkpoint = load_checkpoint(_newest(run_dir))
+        _refuse_finished(run_dir, checkpoint, exp, extended)
         with Trainer(exp, run_dir) as trainer:
             trainer.restore(checkpoint)
             if changes:
                 write_config(trainer)
             return Runner(trainer, resumed=True).run()
+
+
+def _newest(run_dir: Path) -> Path:
+    try:
+        return find_checkpoint(run_dir)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; there is nothing to go on from: start anew with another run.dir") from error
+
+
+def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, extended: bool) -> None:
+    state = checkpoint.state["trainer"]
+    if not state["finished"]:
+        return
+    if state["env_steps"] >= exp.run.steps:
+        raise ConfigError(f"{run_dir} has finished its {exp.run.steps:,} steps; extend it, e.g. --run.steps {2 * exp.run.steps}")
+    if not extended:
+        raise ConfigError(f"{run_dir} has reached its stop rule {dict(exp.run.stop)}; give it another run.stop or run.steps")
 
 
 def load(run_dir: str | Path, which: str = "last", *, agent: Any = None, device: str = "cpu") -> Policy:

@@ -13,8 +13,10 @@ import numpy as np
 from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
+from penstock.envs.vector_pool import makes_vector_env
 from penstock.run.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.entry import load
+from penstock.run.experiment import Experiment
 from penstock.run.rundir import read_experiment
 from penstock.run.video import VideoWriter
 from penstock.samplers.episodes import Episodes
@@ -39,10 +41,12 @@ def evaluate(
     """
     if episodes < 1:
         raise ConfigError(f"episodes={episodes}; expected at least 1")
-    config, run_seed = _env_config(Path(run_dir), env, env_kwargs)
+    exp, config = _env_config(Path(run_dir), env, env_kwargs)
+    run_seed = exp.run.seed
     step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
     policy = load(run_dir, which)
-    sampler = SerialSampler(T=1, B=1).build(config, run_seed if seed is None else seed)
+    B = exp.sampler.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
+    sampler = SerialSampler(T=1, B=B).build(config, run_seed if seed is None else seed)
     try:
         sampler.initialize(policy.agent)
         return sampler.evaluate_agent(step, episodes, deterministic), step
@@ -63,11 +67,16 @@ def record_video(
     Raises:
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
-    config, seed = _env_config(Path(run_dir), env, {**(env_kwargs or {}), "render_mode": "rgb_array"})
+    exp, config = _env_config(Path(run_dir), env, {**(env_kwargs or {}), "render_mode": "rgb_array"})
+    seed = exp.run.seed
     step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
     policy = load(run_dir, which)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
     live = config.make()
+    if isinstance(live, gymnasium.vector.VectorEnv):
+        live.close()
+        raise ConfigError(f"{config.name} is a batch of environments, which has no single picture; give the one "
+                          "environment: record_video(run_dir, env=...)")  # fmt: skip
     writer: VideoWriter | None = None
     try:
         for episode in range(episodes):
@@ -102,7 +111,7 @@ def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWrite
     return writer
 
 
-def _env_config(run_dir: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> tuple[EnvConfig, int]:
+def _env_config(run_dir: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> tuple[Experiment, EnvConfig]:
     exp = read_experiment(run_dir, env)
     config = exp.env_config
-    return replace(config, kwargs={**config.kwargs, **(env_kwargs or {})}), exp.run.seed
+    return exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})

@@ -66,6 +66,7 @@ class Experiment:
     sampler: Any = None
     """Settings of a sampler; None for a SerialSampler with the algorithm's T and B."""
     run: RunConfig = field(default_factory=RunConfig)
+    """Length, seed, evaluation, checkpoints and directory."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the environment."""
     wrappers: tuple[str | Callable[..., Any], ...] = ()

@@ -130,7 +130,7 @@ class Progress:
 
     def _line(self, elapsed: float) -> Text:
         parts = [
-            f"{self._step:,}/{self._total:,} steps ({self._step / self._total:.0%})",
+            f"{self._step:,}/{self._total:,} steps ({min(self._step / self._total, 1.0):.0%})",
             f"{_number(self._rate())} steps/s",
             f"{_clock(elapsed)} elapsed",
             f"{_clock(self._left())} left",
@@ -145,7 +145,7 @@ class Progress:
         head.add_column(ratio=1)
         head.add_column(justify="right", no_wrap=True)
         bar = ProgressBar(total=self._total, completed=min(self._step, self._total))
-        head.add_row(bar, Text(f"{self._step:,} of {self._total:,} steps  {self._step / self._total:.0%}"))
+        head.add_row(bar, Text(f"{self._step:,} of {self._total:,} steps  {min(self._step / self._total, 1.0):.0%}"))
         times = Text(no_wrap=True, overflow="ellipsis")
         for value, label in (
             (_number(self._rate()), " steps/s   "),

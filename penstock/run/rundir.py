@@ -36,19 +36,31 @@ def free_run_dir(exp: Experiment) -> Path:
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{exp.run.seed}"
         path = Path("runs") / name / exp.algo_name / stamp
         path = next(p for i in itertools.count(2) for p in (path, path.with_name(f"{stamp}-{i}")) if not p.exists())
+    check_free(path)
+    return path
+
+
+def check_free(path: Path) -> None:
+    """Raises ConfigError if there is something in it already."""
     try:
         if path.exists() and (not path.is_dir() or any(p.name != ".lock" for p in path.iterdir())):
             raise ConfigError(f"run directory {path} is not empty; nothing in it was touched. Go on with it by `penstock "
                               f"resume {path}` (ps.resume), or choose another run.dir")  # fmt: skip
     except OSError as error:
         raise CheckpointError(f"cannot read run directory {path}: {error.strerror or error}; choose another run.dir") from error
-    return path
 
 
-def make_run_dir(path: Path) -> None:
-    """Makes it. Raises CheckpointError if the disk refuses."""
+def make_run_dir(exp: Experiment, path: Path) -> Path:
+    """Makes it, or the next by number if a run of the same second has taken a default name. Raises CheckpointError if the disk refuses."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir(parents=True, exist_ok=exp.run.dir is not None)
+                return path
+            except FileExistsError:
+                if exp.run.dir is not None:
+                    raise
+                path = free_run_dir(exp)
     except OSError as error:
         raise CheckpointError(f"cannot make run directory {path}: {error.strerror or error}; choose another run.dir") from error
 

@@ -68,34 +68,40 @@ class Runner:
         started, first_step = time.monotonic(), trainer.env_steps
         metrics: ResultDict = {}
         evaluation: ResultDict = {}
+        unlogged: ResultDict = {}
         stopped_by = "steps"
         try:
             with self._signals():
                 progress.note(self._headline())
                 if self.resumed and trainer.sampler.cut_slots:
-                    metrics["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
+                    unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
                     progress.note(f"{len(trainer.sampler.cut_slots)} of {trainer.sampler.batch_spec.B} slots could not be "
                                   "brought back and start a new episode")  # fmt: skip
                 while trainer.env_steps < config.steps and self._signal is None:
                     before, best = trainer.env_steps, trainer.best_score
-                    metrics = trainer.train()
+                    metrics = trainer.train() | unlogged
                     if _crossed(config.eval_interval, before, trainer.env_steps):
                         evaluation = self._evaluate()
                         metrics |= evaluation
                     done = trainer.reached(metrics) or trainer.env_steps >= config.steps
                     if done or "eval/mean_reward" in metrics or _crossed(config.log_interval, before, trainer.env_steps):
                         log.write(trainer.env_steps, metrics)
+                        unlogged = {}
                     progress.update(trainer.env_steps, metrics)
-                    if _crossed(config.checkpoint_interval, before, trainer.env_steps) or trainer.best_score > best:
-                        self._checkpoint(progress, metrics.get("eval/mean_reward"))
-                    if done:
+                    if done:  # no checkpoint before the final evaluation, so that it is done and logged once
                         stopped_by = "stop rule" if trainer.reached(metrics) else "steps"
                         break
-                if self._signal is None and config.eval_episodes and "eval/mean_reward" not in metrics:
+                    if _crossed(config.checkpoint_interval, before, trainer.env_steps) or trainer.best_score > best:
+                        self._checkpoint(progress, metrics.get("eval/mean_reward"))
+                over = stopped_by == "stop rule" or trainer.env_steps >= config.steps
+                evaluated, score = not config.eval_episodes or "eval/mean_reward" in metrics, metrics.get("eval/mean_reward")
+                if over and not evaluated and self._signal is None:
                     evaluation = self._evaluate()
                     log.write(trainer.env_steps, evaluation)
                     progress.update(trainer.env_steps, evaluation)
-                path = trainer.save((evaluation if self._signal is None else metrics).get("eval/mean_reward"))
+                    evaluated, score = True, evaluation.get("eval/mean_reward")
+                trainer.finished = over and evaluated
+                path = trainer.save(score)
         finally:
             progress.close()
             log.close()
@@ -185,7 +191,10 @@ class Runner:
             rows["checkpoints lost"] = str(self._lost_checkpoints)
         rows["run directory"] = str(run)
         rows["checkpoint"] = str(checkpoint)
-        rows["next"] = f"penstock eval {run}   penstock plot {run}   penstock resume {run} --run.steps {2 * result.env_steps}"
+        go_on = f"penstock resume {run}"
+        if self._signal is None:
+            go_on += f" --run.steps {2 * result.env_steps}"
+        rows["next"] = f"penstock eval {run}   penstock plot {run}   {go_on}"
         print_summary(title, rows)
 
 

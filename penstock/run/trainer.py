@@ -15,7 +15,7 @@ import torch
 
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
-from penstock.core.tree import tree_leaves
+from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport, check_env
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
@@ -59,6 +59,8 @@ class Trainer:
         self.env_steps = 0
         """Environment steps collected: valid rows only."""
         self.episodes_seen = 0
+        self.finished = False
+        """The run has come to its end, final evaluation included; a checkpoint says so to `resume`."""
         self.recent = Episodes()
         """The last 100 episodes."""
         self.best_score = -math.inf
@@ -100,7 +102,7 @@ class Trainer:
     def evaluate(self, episodes: int | None = None) -> tuple[ResultDict, Episodes]:
         """Deterministic episodes in environments of their own; training goes on as if it had not happened."""
         found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes)
-        metrics = found.metrics("eval/mean_", "reward", "ep_length")
+        metrics = found.metrics("eval/mean_{}", "reward", "ep_length")
         if len(found):
             metrics["eval/std_reward"] = float(found.return_.std())
             self.best_score = max(self.best_score, found.mean_return)
@@ -144,8 +146,8 @@ class Trainer:
             "policy": policy,
             "sampler": self.sampler.state_dict(),
             "trainer": {"itr": self.itr, "env_steps": self.env_steps, "episodes_seen": self.episodes_seen,
-                        "best_score": self.best_score, "elapsed_s": self.elapsed_s, "threads": self.threads,
-                        "recent": {**recent, "columns": dict(self.recent.columns)}},
+                        "finished": self.finished, "best_score": self.best_score, "elapsed_s": self.elapsed_s,
+                        "threads": self.threads, "recent": {**recent, "columns": dict(self.recent.columns)}},
         }  # fmt: skip
         return save_checkpoint(self.run_dir, self.env_steps, state, agent, keep=self.exp.run.keep, score=score)
 
@@ -163,8 +165,9 @@ class Trainer:
         except KeyError as error:
             raise CheckpointError(f"{checkpoint.path} has no {error}; it was written by another version") from error
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
-        self.best_score, self.elapsed_s, self.threads = state["best_score"], state["elapsed_s"], state["threads"]
-        if self.threads:
+        self.best_score, self.elapsed_s = state["best_score"], state["elapsed_s"]
+        if self.exp.run.learner_threads == "auto" and state["threads"]:
+            self.threads = state["threads"]
             torch.set_num_threads(self.threads)
         self._clock = time.monotonic()
         return checkpoint
@@ -182,8 +185,12 @@ class Trainer:
         if self.run_dir is None or batch is None:
             return "no run directory to save the batch in"
         path = self.run_dir / "crash" / f"batch-{self.itr}.npz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, *tree_leaves(batch))
+        names = [name.strip("[]").replace("][", "/").replace("'", "") for name in tree_paths(batch)]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **dict(zip(names, tree_leaves(batch))))
+        except OSError as error:
+            return f"the batch could not be saved in {path}: {error.strerror or error}"
         return f"the batch it happened on is in {path}"
 
 

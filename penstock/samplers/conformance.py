@@ -115,8 +115,10 @@ def check_sampler(
             expect(batch.env_steps == check.env_steps - steps_before, place, "env_steps are not the valid rows")
             _check_episodes(episodes, finished, discount, decorrelated, place)
             ages = _check_agent(batch, ages, uniform(seed, Purpose.ACT, itr, slice(0, B), T, _noise(batch)), itr)
-            if k % 3 == 1:
+            if k == 1:
                 _check_evaluations(evaluating, itr)
+            elif k > 1:
+                evaluating.evaluate_agent(itr, 3, deterministic=k % 2 == 0)
             again, _ = evaluating.obtain_samples(itr)
             expect(bits(again) == bits(batch), place, "same seed, other bits, or evaluation disturbed training")
             different, _ = other.obtain_samples(itr)

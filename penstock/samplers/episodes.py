@@ -66,17 +66,17 @@ class Episodes:
         return self._at(rank < np.asarray(counts, np.int64)[self.slot])
 
     def metrics(
-        self, prefix: str = "rollout/ep_", return_name: str = "rew_mean", length_name: str = "len_mean"
+        self, name: str = "rollout/ep_{}_mean", return_: str = "rew", length: str = "len"
     ) -> dict[str, float]:
-        """Means under Stable-Baselines3's names; empty if there are no episodes."""
+        """Means under Stable-Baselines3's names, `{}` standing for what is averaged; empty without episodes."""
         if not len(self):
             return {}
-        out = {prefix + return_name: self.mean_return, prefix + length_name: self.mean_length}
+        out = {name.format(return_): self.mean_return, name.format(length): self.mean_length}
         for key, values in self.columns.items():
             known = values[~np.isnan(values)]
             if len(known):
-                group = prefix.split("/")[0]
-                out[f"{group}/success_rate" if key == "is_success" else f"{prefix}{key}_mean"] = float(known.mean())
+                success = f"{name.split('/')[0]}/success_rate"
+                out[success if key == "is_success" else name.format(key)] = float(known.mean())
         return out
 
     def _at(self, index: Any) -> Episodes:

@@ -107,15 +107,14 @@ class LocalSampler:
         views = [GroupViews(batch, slots, agent_device(agent)) for slots in pool.groups]
         states = [agent.initial_state(view.padded) for view in views]
         stats, found, chunk = EpisodeStats(B, self._discount), Episodes(), 0
-        while len(found) < episodes:
+        while len(found) < episodes and chunk * _EVAL_T < _EVAL_MAX_STEPS:
             noise = None if deterministic else _eval_noise(seed, itr, chunk, B, agent.noise_size)
             collect(pool, agent, batch, views, states, noise)
             found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
             chunk += 1
-            if chunk * _EVAL_T >= _EVAL_MAX_STEPS:
-                warnings.warn(f"evaluation gave up with {len(found)} of {episodes} episodes: some slot has not ended one in "
-                              f"{_EVAL_MAX_STEPS:,} steps; give {self._config.name} a time limit", stacklevel=2)  # fmt: skip
-                break
+        if len(found) < episodes:
+            warnings.warn(f"evaluation gave up with {len(found)} of {episodes} episodes: some slot has not ended one in "
+                          f"{_EVAL_MAX_STEPS:,} steps; give {self._config.name} a time limit", stacklevel=2)  # fmt: skip
         return found
 
     @property
@@ -164,7 +163,8 @@ class LocalSampler:
         self._collected = True
         self._stats.load_state_dict(state["stats"])
         self._journal.load_state_dict(state["journal"])
-        self._states = [tree_map(torch.clone, s) for s in state["agent_states"]]
+        device = agent_device(self._agent_or_raise())
+        self._states = [tree_map(lambda x: x.to(device, copy=True), s) for s in state["agent_states"]]
         actions = [self._journal.actions(b) for b in range(self.batch_spec.B)]
         self.cut_slots = self._pool.set_state(state["pool"], batch, actions)
 
@@ -184,6 +184,7 @@ class LocalSampler:
         if not isinstance(pool, SerialPool) or pool.groups[0].stop != len(counts):
             if pool is not None:
                 pool.close()
+                self._eval_pool = None  # making the next one may fail
             pool = self._eval_pool = SerialPool(self._config, seed, slice(0, len(counts)), evaluation=True)
         pool.restart(seed, counts)
         return pool

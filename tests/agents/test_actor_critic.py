@@ -327,7 +327,7 @@ def test_bodies_are_shared_only_where_a_second_one_is_dear():
 
 def test_a_separate_critic_does_not_move_the_policy():
     agent = ActorCritic(EnvSpec(VECTOR, CHOICE), Net(hidden=(16,)))
-    dist, value = agent(inputs_for(agent.spec, 8))
+    _, value = agent(inputs_for(agent.spec, 8))
     value.sum().backward()
     moved = {name.split(".")[0] for name, p in agent.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved == {"critic", "value_head"}

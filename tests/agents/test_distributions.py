@@ -109,7 +109,9 @@ def test_a_mask_is_the_distribution_over_what_is_left():
         torch.testing.assert_close(masked.log_prob(torch.full((6,), ours)), left.log_prob(torch.tensor(theirs)))
     torch.testing.assert_close(masked.entropy(), left.entropy())
     assert (masked.log_prob(torch.ones(6)).exp() == 0).all()
-    counts = torch.bincount(Categorical(logits[:1].expand(50_000, 4), mask=mask.expand(50_000, 4)).sample(noise(50_000)))
+    counts = torch.bincount(
+        Categorical(logits[:1].expand(50_000, 4), mask=mask.expand(50_000, 4)).sample(noise(50_000))
+    )
     assert chi_square(counts[[0, 2, 3]].double(), left.probs[0].double()) < 18.4  # 2 degrees of freedom, p = 0.0001
 
 
@@ -304,7 +306,7 @@ def test_box_entropy_and_frequencies(cls: Any):
         estimate = -dist.log_prob(action).mean().item()
         x = action.flatten().double()
     else:
-        u = torch.atanh(((action.double() - 1) / 4)).flatten()
+        u = torch.atanh((action.double() - 1) / 4).flatten()
         estimate = -td.Normal(0.3, math.exp(-0.7)).log_prob(u).mean().item()
         x = 1 + 4 * u
     assert dist.entropy()[0].item() == pytest.approx(estimate, abs=0.005)

@@ -14,7 +14,7 @@ from penstock.core.batch import Inputs, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_map
-from penstock.learn.algorithm import TrainBatch
+from penstock.learn.minibatch import TrainBatch
 from penstock.learn.train_ops import train_one_step
 
 SPEC = EnvSpec(LeafSpec("box", (2,), "float32"), LeafSpec("discrete", (), "int64", sizes=(3,)))

@@ -18,9 +18,7 @@ from penstock.samplers.local import LocalSampler
 from penstock.samplers.serial import SerialSampler
 
 SEED = 0
-FAST = PPO(
-    lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,))
-)
+FAST = PPO(lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
 
 
 def trained(env: Callable[..., Any], algo: PPO, batches: int, T: int = 16, B: int = 16, reset: Any = "next_step"
@@ -42,7 +40,9 @@ def values(policy: Policy, sampler: LocalSampler) -> tuple[Any, np.ndarray]:
     return obs[:-1][batch.valid].numpy(), value
 
 
-def assert_values(policy: Policy, sampler: LocalSampler, expected: Callable[[Any], Any], tolerance: float = 0.05) -> None:
+def assert_values(
+    policy: Policy, sampler: LocalSampler, expected: Callable[[Any], Any], tolerance: float = 0.05
+) -> None:
     obs, value = values(policy, sampler)
     assert np.abs(value - expected(obs)).max() < tolerance
 
@@ -101,7 +101,9 @@ def test_a_reward_reaches_every_state_before_it(gae_lambda: float):
 
 
 @pytest.mark.parametrize("squash", [False, True])
-@pytest.mark.parametrize(("env", "best", "tolerance"), [(toy.ContinuousBandit, 0.3, 0.02), (toy.BoundedBandit, 4.0, 0.1)])
+@pytest.mark.parametrize(
+    ("env", "best", "tolerance"), [(toy.ContinuousBandit, 0.3, 0.02), (toy.BoundedBandit, 4.0, 0.1)]
+)
 def test_the_best_of_a_continuum_in_the_units_of_the_environment(env: Any, best: float, tolerance: float, squash: bool):
     algo = replace(FAST, lr="linear(5e-3, 0)", net=Net(hidden=(32,), squash=squash, log_std_init=-1.0))
     policy, sampler = trained(env, algo, 60)

@@ -43,7 +43,7 @@ class Outer:
     mode: Literal["fast", "slow"] = "fast"
     pair: tuple[int, float] = (1, 2.0)
     where: Path = Path("a")
-    shape: Shape = Shape(3)
+    shape: Shape = Shape(3)  # noqa: RUF009
     hook: Callable[..., Any] = len
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     inner_or_name: Inner | str = "default"

@@ -131,9 +131,10 @@ def test_generators_differ_by_address_and_repeat():
     assert first(2) == first(2)
     assert first(5) != generator(9, Purpose.REPLAY, 5).integers(2**63)
     assert first(5) != generator(8, Purpose.MINIBATCH, 5).integers(2**63)
-    assert generator(9, Purpose.MINIBATCH, 5).permutation(6).tolist() == generator(
-        9, Purpose.MINIBATCH, 5
-    ).permutation(6).tolist()
+    assert (
+        generator(9, Purpose.MINIBATCH, 5).permutation(6).tolist()
+        == generator(9, Purpose.MINIBATCH, 5).permutation(6).tolist()
+    )
 
 
 def test_env_seeds_never_meet():
@@ -141,8 +142,8 @@ def test_env_seeds_never_meet():
     seen = [
         env_seed(seed, slot, episode, evaluation)
         for seed in neighbours
-        for slot in (0, 1, 2, 15, 1023)
-        for episode in (0, 1, 2, 3, 100, 16383)
+        for slot in (0, 1, 15, 512, 1023)
+        for episode in (0, 1, 2, 100, 8192, 16383)
         for evaluation in (False, True)
     ]
     assert len(set(seen)) == len(seen)

@@ -31,6 +31,8 @@ def test_bounds_take_the_shape():
     assert not leaf.bounded
     assert LeafSpec("box", (2,), "float32", low=-1.0, high=(1.0, 2.0)).bounded
     assert not LeafSpec("box", (2,), "float32", high=2.0).bounded
+    assert not LeafSpec("box", (2,), "float32", low=(-1.0, -math.inf), high=2.0).bounded
+    assert not LeafSpec("box", (2,), "float32", low=-1.0, high=(math.inf, 1.0)).bounded
     assert LeafSpec("box", (), "float32", -1.0, 1.0).bound("low").shape == ()
 
 
@@ -61,7 +63,10 @@ def test_a_spec_survives_json():
         ),
     }
     action = LeafSpec("multi_discrete", (2,), "int64", sizes=(3, 4), start=(1, -2))
-    for spec in (EnvSpec(obs, action, agents=3), EnvSpec(IMAGE, LeafSpec("discrete", (), "int64", sizes=(2,), start=5))):
+    for spec in (
+        EnvSpec(obs, action, agents=3),
+        EnvSpec(IMAGE, LeafSpec("discrete", (), "int64", sizes=(2,), start=5)),
+    ):
         text = json.dumps(spec.to_plain(), allow_nan=False)
         again = EnvSpec.from_plain(json.loads(text))
         assert again == spec

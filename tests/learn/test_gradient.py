@@ -75,7 +75,10 @@ def test_a_gradient_that_is_not_finite_is_reported_and_not_set(bad: float):
 
 def test_each_optimizer_has_its_own_loss_and_norm():
     params = parameters([1.0], [1.0], [1.0])
-    optimizers: Optimizers = {"actor": torch.optim.SGD(params[:1], lr=1.0), "critic": torch.optim.SGD(params[1:], lr=1.0)}
+    optimizers: Optimizers = {
+        "actor": torch.optim.SGD(params[:1], lr=1.0),
+        "critic": torch.optim.SGD(params[1:], lr=1.0),
+    }
     shared = params[0].sum() * params[1].sum()  # both losses run through it, each for its own parameters
     totals = {"actor": 3 * shared, "critic": 8 * shared + 6 * params[2].sum()}
     assert set_gradients(loss(totals), optimizers, 5.0) == pytest.approx(10)

@@ -6,8 +6,7 @@ import torch
 
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
-from penstock.learn.algorithm import TrainBatch
-from penstock.learn.minibatch import minibatches, valid_rows
+from penstock.learn.minibatch import TrainBatch, minibatches, valid_rows
 
 
 def numbered(T: int, B: int, invalid: tuple[tuple[int, int], ...] = (), recurrent: bool = False) -> TrainBatch:

@@ -17,7 +17,8 @@ from penstock.core.schedule import Schedule
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.toy import RepeatPrevious, ThreeStep
-from penstock.learn.algorithm import Loss, TrainBatch
+from penstock.learn.algorithm import Loss
+from penstock.learn.minibatch import TrainBatch
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.serial import SerialSampler
@@ -171,7 +172,9 @@ def test_updates_that_are_not_finite_are_skipped_and_counted():
     assert (policy.updates, policy.skipped) == (1, 9)
     for _ in range(9):  # the count in a row began anew
         policy.learn_on_batch(line_batch(math.nan))
-    with pytest.raises(NonFiniteError, match=r"10 updates in a row \(norm nan\); the last update that counted was number 1"):
+    with pytest.raises(
+        NonFiniteError, match=r"10 updates in a row \(norm nan\); the last update that counted was number 1"
+    ):
         policy.learn_on_batch(line_batch(math.nan))
     assert policy.skipped == 19
     assert all(torch.isfinite(p).all() for p in policy.agent.parameters())
@@ -213,7 +216,13 @@ def obs_of(spec: Any, n: int | None, seed: int = 0) -> Any:
     return rng.normal(size=(*lead, *spec.shape)).astype(spec.dtype)
 
 
-ACTIONS = {"choice": CHOICE, "choices": CHOICES, "box": BOX, "scalar": SCALAR, "nested": {"x": CHOICE, "y": (BOX, SCALAR)}}
+ACTIONS = {
+    "choice": CHOICE,
+    "choices": CHOICES,
+    "box": BOX,
+    "scalar": SCALAR,
+    "nested": {"x": CHOICE, "y": (BOX, SCALAR)},
+}
 
 
 @pytest.mark.parametrize("obs", [VECTOR, CHOICE, NESTED, SCALAR], ids=["vector", "choice", "nested", "scalar"])
@@ -298,7 +307,11 @@ def test_a_recurrent_policy_hands_its_state_back(kind: Any, n: int | None):
 
 def test_predict_names_the_shapes_it_expects():
     policy = ppo_policy(NESTED, CHOICE)
-    for bad in (np.zeros(3, np.float32), {"a": np.zeros(2, np.float32), "b": 2}, {"a": np.zeros((), np.float32), "b": 2}):
+    for bad in (
+        np.zeros(3, np.float32),
+        {"a": np.zeros(2, np.float32), "b": 2},
+        {"a": np.zeros((), np.float32), "b": 2},
+    ):
         with pytest.raises(ConfigError, match=r"expected \[\(3,\), \(\)\], or each with one leading dimension"):
             policy.predict(bad)
 

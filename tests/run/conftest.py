@@ -37,6 +37,11 @@ class Child:
         assert self.code is not None, f"still running after {timeout} s:\n{self.output}"
         return self.code
 
+    @property
+    def running(self) -> bool:
+        self.code = self.code if self.code is not None else self._zygote.ask({"wait": self.pid, "timeout": 0.001})
+        return self.code is None
+
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
 
@@ -103,10 +108,14 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def until() -> Callable[..., None]:
-    def until(condition: Callable[[], Any], child: Child | None = None, timeout: float = LIMIT_S) -> None:
-        deadline = time.monotonic() + timeout
+    def until(condition: Callable[[], Any], child: Child, timeout: float = LIMIT_S) -> None:
+        deadline, looked = time.monotonic() + timeout, time.monotonic()
         while not condition():
-            assert time.monotonic() < deadline, f"waited {timeout} s\n{child.output if child else ''}"
+            now = time.monotonic()
+            assert now < deadline, f"waited {timeout} s\n{child.output}"
+            if now - looked > 0.2:
+                looked = now
+                assert child.running or condition(), f"it ended too soon, with {child.code}\n{child.output}"
             time.sleep(0.0005)
 
     return until

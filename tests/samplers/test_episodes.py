@@ -139,6 +139,19 @@ def test_by_hand():
     assert stats.length.tolist() == [2]
 
 
+def test_what_was_open_is_dropped_where_the_next_batch_begins_with_a_reset():
+    """As after the resume of a native environment, which begins all its episodes anew."""
+    stats = EpisodeStats(1, 0.5)
+    one, two = batches_of([[Row(9.0, height=3.0)] * 2 + [Row(1.0), Row(2.0, terminated=True)]], 2, [True])
+    stats.update(one)
+    two.first[0] = True
+    found = stats.update(two)
+    assert found.return_.tolist() == [3.0]
+    assert found.length.tolist() == [2]
+    assert found.discounted_return.tolist() == [2.0]
+    assert np.isnan(found.columns["height"]).all()
+
+
 def test_a_batch_without_an_end_gives_no_episodes():
     stats = EpisodeStats(2, 0.9)
     slots = [[Row(1.0)] * 3, [Row(2.0)] * 3]

@@ -1,4 +1,5 @@
 import copy
+import warnings
 from typing import Any, ClassVar
 
 import numpy as np
@@ -6,13 +7,14 @@ import pytest
 
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.tree import tree_leaves
 from penstock.envs.conformance import echo_config
 from penstock.envs.make import EnvConfig
 from penstock.envs.serial_pool import Reset
 from penstock.envs.toy import Counter, SeedEcho
 from penstock.run.plain import to_plain
+from penstock.samplers import local
 from penstock.samplers.conformance import EchoAgent, bits
 from penstock.samplers.local import LocalSampler
 from penstock.samplers.serial import SerialSampler
@@ -110,7 +112,7 @@ def test_short_episodes_are_not_favoured(count: int):
 def test_training_goes_on_as_if_there_had_been_no_evaluation(reset: Reset):
     settings = {"reset": reset, "max_decorrelation_steps": 9}
     net = Net(hidden=(8,), recurrent="gru", recurrent_size=8)
-    samplers = [SerialSampler(T=6, B=5, **settings).build(echo_config(nested=True), 3) for _ in range(2)]
+    samplers = [SerialSampler(T=6, B=5, **settings).build(echo_config(), 3) for _ in range(2)]
     agent = PPO(net=net).build(samplers[0].spec, 1).agent
     for sampler in samplers:
         sampler.initialize(agent)
@@ -159,6 +161,40 @@ def test_a_recurrent_agent_starts_each_evaluation_without_a_memory():
         Remembers.ages = []
         sampler.evaluate_agent(0, 4)
         assert Remembers.ages[1:7] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_evaluation_gives_up_on_slots_that_never_end_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "_EVAL_MAX_STEPS", 128)
+    made: list[int] = []
+
+    def make() -> Counter:
+        made.append(len(made))
+        return Counter(terminate_at=None if made[-1] == 5 else 100)  # the second slot of the evaluation
+
+    sampler = live(make)
+    with pytest.warns(UserWarning, match="gave up with 3 of 4 episodes: some slot has not ended one in 128 steps"):
+        episodes = sampler.evaluate_agent(0, 4)
+    assert episodes.slot.tolist() == [0, 2, 3]
+    assert episodes.length.tolist() == [100] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(live(lambda: Counter(terminate_at=128)).evaluate_agent(0, 4)) == 4
+
+
+def test_environments_that_cannot_be_made_again_do_not_leave_closed_ones_in_use():
+    made: list[int] = []
+
+    def make() -> Counter:
+        made.append(len(made))
+        if made[-1] == 8:
+            raise RuntimeError("no simulator licence")
+        return Counter()
+
+    sampler = live(make)
+    assert len(sampler.evaluate_agent(0, 3)) == 3
+    with pytest.raises(EnvWorkerError, match="no simulator licence"):
+        sampler.evaluate_agent(0, 4)
+    assert len(sampler.evaluate_agent(0, 3)) == 3
 
 
 def test_nothing_to_evaluate_is_refused():

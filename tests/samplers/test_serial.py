@@ -86,6 +86,13 @@ def test_noise_and_version_are_addressed_by_itr_not_by_call():
     assert (other[1].info["noise"] == noise[0]).all()
 
 
+@pytest.mark.parametrize("seed", [np.int64(5), np.uint8(5), 5 + (1 << 64)])
+def test_seeds_may_be_of_any_integer_type(seed: Any):
+    small = batches("CartPole-v1", None, 4, 3, seed=5, max_decorrelation_steps=4)
+    again = batches("CartPole-v1", None, 4, 3, seed=seed, max_decorrelation_steps=4)
+    assert ([bits(x) for x in small] == [bits(x) for x in again]) == (seed < 1 << 64)
+
+
 def test_the_batch_is_the_live_buffer():
     sampler = SerialSampler(T=4, B=2).build(EnvConfig(SeedEcho))
     sampler.initialize(EchoAgent(sampler.spec))

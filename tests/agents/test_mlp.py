@@ -1,0 +1,95 @@
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from penstock.agents.mlp import MLP, orthogonal
+
+
+def orthogonal_error(weight: Tensor, gain: float) -> float:
+    w = weight.detach().flatten(1)
+    square = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+    return float((square - gain**2 * torch.eye(len(square))).abs().max())
+
+
+def plain(mlp: MLP, x: Tensor, activation: str) -> Tensor:
+    for layer in mlp.layers:
+        x = getattr(torch, activation)(F.linear(x, layer.weight, layer.bias))  # pyright: ignore
+    return x
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("hidden", [(), (5,), (16, 7), (2, 16, 64)])
+def test_an_mlp_is_linear_layers_and_activations(activation: Any, hidden: tuple[int, ...]):
+    mlp = MLP(3, hidden, activation).double()
+    for p in mlp.parameters():
+        nn.init.normal_(p)
+    x = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(9, mlp.size, dtype=torch.float64)
+    assert mlp.size == (hidden[-1] if hidden else 3)
+    expected, got = plain(mlp, x, activation), mlp(x)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        torch.testing.assert_close(mlp(x), expected, rtol=1e-9, atol=1e-9)
+    wanted = [x, *mlp.parameters()]
+    for a, b in zip(
+        torch.autograd.grad((got * weights).sum(), wanted), torch.autograd.grad((expected * weights).sum(), wanted)
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_an_mlp_leaves_its_input_alone_and_keeps_its_gradients_apart():
+    mlp = MLP(4, (8,))
+    x = torch.randn(5, 4)
+    before = x.clone()
+    first = mlp(x)
+    second = mlp(x)
+    assert torch.equal(x, before)
+    (first.sum() + second.sum()).backward()
+    once = torch.autograd.grad(mlp(x).sum(), list(mlp.parameters()))
+    for p, g in zip(mlp.parameters(), once):
+        torch.testing.assert_close(p.grad, 2 * g)
+
+
+def test_a_copied_or_loaded_mlp_computes_with_its_own_parameters():
+    mlp, other, x = MLP(3, (8, 8)), MLP(3, (8, 8)), torch.randn(4, 3)
+    before = mlp(x)
+    twin = copy.deepcopy(mlp)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    assert torch.equal(mlp(x), before)
+    assert not twin(x).any()
+    other.load_state_dict(mlp.state_dict())
+    assert torch.equal(other(x), before)
+    torch.optim.SGD(mlp.parameters(), lr=0.1).step()
+    mlp.double()
+    assert mlp(x.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("width", [16, 64, 13, 5])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_a_rows_bits_do_not_depend_on_its_neighbours(width: int, activation: Any):
+    mlp, x = MLP(6, (width, width), activation), torch.randn(96, 6) * 3
+    with torch.no_grad():
+        whole = mlp(x)
+        for size in (4, 8, 12, 16, 32):
+            for start in range(0, 96 - size + 1, size):
+                assert torch.equal(mlp(x[start : start + size]), whole[start : start + size])
+    torch.testing.assert_close(mlp(x), whole, rtol=0, atol=0)  # with gradients too
+
+
+def test_layers_start_orthogonal():
+    mlp = MLP(3, (8, 5))
+    for layer in mlp.layers:
+        assert orthogonal_error(layer.weight, math.sqrt(2)) < 1e-5  # pyright: ignore
+        assert not layer.bias.any()  # pyright: ignore
+    conv = nn.Conv2d(2, 4, 3)
+    orthogonal(conv, 0.5)
+    assert orthogonal_error(conv.weight, 0.5) < 1e-6
+    assert conv.bias is not None
+    assert not conv.bias.any()
