@@ -60,7 +60,6 @@ def test_frames_to_the_optimizer(case: str, monkeypatch: pytest.MonkeyPatch) -> 
     with live(case) as trainer:
         trainer.train()
         for optimizer in trainer.policy.optimizers.values():
-            assert isinstance(optimizer, torch.optim.Optimizer)
             monkeypatch.setattr(optimizer, "step", recorded(optimizer.step, paths))
         trainer.train()
     assert paths

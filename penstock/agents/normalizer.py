@@ -52,19 +52,16 @@ class ObsNormalizer(nn.Module):
     def __init__(self, obs: Tree, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
-        self.leaves: list[LeafSpec] = tree_leaves(obs)
+        leaves: list[LeafSpec] = tree_leaves(obs)
         self.structure = tree_structure(obs)
-        self.moments = nn.ModuleList(RunningMoments(leaf.size if self._applies(leaf) else 0) for leaf in self.leaves)
-
-    @staticmethod
-    def _applies(leaf: LeafSpec) -> bool:
-        return leaf.kind == "box" and not leaf.is_image
+        self._applies = [leaf.kind == "box" and not leaf.is_image for leaf in leaves]
+        self.moments = nn.ModuleList(RunningMoments(leaf.size if on else 0) for leaf, on in zip(leaves, self._applies))
 
     def forward(self, obs: Tree) -> Tree:
         """Normalised float32 observations [N, ...] in the same tree."""
         out: list[Tensor] = []
-        for leaf, m, x in zip(self.leaves, self.moments, tree_leaves(obs)):
-            if self._applies(leaf):
+        for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
+            if on:
                 scale = torch.rsqrt(m.var + 1e-8)  # pyright: ignore[reportOperatorIssue, reportArgumentType]
                 flat = (x.reshape(len(x), -1).double() - m.mean) * scale  # pyright: ignore[reportOperatorIssue]
                 x = flat.clamp(-self.clip, self.clip).float().reshape(x.shape)
@@ -73,14 +70,14 @@ class ObsNormalizer(nn.Module):
 
     def update(self, obs: Tree, valid: Tensor) -> None:
         """Merges the observations [T, B, ...] that were acted on, where `valid` [T, B]."""
-        for leaf, m, x in zip(self.leaves, self.moments, tree_leaves(obs)):
-            if self._applies(leaf):
-                m.update(x[valid].reshape(-1, leaf.size))  # pyright: ignore[reportCallIssue]
+        for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
+            if on:
+                m.update(x[valid].reshape(-1, len(m.mean)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     @property
     def empty(self) -> bool:
         """True before the first update of a normaliser that has something to normalise."""
-        counts = [m.count for leaf, m in zip(self.leaves, self.moments) if self._applies(leaf)]
+        counts = [m.count for on, m in zip(self._applies, self.moments) if on]
         return any(float(c) == 0.0 for c in counts)  # pyright: ignore[reportArgumentType]
 
 

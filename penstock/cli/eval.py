@@ -16,7 +16,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--video", action="store_true", help="record the first episodes into RUN/videos (extra video)")
     parser.add_argument("--video-episodes", type=int, default=3, help="how many to record (default 3)")
     parser.add_argument("--env-kwargs", nargs="+", default=[], metavar="K=V", help="added to those of the run")
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG", help="import a package first")
+    parser.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="PKG", help="import a package first"
+    )
     args = parser.parse_args(argv)
     here_on_path()
     import_modules(args.imports)

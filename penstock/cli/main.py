@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
+from types import FrameType
 
 from penstock.core.errors import PenstockError, nearest
 from penstock.core.version import VERSION
@@ -29,6 +32,10 @@ Exit codes: 0 done, 2 usage or settings, 3 environment, 4 learner, 5 checkpoint,
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; gives its exit code."""
+    if argv is None:  # the process is ours
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _leave)
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "help"):
         lines = "\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())
@@ -50,3 +57,12 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Ends the process at once; a run that has something to save takes signals itself.
+
+    Raising would not do: in the middle of `import torch` an exception goes through C++ and ends in abort().
+    """
+    os.write(2, f"penstock: stopped by {signal.Signals(number).name}; no run was going on\n".encode())
+    os._exit(128 + number)

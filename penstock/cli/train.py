@@ -61,7 +61,9 @@ def run(argv: list[str]) -> int:
         exp = replace(exp, algo=replace(exp.algo, agent=import_object(args.agent)))
     if exp.run.progress != "off":
         if found is None:
-            print(f"no preset {'asked for' if args.preset == 'none' else f'for {args.algo} on {args.env}'}: default settings")
+            print(
+                f"no preset {'asked for' if args.preset == 'none' else f'for {args.algo} on {args.env}'}: default settings"
+            )
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
@@ -87,8 +89,12 @@ def _parser() -> Parser:
     parser.add_argument("--env", metavar="ID", help="Gymnasium id, or module:qualname of something that makes one")
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
                         help="import a package first, because it registers environments; may be repeated")  # fmt: skip
-    parser.add_argument("--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment")
-    parser.add_argument("--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order")
+    parser.add_argument(
+        "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
+    )
+    parser.add_argument(
+        "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
+    )
     parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
     parser.add_argument("--env-checks", choices=("sampled", "always", "off"), default="sampled",
                         help="how often observations are checked for NaN and bounds")  # fmt: skip

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
 from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.errors import ConfigError, EnvWorkerError
-from penstock.core.noise import Purpose, env_seed, uniform
-from penstock.core.spec import LeafSpec
-from penstock.core.tree import Tree, is_leaf, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.actions import action_noise_size, sample_action
+from penstock.core.noise import env_seed
+from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.blame import fail, refuse_obs, refuse_reward, refuse_step
 from penstock.envs.check import EnvContractError
-from penstock.envs.contract import describe_reset_violation, describe_step_violation, describe_violation
+from penstock.envs.contract import describe_reset_violation
 from penstock.envs.make import EnvConfig
+from penstock.envs.opening import random_steps, replay
 from penstock.envs.spaces import env_spec
-from penstock.envs.wrappers import MASK
+from penstock.envs.transfer import action_reader, obs_writer, row_checker, row_views, write_tree
 
 Reset = Literal["next_step", "batch_end"]
 
@@ -68,9 +67,10 @@ class SerialPool:
             raise
         self.spec = env_spec(self._envs[0])
         self._steps = [env.step for env in self._envs]
-        self._write = _obs_writer(self.spec.obs)
-        self._actions = _action_reader(self.spec.action)
-        self._info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        self._write = obs_writer(self.spec.obs)
+        self.to_env = action_reader(self.spec.action)
+        self._row_is_sound = row_checker(self.spec.obs)
+        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         self._out: SampleBatch | None = None
         self._row_views: list[tuple[Any, ...]] = []
         self.restart(seed, episodes)
@@ -82,29 +82,16 @@ class SerialPool:
         self._episode = [-1] * B  # the number of each slot's current episode; -1 before its first
         self._began = [0] * B  # the tick of its reset, for messages
         self._left = [math.inf if episodes is None else episodes[b] for b in range(B)]
-        self._ended = [True] * B  # the slot resets in the next row it takes part in
+        self.ended = [True] * B  # the slot resets in the next row it takes part in
         self._idle = [left <= 0 for left in self._left]
         self._tick = 0
         self._unstarted = True
-        self._warmup_actions: list[list[Tree]] = [[] for _ in range(B)]
-        self._warmup_rewards: list[list[float]] = [[] for _ in range(B)]
+        self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
 
     def bind(self, out: SampleBatch) -> None:
         previous, self._out = self._out, out
         if previous is not out or not self._row_views:
-            env_info = out.info.get("env", {}) if isinstance(out.info, dict) else {}
-            self._row_views = [
-                (
-                    tree_map(lambda x, t=t: x[t + 1], out.obs),
-                    tree_map(lambda x, t=t: x[t], out.action),
-                    out.reward[t],
-                    out.terminated[t],
-                    out.truncated[t],
-                    out.valid[t],
-                    {key: column[t] for key, column in env_info.items()},
-                )
-                for t in range(len(out.valid))
-            ]
+            self._row_views = [row_views(out, t) for t in range(len(out.valid))]
         if self._unstarted:
             self._unstarted = False
             self._start(out)
@@ -123,12 +110,12 @@ class SerialPool:
         rewards: list[Any] = [0.0] * B
         ends: list[tuple[int, Any, Any]] | None = None
         invalid: list[int] | None = None
-        actions = self._actions(action_row)
+        actions = self.to_env(action_row)
         write = self._write
         self._tick += 1
         b, result = 0, None
         try:
-            for b, step, action, ended in zip(range(B), self._steps, actions, self._ended):
+            for b, step, action, ended in zip(range(B), self._steps, actions, self.ended):
                 if ended:
                     invalid = [b] if invalid is None else [*invalid, b]
                     self._reset_or_idle(b, row, obs_row)
@@ -150,7 +137,7 @@ class SerialPool:
         except EnvWorkerError:
             raise
         except (Exception, SystemExit) as error:
-            self._fail(b, "step", error, actions[b], result)
+            fail(self.where(b, "step"), error, actions[b], result, self.info_keys)
         reward_row[:] = rewards
         terminated_row.fill(False)
         truncated_row.fill(False)
@@ -159,7 +146,7 @@ class SerialPool:
             valid_row[invalid] = False
         for b, terminated, truncated in ends or ():
             terminated_row[b], truncated_row[b] = terminated, truncated
-            self._finish(b)
+            self.finish(b)
         if not -_LARGEST_REWARD < sum(rewards) < _LARGEST_REWARD or self._tick % _CHECK_EVERY == 0 \
                 or self._config.checks == "always" or 0 in self._episode:  # fmt: skip
             self._check_values(obs_row, rewards, actions)
@@ -172,44 +159,38 @@ class SerialPool:
             env.close()
         self._envs = []
 
-    @property
-    def info_keys(self) -> tuple[str, ...]:
-        """The env info keys that batches have columns for."""
-        return self._info_keys
-
     def get_state(self) -> dict[str, Any]:
         snapshots = [env.get_state() if _has_state(env) else None for env in self._envs]
-        return {"episode": list(self._episode), "ended": list(self._ended), "idle": list(self._idle),
+        return {"episode": list(self._episode), "ended": list(self.ended), "idle": list(self._idle),
                 "left": [None if left == math.inf else left for left in self._left], "tick": self._tick,
                 "began": list(self._began), "snapshot": snapshots}  # fmt: skip
 
     def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
         self._unstarted, self._out = False, row
         self._row_views = []
-        self._episode, self._ended, self._idle = list(state["episode"]), list(state["ended"]), list(state["idle"])
+        self._episode, self.ended, self._idle = list(state["episode"]), list(state["ended"]), list(state["idle"])
         self._left = [math.inf if left is None else left for left in state["left"]]
         self._tick = state["tick"]
         lost: list[int] = []
         for b, env in enumerate(self._envs):
             target = tree_map(lambda x, b=b: x[-1, b], row.obs)
             if state["snapshot"][b] is not None and _has_state(env):
-                self._reset_env(b, again=True)
+                self.reset_env(b, again=True)
                 env.set_state(state["snapshot"][b])
-            elif self._ended[b]:
+            elif self.ended[b]:
                 continue
-            elif journal[b] is None or not self._replay(b, journal[b], target):
+            elif journal[b] is None or not replay(self, b, journal[b], target):
                 lost.append(b)
-                self._ended[b] = True  # the next row of this slot resets into its next episode
+                self.ended[b] = True  # the next row of this slot resets into its next episode
         self._began = list(state["began"])
         return lost
 
-    def warmup(self) -> list[list[Tree]]:
-        """For each slot the random actions of its current episode that were taken before the first batch."""
-        return self._warmup_actions
+    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
+        """For each slot the random actions of its current episode from before the first batch, and their rewards.
 
-    def warmup_rewards(self) -> list[list[float]]:
-        """The rewards that answered `warmup`, which count towards the first episode's return."""
-        return self._warmup_rewards
+        They count towards that episode's return.
+        """
+        return self._warmup
 
     def _made(self) -> gym.Env[Any, Any]:
         env = self._config.make()
@@ -222,57 +203,20 @@ class SerialPool:
         for b in range(len(self._envs)):
             if self._idle[b]:
                 continue
-            self._open(out, b)
+            self.open_row_0(out, b)
             if self._decorrelate:
-                self._random_steps(out, b)
+                slot = self._slots.start + b
+                self._warmup[b] = random_steps(self, out, b, self._seed, slot, self._decorrelate)
 
-    def _open(self, out: SampleBatch, b: int) -> None:
+    def open_row_0(self, out: SampleBatch, b: int) -> None:
         """Row 0 of slot b is a reset, with nothing before it."""
-        self._write_unusual(tree_map(lambda x: x[0], out.obs), b, self._reset_env(b), "reset")
-        self._ended[b], out.first[0, b], out.prev_reward[0, b] = False, True, 0.0
+        self.write_unusual(tree_map(lambda x: x[0], out.obs), b, self.reset_env(b), "reset")
+        self.ended[b], out.first[0, b], out.prev_reward[0, b] = False, True, 0.0
         tree_map(lambda leaf, x: x[0].__setitem__(b, leaf.null()), self.spec.action, out.prev_action)
 
-    def _random_steps(self, out: SampleBatch, b: int) -> None:
-        slot = self._slots.start + b
-        n = action_noise_size(self.spec.action)
-        u = uniform(self._seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), self._decorrelate + 1, max(n, 1))[:, 0]
-        count = 1 + int(u[0, 0] * self._decorrelate)
-        for k in range(count):
-            if self._ended[b]:
-                self._open(out, b)
-                self._warmup_actions[b], self._warmup_rewards[b] = [], []
-                continue
-            mask = out.obs[MASK][0, b][None] if isinstance(out.obs, dict) and MASK in out.obs else None
-            action = sample_action(self.spec.action, u[k + 1][None], mask)
-            env_action = self._actions(action)[0]
-            self._began[b] -= 1
-            obs, reward, terminated, truncated = self._step_checked(b, env_action)
-            self._write_unusual(tree_map(lambda x: x[0], out.obs), b, obs, "step", env_action)
-            self._warmup_actions[b].append(tree_map(lambda x: x[0], action))
-            self._warmup_rewards[b].append(float(reward))
-            out.first[0, b] = False
-            tree_map(lambda x, a, b=b: x[0].__setitem__(b, a[0]), out.prev_action, action)
-            out.prev_reward[0, b] = reward
-            if terminated or truncated:
-                self._finish(b)
-
-    def _replay(self, b: int, actions: Tree, target: Tree) -> bool:
-        """Replays the slot's episode from its seed; True if it arrives at the same observation bit for bit."""
-        scratch = tree_map(lambda x: np.zeros_like(x)[None], target)
-        try:
-            obs = self._reset_env(b, again=True)
-            for env_action in self._actions(actions):
-                obs, _, terminated, truncated = self._step_checked(b, env_action)
-                if terminated or truncated:
-                    return False
-            self._write_unusual(scratch, 0, obs, "step")
-        except EnvWorkerError:  # it took these actions before: one more way in which it is not reproducible
-            return False
-        pairs = zip(tree_leaves(scratch), tree_leaves(target))
-        return all(x[0].tobytes() == np.ascontiguousarray(y).tobytes() for x, y in pairs)
-
-    def _finish(self, b: int) -> None:
-        self._ended[b] = True
+    def finish(self, b: int) -> None:
+        """The slot's episode is over."""
+        self.ended[b] = True
         self._left[b] -= 1
         if self._left[b] <= 0 or self._batch_end:
             self._idle[b] = True
@@ -283,155 +227,70 @@ class SerialPool:
         if self._idle[b]:
             tree_map(lambda x, y: x[row + 1].__setitem__(b, y[row, b]), out.obs, out.obs)
             return
-        obs = self._reset_env(b)
+        obs = self.reset_env(b)
         if not self._write(obs_row, b, obs):
-            self._write_unusual(obs_row, b, obs, "reset")
-        self._ended[b] = False
+            self.write_unusual(obs_row, b, obs, "reset")
+        self.ended[b] = False
         out.first[row + 1, b] = True
 
-    def _reset_env(self, b: int, again: bool = False) -> Any:
+    def reset_env(self, b: int, again: bool = False) -> Any:
+        """The first observation of the slot's next episode, or of the same one `again`."""
         self._episode[b] += 0 if again else 1
         self._began[b] = self._tick
         try:
             result = self._envs[b].reset(seed=self._env_seed(b))
         except (Exception, SystemExit) as error:
-            self._fail(b, "reset", error, None)
-        if message := describe_reset_violation(result):
-            raise EnvContractError(f"{self._where(b, 'reset')}: {message}")
+            fail(self.where(b, "reset"), error, None)
+        sound = result.__class__ is tuple and len(result) == 2 and result[1].__class__ is dict
+        if not sound and (message := describe_reset_violation(result)):
+            raise EnvContractError(f"{self.where(b, 'reset')}: {message}")
         return result[0]
 
-    def _step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]:
+    def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]:
+        """One step outside a batch: (obs, reward, terminated, truncated)."""
+        self._began[b] -= 1
         try:
             result = self._steps[b](action)
         except (Exception, SystemExit) as error:
-            self._fail(b, "step", error, action)
-        message = describe_step_violation(result)
-        if message:
-            raise EnvContractError(f"{self._where(b, 'step')}: {message}{_last(action)}")
+            fail(self.where(b, "step"), error, action)
+        refuse_step(self.where(b, "step"), result, action)
         return result[:4]
 
-    def _write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
+    def write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
         """Raises if the observation broke the contract; writes it if it is only of an unusual but sound type."""
-        if message := describe_violation(obs, self.spec.obs, "obs"):
-            raise EnvContractError(f"{self._where(b, phase)}: {message}{_last(action)}")
-        _write_tree(obs_row, b, obs)
+        refuse_obs(self.where(b, phase), obs, self.spec.obs, action)
+        write_tree(obs_row, b, obs)
 
     def _violation(self, b: int, result: Any, action: Any, obs_row: Tree) -> Any:
         """Raises if the step broke the contract; writes and gives what was only of an unusual but sound type."""
-        if message := describe_step_violation(result):
-            raise EnvContractError(f"{self._where(b, 'step')}: {message}{_last(action)}")
-        self._write_unusual(obs_row, b, result[0], "step", action)
+        refuse_step(self.where(b, "step"), result, action)
+        self.write_unusual(obs_row, b, result[0], "step", action)
         return float(result[1])
 
     def _check_values(self, obs_row: Tree, rewards: list[Any], actions: Sequence[Any]) -> None:
-        for b, reward in enumerate(rewards):
-            if not -_LARGEST_REWARD < reward < _LARGEST_REWARD:
-                raise EnvContractError(f"{self._where(b, 'step')}: reward: got {reward}, expected a finite number that "
-                                       f"fits float32; look for a division by zero{_last(actions[b])}")  # fmt: skip
-        if self._config.checks == "off":
+        if not -_LARGEST_REWARD < sum(rewards) < _LARGEST_REWARD:
+            for b, reward in enumerate(rewards):
+                refuse_reward(self.where(b, "step"), reward, actions[b])
+        if self._config.checks == "off" or self._row_is_sound(obs_row):
             return
         everyone = self._tick % _CHECK_EVERY == 0 or self._config.checks == "always"
         for b, episode in enumerate(self._episode):
             if everyone or episode == 0:
-                message = describe_violation(tree_map(lambda x, b=b: x[b], obs_row), self.spec.obs, "obs")
-                if message:
-                    stepped = self._tick > self._began[b]
-                    where, last = self._where(b, "step" if stepped else "reset"), actions[b] if stepped else None
-                    raise EnvContractError(f"{where}: {message}{_last(last)}")
+                stepped = self._tick > self._began[b]
+                phase, action = ("step", actions[b]) if stepped else ("reset", None)
+                refuse_obs(self.where(b, phase), tree_map(lambda x, b=b: x[b], obs_row), self.spec.obs, action)
 
     def _env_seed(self, b: int) -> int:
         return env_seed(self._seed, self._slots.start + b, max(self._episode[b], 0), self._evaluation)
 
-    def _where(self, b: int, phase: str) -> str:
+    def where(self, b: int, phase: str) -> str:
+        """Which slot, environment, method, episode, step and seed: the start of every message."""
         kind = "evaluation slot" if self._evaluation else "slot"
         step = self._tick - self._began[b] - (phase == "step")  # counted from 0
         return (f"{kind} {self._slots.start + b} of {self._config.name} in {phase}() at episode {self._episode[b]}, "
                 f"step {step}, seed {self._env_seed(b)}")  # fmt: skip
 
-    def _fail(self, b: int, phase: str, error: BaseException, action: Any, result: Any = None) -> NoReturn:
-        """Raises for an exception out of the environment, or out of the handling of its `result`."""
-        ours = error.__traceback__ is not None and error.__traceback__.tb_next is None and result is not None
-        if ours and (message := describe_step_violation(result) or _describe_info(result[4], self._info_keys)):
-            raise EnvContractError(f"{self._where(b, phase)}: {message}{_last(action)}") from error
-        text = "".join(traceback.format_exception(error))
-        raise EnvWorkerError(
-            f"{self._where(b, phase)}: {type(error).__name__}: {error}{_last(action)}\n{text}"
-        ) from error
-
 
 def _has_state(env: gym.Env[Any, Any]) -> bool:
     """Asks the outermost wrapper only: a state from below it would lack the wrapper's own, such as a step count."""
     return callable(getattr(env, "get_state", None)) and callable(getattr(env, "set_state", None))
-
-
-def _last(action: Any) -> str:
-    """The end of a message: which action came before."""
-    if action is None:
-        return ""
-    text = repr(action.item() if isinstance(action, np.generic) else action)
-    return f"; last action {text if len(text) <= 200 else text[:200] + '...'}"
-
-
-def _describe_info(info: dict[str, Any], keys: Sequence[str]) -> str | None:
-    for key in keys:
-        number = isinstance(info.get(key, 0), (bool, int, float, np.generic, np.ndarray))
-        if not number or np.ndim(info.get(key, 0)):
-            kind = type(info[key]).__name__
-            return f"info[{key!r}]: got {kind}, expected one number; return one, or drop {key!r} from info_keys"
-    return None
-
-
-def _obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
-    """A function that writes one slot's observation into a row [B, *O], or gives False if its form is wrong."""
-    if not is_leaf(spec):
-        return lambda row, b, obs: describe_violation(obs, spec, "obs") is None and _write_tree(row, b, obs)
-    leaf: LeafSpec = spec
-    if leaf.kind == "discrete":
-
-        def write_scalar(row: Any, b: int, obs: Any) -> bool:
-            if not isinstance(obs, (int, np.integer)):
-                return False
-            row[b] = obs
-            return True
-
-        return write_scalar
-    shape, dtype = leaf.shape, np.dtype(leaf.dtype)
-
-    def write(row: Any, b: int, obs: Any) -> bool:
-        if obs.__class__ is not np.ndarray or obs.shape != shape or (obs.dtype is not dtype and obs.dtype != dtype):
-            return False
-        row[b] = obs
-        return True
-
-    return write
-
-
-def _write_tree(row: Tree, b: int, obs: Any) -> bool:
-    if isinstance(row, dict):
-        for key, below in row.items():
-            _write_tree(below, b, obs[key])
-    elif isinstance(row, tuple):
-        for below, part in zip(row, obs):
-            _write_tree(below, b, part)
-    else:
-        row[b] = obs
-    return True
-
-
-def _action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
-    """A function from a row of actions [B, *A] to what each environment gets: numpy integers, or arrays of its own."""
-    if not is_leaf(spec):
-        structure = tree_structure(spec)
-        readers = [_action_reader(leaf) for leaf in tree_leaves(spec)]
-        return lambda row: [
-            tree_unflatten(structure, list(parts)) for parts in zip(*(r(x) for r, x in zip(readers, tree_leaves(row))))
-        ]
-    leaf: LeafSpec = spec
-    if leaf.kind == "discrete":
-        return list  # numpy integers, as `action_space.sample()` gives; Gymnasium checks Python ints more slowly
-    if leaf.kind != "box":
-        return lambda row: list(row.copy())
-    low, high = leaf.bound("low").astype(leaf.dtype), leaf.bound("high").astype(leaf.dtype)
-    if not leaf.shape:
-        return lambda row: [np.asarray(x) for x in np.clip(row, low, high)]
-    return lambda row: list(np.clip(row, low, high))

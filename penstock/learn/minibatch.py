@@ -36,9 +36,7 @@ class TrainBatch:
         return self.rows[name]
 
 
-def minibatches(
-    data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1
-) -> Iterator[TrainBatch]:
+def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1) -> Iterator[TrainBatch]:
     """Passes over the data in shuffled parts that differ in size by at most one.
 
     Args:

@@ -32,7 +32,6 @@ def discounted_sum(x_t: Tensor, decay_t: Tensor) -> Tensor:
     """
     _check_rows(x_t, decay_t=decay_t)
     y, a = x_t.clone(), decay_t.clone()
-    a[-1] = 0.0
     distance = 1
     while distance < len(y):
         y[:-distance] += a[:-distance] * y[distance:]

@@ -83,9 +83,13 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
     if not state["finished"]:
         return
     if state["env_steps"] >= exp.run.steps:
-        raise ConfigError(f"{run_dir} has finished its {exp.run.steps:,} steps; extend it, e.g. --run.steps {2 * exp.run.steps}")
+        raise ConfigError(
+            f"{run_dir} has finished its {exp.run.steps:,} steps; extend it, e.g. --run.steps {2 * exp.run.steps}"
+        )
     if not extended:
-        raise ConfigError(f"{run_dir} has reached its stop rule {dict(exp.run.stop)}; give it another run.stop or run.steps")
+        raise ConfigError(
+            f"{run_dir} has reached its stop rule {dict(exp.run.stop)}; give it another run.stop or run.steps"
+        )
 
 
 def load(run_dir: str | Path, which: str = "last", *, agent: Any = None, device: str = "cpu") -> Policy:

@@ -100,7 +100,9 @@ def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWrite
     try:
         frame = env.render()
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"cannot render: {error}. For the classic environments: pip install 'penstock[video]'") from error
+        raise ConfigError(
+            f"cannot render: {error}. For the classic environments: pip install 'penstock[video]'"
+        ) from error
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
         raise ConfigError(f"render() gave {type(frame).__name__}; expected uint8 [H, W, 3]: the environment must know "
                           "render_mode='rgb_array'")  # fmt: skip

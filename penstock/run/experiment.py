@@ -50,7 +50,9 @@ class RunConfig:
         if self.seed < 0:
             raise ConfigError(f"run.seed={self.seed}; expected 0 or more")
         if self.eval_interval and not self.eval_episodes:
-            raise ConfigError(f"run.eval_interval={self.eval_interval} with eval_episodes=0; set eval_episodes, usually 20")
+            raise ConfigError(
+                f"run.eval_interval={self.eval_interval} with eval_episodes=0; set eval_episodes, usually 20"
+            )
         if isinstance(self.learner_threads, int) and self.learner_threads < 1:
             raise ConfigError(f"run.learner_threads={self.learner_threads}; expected 1 or more, or 'auto'")
 
@@ -83,10 +85,14 @@ class Experiment:
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
         if self.sampler is not None and not callable(getattr(self.sampler, "build", None)):
-            raise ConfigError(f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16)")
+            raise ConfigError(
+                f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16)"
+            )
         given = self.env_kwargs or self.wrappers or self.info_keys or self.imports
         if isinstance(self.env, EnvConfig) and given:
-            raise ConfigError("env is an EnvConfig and env_kwargs, wrappers, info_keys or imports are given; put them into it")
+            raise ConfigError(
+                "env is an EnvConfig and env_kwargs, wrappers, info_keys or imports are given; put them into it"
+            )
 
     @property
     def env_config(self) -> EnvConfig:

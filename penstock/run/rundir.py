@@ -47,7 +47,9 @@ def check_free(path: Path) -> None:
             raise ConfigError(f"run directory {path} is not empty; nothing in it was touched. Go on with it by `penstock "
                               f"resume {path}` (ps.resume), or choose another run.dir")  # fmt: skip
     except OSError as error:
-        raise CheckpointError(f"cannot read run directory {path}: {error.strerror or error}; choose another run.dir") from error
+        raise CheckpointError(
+            f"cannot read run directory {path}: {error.strerror or error}; choose another run.dir"
+        ) from error
 
 
 def make_run_dir(exp: Experiment, path: Path) -> Path:
@@ -62,7 +64,9 @@ def make_run_dir(exp: Experiment, path: Path) -> Path:
                     raise
                 path = free_run_dir(exp)
     except OSError as error:
-        raise CheckpointError(f"cannot make run directory {path}: {error.strerror or error}; choose another run.dir") from error
+        raise CheckpointError(
+            f"cannot make run directory {path}: {error.strerror or error}; choose another run.dir"
+        ) from error
 
 
 def write_config(trainer: Trainer) -> None:
@@ -111,7 +115,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        raise CheckpointError(f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror})") from error
+        raise CheckpointError(
+            f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror})"
+        ) from error
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}; copy it from another run of the same settings") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -84,7 +85,11 @@ class Runner:
                         evaluation = self._evaluate()
                         metrics |= evaluation
                     done = trainer.reached(metrics) or trainer.env_steps >= config.steps
-                    if done or "eval/mean_reward" in metrics or _crossed(config.log_interval, before, trainer.env_steps):
+                    if (
+                        done
+                        or "eval/mean_reward" in metrics
+                        or _crossed(config.log_interval, before, trainer.env_steps)
+                    ):
                         log.write(trainer.env_steps, metrics)
                         unlogged = {}
                     progress.update(trainer.env_steps, metrics)
@@ -94,7 +99,10 @@ class Runner:
                     if _crossed(config.checkpoint_interval, before, trainer.env_steps) or trainer.best_score > best:
                         self._checkpoint(progress, metrics.get("eval/mean_reward"))
                 over = stopped_by == "stop rule" or trainer.env_steps >= config.steps
-                evaluated, score = not config.eval_episodes or "eval/mean_reward" in metrics, metrics.get("eval/mean_reward")
+                evaluated, score = (
+                    not config.eval_episodes or "eval/mean_reward" in metrics,
+                    metrics.get("eval/mean_reward"),
+                )
                 if over and not evaluated and self._signal is None:
                     evaluation = self._evaluate()
                     log.write(trainer.env_steps, evaluation)
@@ -144,7 +152,9 @@ class Runner:
         path = self.run_dir / EVALUATIONS
         if path.is_file():
             lines = path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.trainer.env_steps]
+            kept = [
+                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.trainer.env_steps
+            ]
             write_atomic(path, "".join(kept).encode())
 
     @contextlib.contextmanager
@@ -155,6 +165,8 @@ class Runner:
 
         def note(number: int, frame: FrameType | None) -> None:
             if self._signal is not None:
+                if sys.stdout.isatty():
+                    os.write(1, b"\x1b[?25h")  # the live display has hidden the cursor
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             self._signal = number
@@ -184,7 +196,9 @@ class Runner:
             "return, last episodes": f"{result.episodes.mean_return:,.1f} over {len(result.episodes)}",
         }
         if "eval/mean_reward" in metrics:
-            rows["return, evaluation"] = f"{metrics['eval/mean_reward']:,.1f} +- {metrics.get('eval/std_reward', 0.0):,.1f}"
+            rows["return, evaluation"] = (
+                f"{metrics['eval/mean_reward']:,.1f} +- {metrics.get('eval/std_reward', 0.0):,.1f}"
+            )
         if self.trainer.policy.skipped:
             rows["updates skipped"] = f"{self.trainer.policy.skipped} of {self.trainer.policy.updates} (not finite)"
         if self._lost_checkpoints:

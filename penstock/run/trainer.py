@@ -115,7 +115,8 @@ class Trainer:
             return False
         full = len(self.recent) >= _WINDOW
         return all(
-            metrics.get(name, -math.inf) >= value and (full or not name.startswith("rollout/")) for name, value in stop.items()
+            metrics.get(name, -math.inf) >= value and (full or not name.startswith("rollout/"))
+            for name, value in stop.items()
         )
 
     def __iter__(self) -> Iterator[ResultDict]:
@@ -141,7 +142,10 @@ class Trainer:
             raise ConfigError("Trainer.save without a run directory; pass run_dir=Path('runs/a') to Trainer")
         policy = self.policy.state_dict()
         agent = policy.pop("agent")
-        recent = {name: getattr(self.recent, name) for name in ("return_", "length", "discounted_return", "slot", "terminated")}
+        recent = {
+            name: getattr(self.recent, name)
+            for name in ("return_", "length", "discounted_return", "slot", "terminated")
+        }
         state = {
             "policy": policy,
             "sampler": self.sampler.state_dict(),

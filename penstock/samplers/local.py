@@ -20,8 +20,7 @@ from penstock.envs.pool import EnvPool
 from penstock.envs.serial_pool import SerialPool
 from penstock.envs.vector_pool import VectorPool
 from penstock.samplers.collector import GroupViews, collect
-from penstock.samplers.episodes import Episodes, EpisodeStats, join_episodes
-from penstock.samplers.journal import Journal
+from penstock.samplers.episodes import Episodes, EpisodeStats, Journal, join_episodes
 
 _EVAL_T = 64
 _EVAL_B = 16
@@ -193,7 +192,7 @@ class LocalSampler:
         """What happened before the first batch belongs to each slot's first episode."""
         self._collected = True
         if isinstance(self._pool, SerialPool):
-            for b, (actions, rewards) in enumerate(zip(self._pool.warmup(), self._pool.warmup_rewards())):
+            for b, (actions, rewards) in enumerate(self._pool.warmup()):
                 self._stats.begin(b, rewards)
                 self._journal.begin(b, tree_map(lambda *xs: np.stack(xs), *actions) if actions else None)
 

@@ -93,6 +93,13 @@ def test_features_of_every_kind_lie_side_by_side():
     assert encoder.size == 17
 
 
+def test_rows_of_padding_are_no_choice_and_no_error():
+    """They are zeros, which need not be a value of the space."""
+    encoder = Encoder({"a": CHOICE, "b": CHOICES}, CHOICE, Net())
+    padded = {"a": torch.tensor([5, 0]), "b": torch.tensor([[1, 5], [0, 0]])}
+    assert encoder(inputs(padded, 2), padded).tolist() == [[0, 0, 0, 1, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0, 0]]
+
+
 def test_what_came_before_is_null_where_an_episode_opens():
     action = {"a": CHOICE, "b": LeafSpec("box", (2,), "float32")}
     encoder = Encoder(VECTOR, action, Net(prev_action=True, prev_reward=True))

@@ -83,6 +83,7 @@ def test_mappings_take_new_keys():
         ("maybe", "3", 3),
         ("schedule", "linear(1, 0)", "linear(1, 0)"),
         ("schedule", 2, 2.0),
+        ("schedule", "3e-4", "3e-4"),
         ("mode", "slow", "slow"),
         ("pair", [1, 2], (1, 2.0)),
         ("where", "b/c", Path("b/c")),

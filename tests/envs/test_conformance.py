@@ -178,9 +178,9 @@ class RepeatsItsSeeds(Broken):
 
 
 class SkipsAnEpisode(Broken):
-    def _reset_env(self, b: int, again: bool = False) -> Any:
+    def reset_env(self, b: int, again: bool = False) -> Any:
         self._episode[b] += self._episode[b] == 2
-        return super()._reset_env(b, again)
+        return super().reset_env(b, again)
 
 
 class WritesActions(Broken):
@@ -205,14 +205,14 @@ class ActsOnTheRowBefore(Broken):
 class GivesEnvironmentsItsOwnMemory(Broken):
     def __init__(self) -> None:
         SerialPool.__init__(self, echo_config(nested=True), 1, slice(0, B))
-        self._actions = lambda row: [tree_map(lambda x, b=b: x[b].clip(-9, 9) if x.ndim == 1 else x[b], row)
+        self.to_env = lambda row: [tree_map(lambda x, b=b: x[b].clip(-9, 9) if x.ndim == 1 else x[b], row)
                                      for b in range(B)]  # fmt: skip
 
 
 class DoesNotClip(Broken):
     def __init__(self) -> None:
         SerialPool.__init__(self, echo_config(nested=True), 1, slice(0, B))
-        self._actions = lambda row: [tree_map(lambda x, b=b: x[b].copy(), row) for b in range(B)]
+        self.to_env = lambda row: [tree_map(lambda x, b=b: x[b].copy(), row) for b in range(B)]
 
 
 class AnswersLate(Broken):
@@ -260,7 +260,7 @@ class Restarts(Broken):
 
     def spoil(self, t: int) -> None:
         for b in range(B):
-            self._ended[b] |= SeedEcho.place_of(self.out.obs[t + 1, b])[1] == 3
+            self.ended[b] |= SeedEcho.place_of(self.out.obs[t + 1, b])[1] == 3
 
 
 def broken() -> Iterator[tuple[type[Broken], str]]:

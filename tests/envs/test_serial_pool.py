@@ -87,13 +87,13 @@ def test_decorrelation_takes_its_own_steps_in_every_slot_and_obeys_masks():
     pool = pool_of(Legal, 24, max_decorrelation_steps=30)
     batch = allocate_batch(pool.spec, BatchSpec(1, 24))
     pool.bind(batch)
-    taken = [len(actions) for actions in pool.warmup()]
-    assert [len(rewards) for rewards in pool.warmup_rewards()] == taken
+    taken = [len(actions) for actions, _ in pool.warmup()]
+    assert [len(rewards) for _, rewards in pool.warmup()] == taken
     assert len({*taken}) > 4
     assert batch.first[0].tolist() == [n == 0 for n in taken]
     again = pool_of(Legal, 3, max_decorrelation_steps=30)
     again.bind(allocate_batch(pool.spec, BatchSpec(1, 3)))
-    assert [len(actions) for actions in again.warmup()] == taken[:3]
+    assert [len(actions) for actions, _ in again.warmup()] == taken[:3]
 
 
 def test_closing_closes_every_environment_once_and_a_failed_start_closes_what_it_made():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.core.errors import ConfigError
 from penstock.learn.algorithm import Loss, Optimizers
 from penstock.learn.policy import set_gradients
 
@@ -101,3 +102,16 @@ def test_gradients_that_share_memory_are_scaled_once():
     assert grads(params) == [pytest.approx([0.5, 0.5])] * 2
     assert set_gradients(loss((params[0] + params[1]).sum()), one(params), 1.0) == pytest.approx(2)
     assert grads(params) == [pytest.approx([0.5, 0.5])] * 2
+
+
+def test_losses_and_optimizers_have_the_same_names():
+    params = parameters([1.0])
+    optimizers: Optimizers = {"actor": torch.optim.SGD(params, lr=1.0)}
+    with pytest.raises(ConfigError, match=r"totals for \['all'\]; optimizer_fn gave optimizers \['actor'\]"):
+        set_gradients(loss(params[0].sum()), optimizers, None)
+
+
+def test_a_loss_that_is_not_finite_is_reported_though_its_gradient_is():
+    params = parameters([1.0])
+    assert math.isinf(set_gradients(loss(params[0].sum() + math.inf), one(params), 1.0))
+    assert grads(params) == []

@@ -214,6 +214,11 @@ def test_traces_stop_at_ends_and_before_invalid_rows():
     fault = torch.tensor([[1, 1, 0, 1, 1]], dtype=torch.bool).T
     never = torch.zeros_like(fault)
     assert continues(never, never, fault)[:, 0].tolist() == [True, False, False, True, False]
+    every = torch.ones(3, 1, dtype=torch.bool)
+    second = torch.tensor([[0, 1, 0]], dtype=torch.bool).T
+    none = torch.zeros_like(every)
+    assert continues(second, none, every)[:, 0].tolist() == [True, False, False]
+    assert continues(none, second, every)[:, 0].tolist() == [True, False, False]
     assert not valid[2, 0]  # and the arguments are left alone
     assert continues(never[:1], never[:1], fault[:1]).tolist() == [[False]]
 

@@ -6,7 +6,7 @@ import pytest
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
-from penstock.samplers.journal import Journal
+from penstock.samplers.episodes import Journal
 
 CHOICE = LeafSpec("discrete", (), "int64", sizes=(100,))
 ARM = LeafSpec("box", (2,), "float32")

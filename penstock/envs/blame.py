@@ -1,0 +1,64 @@
+"""What is said when a slot's environment raises or breaks its contract? Text in one place, for every pool."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.core.errors import EnvWorkerError
+from penstock.core.tree import Tree
+from penstock.envs.check import EnvContractError
+from penstock.envs.contract import describe_step_violation, describe_violation
+
+
+def fail(where: str, error: BaseException, action: Any, result: Any = None, info_keys: Sequence[str] = ()) -> NoReturn:
+    """Raises for an exception out of an environment, or out of the handling of its `result`.
+
+    Args:
+        where: names slot, environment, method, episode, step and seed. action: the last one, None if there was none.
+    """
+    ours = error.__traceback__ is not None and error.__traceback__.tb_next is None and result is not None
+    if ours and (message := describe_step_violation(result) or _describe_info(result[4], info_keys)):
+        raise EnvContractError(f"{where}: {message}{last(action)}") from error
+    text = "".join(traceback.format_exception(error))
+    raise EnvWorkerError(f"{where}: {type(error).__name__}: {error}{last(action)}\n{text}") from error
+
+
+def refuse_step(where: str, result: Any, action: Any) -> None:
+    """Raises if what `step` returned, but for the observation, breaks the contract."""
+    if message := describe_step_violation(result):
+        raise EnvContractError(f"{where}: {message}{last(action)}")
+
+
+def refuse_obs(where: str, obs: Any, spec: Tree, action: Any) -> None:
+    """Raises if an observation breaks its spec."""
+    if message := describe_violation(obs, spec, "obs"):
+        raise EnvContractError(f"{where}: {message}{last(action)}")
+
+
+def refuse_reward(where: str, reward: Any, action: Any) -> None:
+    """Raises if a reward is not finite in float32."""
+    largest = float(np.finfo(np.float32).max)
+    if not -largest < reward < largest:
+        raise EnvContractError(f"{where}: reward: got {reward}, expected a finite number that fits float32; look for a "
+                               f"division by zero{last(action)}")  # fmt: skip
+
+
+def last(action: Any) -> str:
+    """The end of a message: which action came before."""
+    if action is None:
+        return ""
+    text = repr(action.item() if isinstance(action, np.generic) else action)
+    return f"; last action {text if len(text) <= 200 else text[:200] + '...'}"
+
+
+def _describe_info(info: dict[str, Any], keys: Sequence[str]) -> str | None:
+    for key in keys:
+        number = isinstance(info.get(key, 0), (bool, int, float, np.generic, np.ndarray))
+        if not number or np.ndim(info.get(key, 0)):
+            kind = type(info[key]).__name__
+            return f"info[{key!r}]: got {kind}, expected one number; return one, or drop {key!r} from info_keys"
+    return None

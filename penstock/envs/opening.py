@@ -1,0 +1,83 @@
+"""How does a slot get to where a batch begins? By random steps before the first one, by replay in a resumed run."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import EnvWorkerError
+from penstock.core.noise import Purpose, uniform
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.wrappers import MASK
+
+
+class Slots(Protocol):
+    """Slots that can be stepped one by one, outside a batch."""
+
+    spec: EnvSpec
+    ended: list[bool]
+
+    def to_env(self, actions: Tree) -> Any: ...
+    def open_row_0(self, out: SampleBatch, b: int) -> None: ...
+    def reset_env(self, b: int, again: bool = False) -> Any: ...
+    def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]: ...
+    def write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None: ...
+    def finish(self, b: int) -> None: ...
+
+
+def random_steps(
+    pool: Slots, out: SampleBatch, b: int, seed: int, slot: int, limit: int
+) -> tuple[list[Tree], list[float]]:
+    """Takes 1 to `limit` random steps in slot b, which is open, and leaves row 0 of `out` where they end.
+
+    Args:
+        slot: the slot's global number, which addresses the noise. A mask in the observation is obeyed.
+
+    Returns:
+        actions and rewards of the episode that is open in the end.
+    """
+    n = action_noise_size(pool.spec.action)
+    u = uniform(seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), limit + 1, max(n, 1))[:, 0]
+    actions: list[Tree] = []
+    rewards: list[float] = []
+    for noise in u[1 : 2 + int(u[0, 0] * limit)]:
+        if pool.ended[b]:
+            pool.open_row_0(out, b)
+            actions, rewards = [], []
+            continue
+        mask = out.obs[MASK][0, b][None] if isinstance(out.obs, dict) and MASK in out.obs else None
+        action = sample_action(pool.spec.action, noise[None], mask)
+        env_action = pool.to_env(action)[0]
+        obs, reward, terminated, truncated = pool.step_checked(b, env_action)
+        pool.write_unusual(tree_map(lambda x: x[0], out.obs), b, obs, "step", env_action)
+        actions.append(tree_map(lambda x: x[0], action))
+        rewards.append(float(reward))
+        tree_map(lambda x, a: x[0].__setitem__(b, a[0]), out.prev_action, action)
+        out.first[0, b], out.prev_reward[0, b] = False, reward
+        if terminated or truncated:
+            pool.finish(b)
+    return actions, rewards
+
+
+def replay(pool: Slots, b: int, actions: Tree, target: Tree) -> bool:
+    """Replays the episode of slot b from its seed; True if it arrives at the observation `target` bit for bit.
+
+    Args:
+        actions: [L, *A], all that were taken since the episode opened.
+    """
+    scratch = tree_map(lambda x: np.zeros_like(x)[None], target)
+    try:
+        obs = pool.reset_env(b, again=True)
+        for env_action in pool.to_env(actions):
+            obs, _, terminated, truncated = pool.step_checked(b, env_action)
+            if terminated or truncated:
+                return False
+        pool.write_unusual(scratch, 0, obs, "step")
+    except EnvWorkerError:  # it took these actions before: one more way in which it is not reproducible
+        return False
+    pairs = zip(tree_leaves(scratch), tree_leaves(target))
+    return all(x[0].tobytes() == np.ascontiguousarray(y).tobytes() for x, y in pairs)

@@ -1,0 +1,111 @@
+"""How do observations get into a row, and actions out of one? Functions made once from a spec, called every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch
+from penstock.core.spec import LeafSpec
+from penstock.core.tree import Tree, is_leaf, tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.envs.contract import describe_violation
+
+
+def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
+    """A function that writes one slot's observation into a row [B, *O], or gives False if its form is wrong."""
+    if not is_leaf(spec):
+        return lambda row, b, obs: describe_violation(obs, spec, "obs") is None and write_tree(row, b, obs)
+    leaf: LeafSpec = spec
+    if leaf.kind == "discrete":
+
+        def write_scalar(row: Any, b: int, obs: Any) -> bool:
+            if not isinstance(obs, (int, np.integer)):
+                return False
+            row[b] = obs
+            return True
+
+        return write_scalar
+    shape, dtype = leaf.shape, np.dtype(leaf.dtype)
+
+    def write(row: Any, b: int, obs: Any) -> bool:
+        if obs.__class__ is not np.ndarray or obs.shape != shape or (obs.dtype is not dtype and obs.dtype != dtype):
+            return False
+        row[b] = obs
+        return True
+
+    return write
+
+
+def write_tree(row: Tree, b: int, obs: Any) -> bool:
+    if isinstance(row, dict):
+        for key, below in row.items():
+            write_tree(below, b, obs[key])
+    elif isinstance(row, tuple):
+        for below, part in zip(row, obs):
+            write_tree(below, b, part)
+    else:
+        row[b] = obs
+    return True
+
+
+def action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
+    """A function from a row of actions [B, *A] to what each environment gets: numpy integers, or arrays of its own."""
+    if not is_leaf(spec):
+        structure = tree_structure(spec)
+        readers = [action_reader(leaf) for leaf in tree_leaves(spec)]
+        return lambda row: [
+            tree_unflatten(structure, list(parts)) for parts in zip(*(r(x) for r, x in zip(readers, tree_leaves(row))))
+        ]
+    leaf: LeafSpec = spec
+    if leaf.kind == "discrete":
+        return list  # numpy integers, as `action_space.sample()` gives; Gymnasium checks Python ints more slowly
+    if leaf.kind != "box":
+        return lambda row: list(row.copy())
+    low, high = leaf.bound("low").astype(leaf.dtype), leaf.bound("high").astype(leaf.dtype)
+    if not leaf.shape:
+        return lambda row: [np.asarray(x) for x in np.clip(row, low, high)]
+    return lambda row: list(np.clip(row, low, high))
+
+
+def row_views(out: SampleBatch, t: int) -> tuple[Tree, Tree, Any, Any, Any, Any, dict[str, Any]]:
+    """Views of what a step of row t reads and writes, made once for each buffer: making them costs as much as a step.
+
+    Returns:
+        obs and action, then reward, terminated, truncated and valid, then the env info columns; obs is of row t + 1.
+    """
+    env_info = out.info.get("env", {}) if isinstance(out.info, dict) else {}
+    return (
+        tree_map(lambda x: x[t + 1], out.obs),
+        tree_map(lambda x: x[t], out.action),
+        out.reward[t],
+        out.terminated[t],
+        out.truncated[t],
+        out.valid[t],
+        {key: column[t] for key, column in env_info.items()},
+    )
+
+
+def row_checker(spec: Tree) -> Callable[[Tree], bool]:
+    """A function that is True if every value of a row [B, *O] is finite and in its space.
+
+    It looks at all slots at once; `describe_violation` then says which one it is, and what is wrong.
+    """
+    checks = [_leaf_checker(leaf) for leaf in tree_leaves(spec)]
+    if len(checks) == 1:
+        return lambda row: checks[0](row if isinstance(row, np.ndarray) else tree_leaves(row)[0])
+    return lambda row: all(check(x) for check, x in zip(checks, tree_leaves(row)))
+
+
+def _leaf_checker(leaf: LeafSpec) -> Callable[[Any], bool]:
+    if leaf.kind == "box":
+        limits = np.finfo(leaf.dtype) if np.dtype(leaf.dtype).kind == "f" else np.iinfo(leaf.dtype)
+        low = np.maximum(leaf.bound("low"), float(limits.min)).astype(leaf.dtype)
+        high = np.minimum(leaf.bound("high"), float(limits.max)).astype(leaf.dtype)
+        if leaf.dtype == "uint8" and not low.any() and (high == 255).all():
+            return lambda row: True
+    else:
+        low = np.asarray(leaf.start if leaf.sizes else 0).reshape(leaf.shape if np.ndim(leaf.start) else ())
+        high = low + (np.asarray(leaf.sizes).reshape(leaf.shape) if leaf.sizes else 2) - 1
+    return lambda row: bool(((row >= low) & (row <= high)).all())  # NaN fails both

@@ -1,0 +1,526 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as ps
+from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, NonFiniteError
+from penstock.envs.toy import Constant
+from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.lock import RunLock
+from penstock.samplers.episodes import Episodes
+
+if TYPE_CHECKING:
+    from conftest import Zygote
+
+RUN = ps.RunConfig(steps=640, seed=1, eval_episodes=2, log_interval=1, tensorboard=False, progress="off")
+CARTPOLE = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), RUN)
+LINUX_ROOT = sys.platform == "linux" and os.geteuid() == 0 and shutil.which("unshare") is not None
+
+
+def at(run: Path, exp: ps.Experiment = CARTPOLE, **changes: Any) -> ps.Experiment:
+    return replace(exp, run=replace(exp.run, dir=str(run), **changes))
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "eval" / "evaluations.jsonl").read_text().splitlines()]
+
+
+def saved(run: Path) -> list[int]:
+    return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
+
+
+def crossings(rows: list[dict[str, Any]], interval: int) -> list[int]:
+    steps = [0, *dict.fromkeys(row["step"] for row in rows)]
+    return [b for a, b in zip(steps, steps[1:]) if b // interval > a // interval]
+
+
+def one_episode(score: float) -> Episodes:
+    return Episodes(np.array([score]), np.array([1]), np.array([score]), np.array([0]), np.array([True]))
+
+
+# What a run leaves
+
+
+def test_a_run_leaves_what_the_page_says(tmp_path: Path) -> None:
+    run = tmp_path / "deep" / "run"
+    result = ps.train(at(run, tensorboard=True))
+    assert {path.name.split(".")[0] for path in run.iterdir()} >= {
+        "config", "meta", "metrics", "progress", "checkpoints", "eval", "events",
+    }  # fmt: skip
+    assert result.run_dir == run
+    assert result.stopped_by == "steps"
+    assert 640 <= result.env_steps < 640 + 64
+    assert saved(run) == [result.env_steps]
+    assert {path.name for path in find_checkpoint(run).iterdir()} == {"state.pt", "policy.safetensors", "MANIFEST.json"}
+    meta = json.loads((run / "meta.json").read_text())
+    assert meta["seed"] == 1
+    assert meta["algo"] == "a2c"
+    assert meta["versions"]["torch"] == torch.__version__
+    assert meta["env_reproducible"] is True
+    assert result.metrics["eval/mean_reward"] == evaluations(run)[-1]["eval/mean_reward"]
+    assert result.metrics["train/n_updates"] == result.metrics["time/iterations"] >= 10
+    assert result.policy.predict(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_default_run_dir_names_env_algorithm_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [ps.train(replace(CARTPOLE, run=replace(RUN, steps=64, eval_episodes=0))).run_dir for _ in range(2)]
+    assert found[0] != found[1]
+    assert all(path.parts[:3] == ("runs", "CartPole-v1", "a2c") and "-s1" in path.name for path in found)
+
+
+def test_runs_that_begin_in_the_same_second_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep starts many at once; the name is taken while another is still being built."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda *_: "20300101-000000")
+    exp = replace(CARTPOLE, run=replace(RUN, steps=64, eval_episodes=0), env=lambda: _while_another_begins())
+    others: list[Path] = []
+
+    def _while_another_begins() -> Any:
+        if not others:
+            others.append(Path("x"))
+            others[0] = ps.train(replace(exp, env=Constant)).run_dir
+        return Constant()
+
+    mine = ps.train(replace(exp, env=lambda: _while_another_begins())).run_dir
+    assert mine != others[0]
+    assert saved(mine) == saved(others[0])
+
+
+def test_the_same_settings_give_the_same_run(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
+    exp = replace(CARTPOLE, algo=ps.PPO(epochs=2, minibatch=32))
+    for name in "ab":
+        ps.train(at(tmp_path / name, exp))
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
+# Logging and evaluation
+
+
+def test_rows_at_the_log_interval(tmp_path: Path) -> None:
+    ps.train(at(tmp_path / "often", eval_episodes=0))
+    ps.train(at(tmp_path / "seldom", eval_episodes=0, log_interval=200))
+    often, seldom = rows(tmp_path / "often"), rows(tmp_path / "seldom")
+    assert len(often) == 10 + (often[-1]["time/iterations"] - 10)
+    assert [row["step"] for row in seldom] == sorted({*crossings(often, 200), often[-1]["step"]})
+    everything = {row["step"]: row for row in often}
+    for row in seldom:
+        whole = everything[row["step"]]
+        assert {k: v for k, v in row.items() if k[:5] != "time/"} == {k: v for k, v in whole.items() if k[:5] != "time/"}
+
+
+def test_evaluates_at_the_interval_and_at_the_end(tmp_path: Path) -> None:
+    ps.train(at(tmp_path, eval_interval=150, eval_episodes=3))
+    seen = rows(tmp_path)
+    due = sorted({*crossings(seen, 150), seen[-1]["step"]})
+    assert [row["step"] for row in evaluations(tmp_path)] == due
+    assert [row["step"] for row in seen if "eval/mean_reward" in row] == due
+    for row in evaluations(tmp_path):
+        assert len(row["returns"]) == len(row["lengths"]) == 3
+        assert row["eval/mean_reward"] == np.mean(row["returns"])
+
+
+def test_no_evaluation_if_none_is_wanted(tmp_path: Path) -> None:
+    result = ps.train(at(tmp_path, eval_episodes=0))
+    assert not (tmp_path / "eval").exists()
+    assert "eval/mean_reward" not in result.metrics
+
+
+def test_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    for name, interval in (("a", 0), ("b", 64)):
+        ps.train(at(tmp_path / name, eval_interval=interval))
+    a, b = (load_checkpoint(find_checkpoint(tmp_path / name)).policy for name in "ab")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+# Checkpoints
+
+
+def test_keeps_the_last_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([10.0, 50.0, 30.0, 20.0, 40.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0])
+    trainer = ps.Trainer(at(tmp_path, eval_interval=64, checkpoint_interval=64, keep=2), tmp_path)
+    tmp_path.mkdir(exist_ok=True)
+    scored: list[tuple[float, int]] = []
+
+    def evaluate_agent(itr: int, episodes: int) -> Episodes:
+        score = next(scores)
+        scored.append((score, trainer.env_steps))
+        return one_episode(score)
+
+    monkeypatch.setattr(trainer.sampler, "evaluate_agent", evaluate_agent)
+    with trainer:
+        ps.Runner(trainer).run()
+    best = max(scored)[1]
+    steps = [step for _, step in scored]
+    assert len(scored) >= 8
+    assert saved(tmp_path) == sorted({best, *steps[-2:]})
+    assert int(find_checkpoint(tmp_path, "best").name) == best
+    assert trainer.best_score == 50.0
+
+
+def test_a_better_score_is_saved_between_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([1.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    trainer = ps.Trainer(at(tmp_path, eval_interval=64, checkpoint_interval=0), tmp_path)
+    monkeypatch.setattr(trainer.sampler, "evaluate_agent", lambda itr, episodes: one_episode(next(scores)))
+    with trainer:
+        ps.Runner(trainer).run()
+    assert len(saved(tmp_path)) == 3  # 1.0, 3.0 and the last
+    assert load_checkpoint(find_checkpoint(tmp_path, "best")).state["trainer"]["best_score"] == 3.0
+    assert find_checkpoint(tmp_path, "best") != find_checkpoint(tmp_path)
+
+
+def test_a_score_belongs_to_the_step_that_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped later by a signal, the last checkpoint must not inherit the score of an earlier evaluation."""
+    trainer = ps.Trainer(at(tmp_path, eval_interval=128, checkpoint_interval=0, steps=10_000), tmp_path)
+    inner, count = trainer.train, [0]
+
+    def train() -> Any:
+        count[0] += 1
+        if count[0] == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return inner()
+
+    monkeypatch.setattr(trainer, "train", train)
+    with trainer, pytest.raises(SystemExit) as caught:
+        ps.Runner(trainer).run()
+    assert caught.value.code == 143
+    last = json.loads((find_checkpoint(tmp_path) / "MANIFEST.json").read_text())
+    evaluated = {row["step"]: row["eval/mean_reward"] for row in evaluations(tmp_path)}
+    assert last["score"] == evaluated.get(last["step"])
+    assert evaluated
+
+
+# The end
+
+
+def test_stop_rule(tmp_path: Path) -> None:
+    exp = replace(CARTPOLE, env="penstock.envs.toy:Constant")
+    result = ps.train(at(tmp_path, exp, stop={"rollout/ep_rew_mean": 1.0, "time/total_timesteps": 300}, steps=100_000))
+    assert result.stopped_by == "stop rule"
+    assert 300 <= result.env_steps < 5_000
+    assert len(result.episodes) == 100  # a full window before it counts
+    assert "eval/mean_reward" in result.metrics
+    with pytest.raises(ConfigError, match="reached its stop rule"):
+        ps.resume(tmp_path)
+    assert ps.resume(tmp_path, {"run.stop": {"time/total_timesteps": 1_000}}).env_steps >= 1_000
+
+
+def test_stop_rule_on_evaluations(tmp_path: Path) -> None:
+    exp = replace(CARTPOLE, env="penstock.envs.toy:Constant")
+    result = ps.train(at(tmp_path, exp, stop={"eval/mean_reward": 0.5}, steps=100_000, eval_interval=200))
+    assert result.stopped_by == "stop rule"
+    assert 200 <= result.env_steps < 300
+    assert len(evaluations(tmp_path)) == 1
+
+
+def test_stop_rule_that_is_never_reached(tmp_path: Path) -> None:
+    assert ps.train(at(tmp_path, stop={"eval/mean_reward": 1e9})).stopped_by == "steps"
+
+
+# Directories
+
+
+@pytest.mark.parametrize("content", ["metrics.jsonl", "unrelated.txt", ".hidden"])
+def test_nothing_is_written_over(content: str, tmp_path: Path) -> None:
+    (tmp_path / content).write_text("mine")
+    with pytest.raises(ConfigError, match=r"not empty.*penstock resume"):
+        ps.train(at(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [content]
+    assert (tmp_path / content).read_text() == "mine"
+
+
+def test_an_empty_directory_will_do(tmp_path: Path) -> None:
+    assert ps.train(at(tmp_path, steps=64)).run_dir == tmp_path
+
+
+def test_a_directory_that_fills_up_during_start_up_is_left_alone(tmp_path: Path) -> None:
+    def late() -> Any:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "metrics.jsonl").write_text("another run's")
+        return Constant()
+
+    with pytest.raises(ConfigError, match="not empty"):
+        ps.train(at(tmp_path / "run", replace(CARTPOLE, env=lambda: late())))
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == "another run's"
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_directory_in_use(tmp_path: Path) -> None:
+    with RunLock(tmp_path), pytest.raises(ConfigError, match=f"in use by pid {os.getpid()}"):
+        ps.train(at(tmp_path))
+    ps.train(at(tmp_path, steps=64))
+    with RunLock(tmp_path), pytest.raises(ConfigError, match="in use"):
+        ps.resume(tmp_path, {"run.steps": 128})
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises((ConfigError, CheckpointError), match="file"):
+        ps.train(at(tmp_path / "file"))
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        ps.train(at(tmp_path / "file" / "below"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_settings_fail_before_anything_is_made(tmp_path: Path) -> None:
+    for exp in (replace(CARTPOLE, env="CartPole-v9"), replace(CARTPOLE, algo=ps.A2C(lr="linear(1")),
+                replace(CARTPOLE, run=replace(RUN, device="cuda:99"))):  # fmt: skip
+        with pytest.raises(ConfigError):
+            ps.train(at(tmp_path / "run", exp))
+    assert not (tmp_path / "run").exists()
+
+
+SCRIPT = """
+import sys, warnings
+from pathlib import Path
+import penstock as ps
+from penstock.core.errors import CheckpointError
+from penstock.run.checkpoint import find_checkpoint
+run = Path({run!r})
+exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), ps.RunConfig(
+    steps=64 * 30, dir=str(run), checkpoint_interval=64, eval_episodes=0, tensorboard=False, progress="plain", log_interval=1))
+"""
+
+FULL_DISK = SCRIPT + """
+import gymnasium
+steps = 0
+class Hog(gymnasium.Wrapper):
+    "Fills the disk at one step, looks at what is left of the run at another, frees the disk at a third."
+    def step(self, action):
+        global steps
+        steps += 1
+        if steps == 640:
+            with open(run.parent / "hog", "wb", buffering=0) as file:
+                try:
+                    while True: file.write(bytes(4096))
+                except OSError: pass
+        if steps == 1200:
+            print("KEPT", find_checkpoint(run).name)
+        if steps == 1300:
+            (run.parent / "hog").unlink()
+        return self.env.step(action)
+from dataclasses import replace
+result = ps.train(replace(exp, wrappers=(Hog,)))
+print("ENDED", result.stopped_by, find_checkpoint(run).name, result.env_steps)
+"""
+
+
+def in_a_small_disk(folder: Path, script: str, before: str = "true", size: str = "6m") -> subprocess.CompletedProcess[str]:
+    """Runs a script in a mount namespace of its own, in which `folder` is a tmpfs."""
+    (folder / "disk").mkdir()
+    (folder / "script.py").write_text(script.format(run=str(folder / "disk" / "run")))
+    mount = f"mount -t tmpfs -o size={size} tmpfs {folder}/disk && {before} && exec {sys.executable} {folder}/script.py"
+    return subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, text=True, timeout=100)
+
+
+def can_mount() -> bool:
+    if not LINUX_ROOT:
+        return False
+    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=10).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
+def test_a_full_disk_does_not_stop_training(tmp_path: Path) -> None:
+    done = in_a_small_disk(tmp_path, FULL_DISK)
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = done.stdout.split()
+    kept = int(words[words.index("KEPT") + 1])
+    assert 500 <= kept <= 640
+    assert "checkpoint not written" in done.stdout
+    assert "free" in done.stdout
+    assert f"ENDED steps {words[-2]}" in done.stdout
+    assert int(words[-2]) == int(words[-1]) >= 1920
+    assert "checkpoints lost" in done.stdout
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
+def test_a_read_only_run_directory(tmp_path: Path) -> None:
+    script = SCRIPT + "\nfrom penstock.cli.main import main\nsys.exit(main(['resume', str(run), '--run.steps', '10000']))"
+    whole = tmp_path / "whole"
+    ps.train(at(whole, steps=64))
+    before = f"cp -r {whole} {tmp_path}/disk/run && mount -o remount,ro {tmp_path}/disk"
+    done = in_a_small_disk(tmp_path, script, before)
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "Read-only file system" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
+def test_a_new_run_on_a_read_only_disk(tmp_path: Path) -> None:
+    script = SCRIPT + """
+from penstock.cli.main import main
+sys.exit(main(["train", "a2c", "--env", "CartPole-v1", "--run.dir", str(run), "--run.steps", "64"]))"""
+    done = in_a_small_disk(tmp_path, script, f"mount -o remount,ro {tmp_path}/disk")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "Read-only file system" in done.stderr
+    assert "choose" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# When the learner or the environment fails
+
+
+class Huge(Constant):
+    """Finite rewards whose squares are not."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, 1e38, *rest
+
+
+def test_learning_that_breaks_down_saves_the_batch(tmp_path: Path) -> None:
+    exp = replace(CARTPOLE, env=Huge)
+    with pytest.raises(NonFiniteError, match=r"crash.batch-\d+\.npz") as caught:
+        ps.train(at(tmp_path, exp, checkpoint_interval=64, steps=6_400))
+    assert caught.value.exit_code == 4
+    (file,) = (tmp_path / "crash").iterdir()
+    with np.load(file) as batch:
+        assert {"obs", "prev_reward", "prev_action", "terminated", "truncated", "valid", "info/logp"} <= set(batch.files)
+        assert batch["prev_reward"].shape == (17, 4)
+        assert (batch["prev_reward"] == np.float32(1e38)).any()
+    weights = load_checkpoint(find_checkpoint(tmp_path)).policy
+    assert all(torch.isfinite(x).all() for x in weights.values())
+    skipped = [row["train/skipped_updates"] for row in rows(tmp_path)]
+    assert skipped == sorted(skipped)
+    assert max(skipped) <= 10
+
+
+def test_the_batch_that_cannot_be_saved_does_not_hide_the_error(tmp_path: Path) -> None:
+    trainer = ps.Trainer(replace(CARTPOLE, env=Huge), tmp_path)
+    (tmp_path / "crash").write_text("a file in the way")
+    with trainer, pytest.raises(NonFiniteError, match="could not be saved"):
+        for _ in range(30):
+            trainer.train()
+
+
+def test_an_environment_that_fails_leaves_the_checkpoints(tmp_path: Path) -> None:
+    exp = replace(CARTPOLE, env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "raise_in_step", "at": 100})
+    with pytest.raises(EnvWorkerError, match="the arm fell off"):
+        ps.train(at(tmp_path, exp, checkpoint_interval=64))
+    assert find_checkpoint(tmp_path)
+    assert rows(tmp_path)
+    with RunLock(tmp_path):
+        pass  # it was given back
+
+
+def test_environments_are_closed_whatever_happens(tmp_path: Path) -> None:
+    closed: list[int] = []
+
+    class Closing(Huge):
+        def close(self) -> None:
+            closed.append(1)
+
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(1)
+        return Closing()
+
+    ps.train(at(tmp_path / "good", replace(CARTPOLE, env=lambda: make()), steps=64))
+    assert len(closed) >= len(made)
+    closed.clear()
+    made.clear()
+    with pytest.raises(NonFiniteError):
+        ps.train(at(tmp_path / "bad", replace(CARTPOLE, env=lambda: make()), steps=100_000))
+    assert len(closed) >= len(made)
+
+
+# Signals
+
+
+def test_runs_outside_the_main_thread(tmp_path: Path) -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(ps.train(at(tmp_path))))
+    thread.start()
+    thread.join(60)
+    assert found[0].stopped_by == "steps"
+
+
+def test_handlers_are_given_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    ps.train(at(tmp_path / "a", steps=64))
+    with pytest.raises(EnvWorkerError):
+        ps.train(at(tmp_path / "b", replace(CARTPOLE, env="penstock.envs.toy:FaultEnv",
+                                            env_kwargs={"fault": "raise_in_step", "at": 40})))  # fmt: skip
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_an_interactive_session_gets_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    trainer = ps.Trainer(at(tmp_path, steps=10_000), tmp_path)
+    inner = trainer.train
+    monkeypatch.setattr(trainer, "train", lambda: (signal.raise_signal(signal.SIGINT), inner())[1])
+    with trainer:
+        result = ps.Runner(trainer).run()
+    assert result.stopped_by == "SIGINT"
+    assert saved(tmp_path) == [result.env_steps]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_tidily(number: int, code: int, zygote: Zygote, until: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = zygote.train(at(run, steps=10_000_000, progress="plain"))
+    until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 3, child)
+    child.send(number)
+    assert child.wait(20) == code
+    assert "Traceback" not in child.output
+    shown = "".join(child.output.replace("│", "").split())  # the panel is wrapped
+    assert f"penstockresume{run}" in shown
+    assert f"stoppedby{signal.Signals(number).name}" in shown
+    (step,) = saved(run)
+    assert step >= rows(run)[-1]["step"]
+    assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_a_second_signal_kills(zygote: Zygote, until: Any, tmp_path: Path) -> None:
+    """The first waits for a step that never comes back; the checkpoints before stay good, and a resumed run goes on."""
+    run = tmp_path / "run"
+    exp = replace(CARTPOLE, env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "hang_in_step", "at": 100})
+    child = zygote.train(at(run, exp, checkpoint_interval=64))
+    until(lambda: (run / "checkpoints").is_dir() and saved(run) and len(rows(run)) >= 6, child)
+    time.sleep(0.3)
+    child.send(signal.SIGINT)
+    time.sleep(0.3)
+    assert child.running
+    child.send(signal.SIGINT)
+    assert child.wait(10) == -signal.SIGINT
+    assert load_checkpoint(find_checkpoint(run))
+    with RunLock(run):
+        pass
+
+
+def test_signals_at_start_up() -> None:
+    """In the middle of imports an exception would go through C++ and abort; see `cli.main._leave`."""
+    command = [sys.executable, "-m", "penstock", "train", "a2c", "--env", "CartPole-v1", "--run.dir", "/nonexistent/x"]
+    started = []
+    for delay, number in ((0.15, signal.SIGINT), (0.35, signal.SIGINT), (0.6, signal.SIGINT), (0.3, signal.SIGTERM)):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append((time.monotonic() + delay, number, process))
+    for due, number, process in sorted(started, key=lambda s: s[0]):
+        time.sleep(max(due - time.monotonic(), 0.0))
+        process.send_signal(number)
+    for _, number, process in started:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, err
+        assert "Traceback" not in err
