@@ -60,7 +60,7 @@ _WHERE = {
 }
 _MODULES = ("agents", "algos", "core", "envs", "learn", "ops", "run", "samplers")
 
-__all__ = ["__version__", *_WHERE, "ops"]
+__all__ = ["__version__", *_WHERE, "ops"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from penstock import ops as ops

@@ -62,7 +62,8 @@ class ActionHead(nn.Module):
         self.linear = nn.Linear(features, sum(self.widths))
         orthogonal(self.linear, 0.01)
         self.weights = (self.linear.weight, self.linear.bias)  # attribute look-ups on modules are slow
-        self.log_std = nn.Parameter(torch.full((sum(self._boxes()),), log_std)) if any(self._boxes()) else None
+        self._boxes = [leaf.size if leaf.kind == "box" else 0 for leaf in self.leaves]
+        self.log_std = nn.Parameter(torch.full((sum(self._boxes),), log_std)) if any(self._boxes) else None
         for i, leaf in enumerate(self.leaves):
             if leaf.kind == "box":
                 low, high = leaf.bound("low").ravel(), leaf.bound("high").ravel()
@@ -81,9 +82,6 @@ class ActionHead(nn.Module):
                 center, half = (torch.as_tensor(x, dtype=torch.float32) for x in ((low + high) / 2, (high - low) / 2))
                 self.register_buffer(f"center_{i}", center, persistent=False)
                 self.register_buffer(f"half_{i}", half, persistent=False)
-
-    def _boxes(self) -> list[int]:
-        return [leaf.size if leaf.kind == "box" else 0 for leaf in self.leaves]
 
     def forward(self, params: Tensor, mask: Tensor | None = None) -> dists.Distribution:
         """The distribution of parameters [N, ...], which are `linear` of the features.
@@ -109,7 +107,7 @@ class ActionHead(nn.Module):
         if leaf.kind == "multi_binary":
             return dists.Bernoulli(params, leaf.shape)
         assert self.log_std is not None
-        log_std = self.log_std.split(self._boxes())[i]
+        log_std = self.log_std.split(self._boxes)[i]
         box = dists.SquashedGaussian if self.squash else dists.Gaussian
         return box(params, log_std, getattr(self, f"center_{i}"), getattr(self, f"half_{i}"), leaf.shape)
 
@@ -211,7 +209,8 @@ class ActorCritic(Agent):
             obs = {k: v for k, v in batch.obs.items() if k != MASK_KEY} if self.masked else batch.obs
             self.normalizer.update(tree_map(lambda x: x[:-1], obs), batch.valid)
         if self.reward_scaler is not None:
-            self.reward_scaler.update(batch.reward, batch.terminated | batch.truncated, batch.valid)
+            ended: Tensor = batch.terminated.logical_or(batch.truncated)
+            self.reward_scaler.update(batch.reward, ended, batch.valid)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         return reward if self.reward_scaler is None else self.reward_scaler(reward)

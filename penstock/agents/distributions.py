@@ -55,7 +55,7 @@ class Categorical:
         if self.masked:
             # u * total stays below the total after rounding, so the first cdf above it exists and is no masked choice.
             noise = noise * (cdf[..., -1:] * (1.0 - 2.0**-21))
-        index = torch.searchsorted(cdf, noise, right=True).squeeze(-1).clamp_(max=self.logp.shape[-1] - 1)
+        index = torch.searchsorted(cdf, noise.contiguous(), right=True).squeeze(-1).clamp_(max=self.logp.shape[-1] - 1)
         return index + self.start if self.start else index
 
     def mode(self) -> Tensor:

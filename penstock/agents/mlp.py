@@ -89,11 +89,11 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, activated = ctx.saved_tensors, ctx.activated
         outputs, weights = saved[: activated + 1], saved[activated + 1 :]
         gradients: list[Tensor | None] = []
-        gradient: Tensor | None = upstream[0]
+        gradient: Any = upstream[0]
         for i in reversed(range(len(weights))):
             if i < activated and ctx.activation == "relu":
                 gradient = torch.ops.aten.threshold_backward(gradient, outputs[i + 1], 0)

@@ -25,7 +25,7 @@ class Memory(nn.Module):
 
     def initial_state(self, B: int) -> Tree:
         """Zeros [B, hidden], twice for an LSTM (hidden and cell)."""
-        like = self.cell.weight_hh_l0
+        like = next(self.cell.parameters())
         zeros = torch.zeros(B, self.size, dtype=like.dtype, device=like.device)
         return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
 

@@ -129,7 +129,7 @@ def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
     else:
         changed = _convert(value, _hints(type(settings))[key], path)
     if _is_named_tuple(type(settings)):
-        return settings._replace(**{key: changed})
+        return settings._replace(**{key: changed})  # pyright: ignore[reportAttributeAccessIssue]
     return dataclasses.replace(settings, **{key: changed})  # pyright: ignore[reportArgumentType]
 
 

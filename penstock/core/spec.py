@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -131,7 +131,7 @@ def _tree_from_plain(plain: Any) -> Tree:
             )
 
 
-def _numbers(value: float | Sequence[float]) -> Any:
+def _numbers(value: Any) -> Any:
     """Infinity is not JSON: infinite bounds are stored as strings."""
     if isinstance(value, tuple):
         return [_numbers(v) for v in value]

@@ -27,7 +27,7 @@ def struct(cls: type[T]) -> type[T]:
     optree.register_pytree_node(
         record,  # pyright: ignore[reportArgumentType]
         flatten,  # pyright: ignore[reportArgumentType]
-        lambda _, children: record(*children),
+        lambda _, children: record(*children),  # pyright: ignore[reportArgumentType]
         namespace=_NAMESPACE,
     )
     return record

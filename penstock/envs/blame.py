@@ -21,7 +21,7 @@ def fail(where: str, error: BaseException, action: Any, result: Any = None, info
         where: names slot, environment, method, episode, step and seed. action: the last one, None if there was none.
     """
     ours = error.__traceback__ is not None and error.__traceback__.tb_next is None and result is not None
-    if ours and (message := describe_step_violation(result) or _describe_info(result[4], info_keys)):
+    if ours and (message := describe_step_violation(result) or _describe_info(result, info_keys)):
         raise EnvContractError(f"{where}: {message}{last(action)}") from error
     text = "".join(traceback.format_exception(error))
     raise EnvWorkerError(f"{where}: {type(error).__name__}: {error}{last(action)}\n{text}") from error
@@ -55,7 +55,8 @@ def last(action: Any) -> str:
     return f"; last action {text if len(text) <= 200 else text[:200] + '...'}"
 
 
-def _describe_info(info: dict[str, Any], keys: Sequence[str]) -> str | None:
+def _describe_info(result: Any, keys: Sequence[str]) -> str | None:
+    info: dict[str, Any] = result[4]
     for key in keys:
         number = isinstance(info.get(key, 0), (bool, int, float, np.generic, np.ndarray))
         if not number or np.ndim(info.get(key, 0)):

@@ -101,7 +101,7 @@ def _array(obs: Any, leaf: LeafSpec, where: str) -> str | None:
                 f"np.asarray(obs, dtype=np.{leaf.dtype})")  # fmt: skip
     if obs.shape != leaf.shape:
         return f"{where}: got shape {list(obs.shape)}, expected {list(leaf.shape)}; nothing is broadcast, declare it so"
-    dtype, low, high = _limits(leaf)
+    dtype, low, high = value_limits(leaf)
     if obs.dtype != dtype:
         hint = f"return obs.astype(np.{leaf.dtype}) or declare it so"
         return f"{where}: got dtype {obs.dtype}, expected {leaf.dtype}; {hint}"
@@ -118,8 +118,8 @@ def _array(obs: Any, leaf: LeafSpec, where: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _limits(leaf: LeafSpec) -> tuple[np.dtype[Any], Any, Any]:
-    """The leaf's dtype, and the bounds that a value of that dtype can break, as scalars or arrays of that dtype."""
+def value_limits(leaf: LeafSpec) -> tuple[np.dtype[Any], Any, Any]:
+    """The leaf's dtype, and the lower and upper bound in that dtype, scalars or arrays; None where none can be broken."""
     dtype = np.dtype(leaf.dtype)
     if leaf.kind == "box":
         lows, highs = leaf.low, leaf.high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,8 @@ class Slots(Protocol):
     spec: EnvSpec
     ended: list[bool]
 
-    def to_env(self, actions: Tree) -> Any: ...
+    to_env: Callable[[Tree], Sequence[Any]]
+
     def open_row_0(self, out: SampleBatch, b: int) -> None: ...
     def reset_env(self, b: int, again: bool = False) -> Any: ...
     def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]: ...

@@ -160,7 +160,8 @@ class SerialPool:
         self._envs = []
 
     def get_state(self) -> dict[str, Any]:
-        snapshots = [env.get_state() if _has_state(env) else None for env in self._envs]
+        envs: list[Any] = self._envs
+        snapshots = [env.get_state() if _has_state(env) else None for env in envs]
         return {"episode": list(self._episode), "ended": list(self.ended), "idle": list(self._idle),
                 "left": [None if left == math.inf else left for left in self._left], "tick": self._tick,
                 "began": list(self._began), "snapshot": snapshots}  # fmt: skip
@@ -172,7 +173,8 @@ class SerialPool:
         self._left = [math.inf if left is None else left for left in state["left"]]
         self._tick = state["tick"]
         lost: list[int] = []
-        for b, env in enumerate(self._envs):
+        envs: list[Any] = self._envs
+        for b, env in enumerate(envs):
             target = tree_map(lambda x, b=b: x[-1, b], row.obs)
             if state["snapshot"][b] is not None and _has_state(env):
                 self.reset_env(b, again=True)

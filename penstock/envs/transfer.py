@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.contract import describe_violation
+from penstock.envs.contract import describe_violation, value_limits
 
 
 def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
@@ -63,10 +63,14 @@ def action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
         return list  # numpy integers, as `action_space.sample()` gives; Gymnasium checks Python ints more slowly
     if leaf.kind != "box":
         return lambda row: list(row.copy())
-    low, high = leaf.bound("low").astype(leaf.dtype), leaf.bound("high").astype(leaf.dtype)
+    _, low, high = value_limits(leaf)
+
+    def clipped(row: Any) -> Any:
+        return row.copy() if low is None and high is None else np.clip(row, low, high)
+
     if not leaf.shape:
-        return lambda row: [np.asarray(x) for x in np.clip(row, low, high)]
-    return lambda row: list(np.clip(row, low, high))
+        return lambda row: [np.asarray(x) for x in clipped(row)]
+    return lambda row: list(clipped(row))
 
 
 def row_views(out: SampleBatch, t: int) -> tuple[Tree, Tree, Any, Any, Any, Any, dict[str, Any]]:
@@ -99,13 +103,13 @@ def row_checker(spec: Tree) -> Callable[[Tree], bool]:
 
 
 def _leaf_checker(leaf: LeafSpec) -> Callable[[Any], bool]:
-    if leaf.kind == "box":
-        limits = np.finfo(leaf.dtype) if np.dtype(leaf.dtype).kind == "f" else np.iinfo(leaf.dtype)
-        low = np.maximum(leaf.bound("low"), float(limits.min)).astype(leaf.dtype)
-        high = np.minimum(leaf.bound("high"), float(limits.max)).astype(leaf.dtype)
-        if leaf.dtype == "uint8" and not low.any() and (high == 255).all():
-            return lambda row: True
-    else:
-        low = np.asarray(leaf.start if leaf.sizes else 0).reshape(leaf.shape if np.ndim(leaf.start) else ())
-        high = low + (np.asarray(leaf.sizes).reshape(leaf.shape) if leaf.sizes else 2) - 1
-    return lambda row: bool(((row >= low) & (row <= high)).all())  # NaN fails both
+    dtype, low, high = value_limits(leaf)
+    if dtype.kind == "f":  # NaN fails every comparison
+        largest = np.finfo(dtype).max
+        low = -largest if low is None else np.maximum(low, -largest)
+        high = largest if high is None else np.minimum(high, largest)
+    if low is None:
+        return (lambda row: True) if high is None else (lambda row: bool((row <= high).all()))
+    if high is None:
+        return lambda row: bool((row >= low).all())
+    return lambda row: bool(((row >= low) & (row <= high)).all())

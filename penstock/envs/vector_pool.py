@@ -93,7 +93,7 @@ class VectorPool:
         except (Exception, SystemExit) as error:
             self._fail("step", error)
         for name, x in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-            if np.shape(x) != self._ended.shape:
+            if np.shape(x) != (len(self._ended),):
                 raise EnvContractError(f"{self._where('step')}: {name}: got shape {list(np.shape(x))}, expected "
                                        f"[{len(self._ended)}], one for each environment")  # fmt: skip
         reset = self._ended

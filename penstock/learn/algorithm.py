@@ -39,8 +39,8 @@ class Optimizer(Protocol):
 
 Optimizers: TypeAlias = dict[str, Optimizer]
 AgentFn: TypeAlias = Callable[[EnvSpec, Any], Agent]
-PostprocessFn: TypeAlias = Callable[[Agent, SampleBatch, Any], TrainBatch]
-LossFn: TypeAlias = Callable[[Agent, TrainBatch, Any], Loss]
+PostprocessFn: TypeAlias = Callable[[Any, SampleBatch, Any], TrainBatch]  # (agent, batch, settings)
+LossFn: TypeAlias = Callable[[Any, TrainBatch, Any], Loss]  # (agent, minibatch, settings)
 OptimizerFn: TypeAlias = Callable[[Agent, Any], Optimizers]
 
 

@@ -51,29 +51,31 @@ class Adam:
         self.param_groups: list[dict[str, Any]] = [{"params": params, "lr": lr, "betas": betas, "eps": eps}]
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
-        self._step = torch.zeros((), device=params[0].device)
+        self._steps = [torch.zeros((), device=p.device) for p in params]
 
     @torch.no_grad()
     def step(self) -> None:
         """One update from the parameters' `.grad`; a parameter without one stays as it is."""
         group = self.param_groups[0]
-        self._step += 1.0
         held = [
-            (p, p.grad, average, square)
-            for p, average, square in zip(group["params"], self._averages, self._squares)
+            (p, p.grad, average, square, step)
+            for p, average, square, step in zip(group["params"], self._averages, self._squares, self._steps)
             if p.grad is not None
         ]
-        params, gradients, averages, squares = map(list, zip(*held))
-        torch._fused_adam_(
-            params, gradients, averages, squares, [], [self._step] * len(params),
+        if not held:
+            return
+        params, gradients, averages, squares, steps = map(list, zip(*held))
+        torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        torch._fused_adam_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            params, gradients, averages, squares, [], steps,
             amsgrad=False, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=0.0,
             eps=group["eps"], maximize=False, grad_scale=None, found_inf=None,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Step, moments and settings: tensors and plain Python."""
+        """Steps, moments and settings: tensors and plain Python."""
         settings = {key: value for key, value in self.param_groups[0].items() if key != "params"}
-        return {"step": self._step, "averages": self._averages, "squares": self._squares, "group": settings}
+        return {"steps": self._steps, "averages": self._averages, "squares": self._squares, "group": settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`. Raises CheckpointError if the parameters are not of the same shapes."""
@@ -81,8 +83,8 @@ class Adam:
         if [tuple(x.shape) for x in state["averages"]] != shapes:
             raise CheckpointError(f"the stored Adam holds shapes {[tuple(x.shape) for x in state['averages']]}; the agent "
                                   f"has {shapes}: was net changed?")  # fmt: skip
-        self._step.copy_(state["step"])
-        for own, stored in zip([*self._averages, *self._squares], [*state["averages"], *state["squares"]]):
+        held = [*self._averages, *self._squares, *self._steps]
+        for own, stored in zip(held, [*state["averages"], *state["squares"], *state["steps"]]):
             own.copy_(stored)
         settings = dict(state["group"])
         self.param_groups[0].update(settings, betas=tuple(settings["betas"]))

@@ -221,12 +221,15 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
         parameters = [p for group in optimizers[name].param_groups for p in group["params"]]
         gradients = torch.autograd.grad(total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True)
         present = [g for g in gradients if g is not None]
-        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present))))
-        if not math.isfinite(norm) or not math.isfinite(value := float(total.detach())):
-            return norm if not math.isfinite(norm) else value
+        norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        value = float(total.detach())
+        if not (math.isfinite(norm) and math.isfinite(value)):
+            return norm if math.isfinite(value) else value
         if max_grad_norm is not None and norm > max_grad_norm:
             # Not in place: autograd may hand the same tensor to two parameters.
-            present = torch._foreach_mul(present, max_grad_norm / norm)
+            scale = max_grad_norm / norm
+            present = torch._foreach_mul(present, scale)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         scaled = iter(present)
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = None if gradient is None else next(scaled)

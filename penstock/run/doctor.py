@@ -199,10 +199,8 @@ def _memory(kind: str) -> Forward:
 
     def forward(x: Tensor) -> Tensor:
         first = torch.zeros(1, len(x), dtype=torch.bool)
-        state = memory.initial_state(len(x))
-        for _ in range(2):  # so that the state is not all zeros
-            out, state = memory(x.unsqueeze(0), first, state)
-        return out[0]
+        _, state = memory(x.unsqueeze(0), first, memory.initial_state(len(x)))  # so that the state is not all zeros
+        return memory(x.unsqueeze(0), first, state)[0][0]
 
     return forward
 

@@ -97,11 +97,12 @@ def write_config(trainer: Trainer) -> None:
 
 def read_experiment(run_dir: Path, env: Any = None, agent: Any = None) -> Experiment:
     """The experiment that a run directory holds; `env` and `agent` replace what could not be stored."""
-    plain = read_json(run_dir / CONFIG)["experiment"]
+    plain: dict[str, Any] = read_json(run_dir / CONFIG)["experiment"]
     if env is not None:
         plain = {**plain, "env": ""}
     if agent is not None:
-        plain = {**plain, "algo": {k: v for k, v in plain["algo"].items() if k != "agent"}}
+        algo: dict[str, Any] = plain["algo"]
+        plain = {**plain, "algo": {k: v for k, v in algo.items() if k != "agent"}}
     try:
         exp: Experiment = from_plain(plain)
     except ConfigError as error:

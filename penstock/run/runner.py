@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -158,7 +158,7 @@ class Runner:
             write_atomic(path, "".join(kept).encode())
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Generator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -52,7 +52,11 @@ class Trainer:
         if init is not None:
             self.policy.load_parameters(init)
         self.sampler = exp.sampler.build(exp.env_config, exp.run.seed)
-        self.sampler.initialize(self.policy.agent)
+        try:
+            self.sampler.initialize(self.policy.agent)
+        except BaseException:
+            self.sampler.shutdown()
+            raise
         self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
         self.itr = 0
         """Iterations finished."""

@@ -115,7 +115,7 @@ class EpisodeStats:
     def update(self, batch: SampleBatch) -> Episodes:
         """Adds T rows of every slot. An episode that is cut without an end (a fault) is dropped."""
         T, B = batch.spec
-        ended = batch.terminated | batch.truncated
+        ended = np.logical_or(batch.terminated, batch.truncated)
         time = np.arange(T)[:, None]
         opened = np.maximum.accumulate(
             np.where(batch.first[:-1], time, -1), 0

@@ -1,4 +1,5 @@
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,16 @@ def test_multi_categorical_is_one_categorical_for_each_element():
     total = torch.stack([p.log_prob(sample.flatten(1)[:, i]) for i, p in enumerate(parts)]).sum(0)
     torch.testing.assert_close(dist.log_prob(sample), total)
     torch.testing.assert_close(dist.entropy(), torch.stack([p.entropy() for p in parts]).sum(0))
+
+
+def test_sampling_from_a_slice_of_noise_gives_no_warning():
+    torch.set_warn_always(True)  # else torch says it once a process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            MultiCategorical(torch.zeros(4, 5), (2, 3), (0, 0), (2,)).sample(noise(4, 2))
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_multi_categorical_masks_lie_side_by_side():

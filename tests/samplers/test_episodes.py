@@ -199,6 +199,6 @@ def test_metrics_are_means_under_the_usual_names_and_leave_out_what_was_never_re
     many = episodes([0, 0, 1], {"is_success": [1.0, np.nan, 0.0], "height": [np.nan, 2.0, 5.0], "x": [np.nan] * 3})
     assert many.metrics() == {"rollout/ep_rew_mean": 1.0, "rollout/ep_len_mean": 2.0, "rollout/success_rate": 0.5,
                               "rollout/ep_height_mean": 3.5}  # fmt: skip
-    evaluation = many.metrics("eval/", "mean_reward", "mean_ep_length")
+    evaluation = many.metrics("eval/mean_{}", "reward", "ep_length")
     assert evaluation == {"eval/mean_reward": 1.0, "eval/mean_ep_length": 2.0, "eval/success_rate": 0.5,
-                          "eval/height_mean": 3.5}  # fmt: skip
+                          "eval/mean_height": 3.5}  # fmt: skip

@@ -1,0 +1,126 @@
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.learn.optimizers import Adam, adam, rmsprop, trainable
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+
+
+def set_gradients(module: nn.Module, step: int, without: tuple[int, ...] = ()) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for i, p in enumerate(module.parameters()):
+        p.grad = None if i in without else torch.randn(p.shape, generator=generator) * 10.0 ** (i - 2)
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters()))
+
+
+def test_adam_is_torchs_bit_for_bit():
+    a, b = net(), net()
+    ours, theirs = (
+        Adam(a.parameters(), lr=0.01, eps=1e-5),
+        torch.optim.Adam(b.parameters(), lr=0.01, eps=1e-5, fused=True),
+    )
+    for step in range(30):
+        if step == 10:
+            for optimizer in (ours, theirs):
+                optimizer.param_groups[0]["lr"] = 0.001
+        for module, optimizer in ((a, ours), (b, theirs)):
+            set_gradients(module, step)
+            optimizer.step()
+        assert same(a, b), step
+
+
+def test_the_first_step_is_lr_long():
+    p = nn.Parameter(torch.tensor([1.0, 1.0, 1.0]))
+    optimizer = Adam([p], lr=0.1, eps=1e-5)
+    p.grad = torch.tensor([3.0, -0.01, 0.0])
+    optimizer.step()
+    assert p.tolist() == pytest.approx([0.9, 1 + 0.1 * 0.01 / (0.01 + 1e-5), 1.0], rel=1e-5)
+
+
+@pytest.mark.xfail(strict=True, reason="Adam counts steps once for all parameters")
+def test_a_parameter_without_a_gradient_stays_and_keeps_its_own_count_of_steps():
+    """As torch's: a parameter that joins later is corrected for its own number of steps, not for everyone's."""
+    a, b = net(), net()
+    ours, theirs = Adam(a.parameters(), lr=0.01), torch.optim.Adam(b.parameters(), lr=0.01, fused=True)
+    for step, without in enumerate([(0, 3), (3,), (1, 3), (), ()]):
+        before = list(a.parameters())[3].clone()
+        for module, optimizer in ((a, ours), (b, theirs)):
+            set_gradients(module, step, without)
+            optimizer.step()
+        if 3 in without:
+            assert torch.equal(list(a.parameters())[3], before)
+        assert same(a, b), step
+
+
+@pytest.mark.xfail(strict=True, reason="Adam.step unpacks an empty list")
+def test_without_any_gradient_nothing_happens():
+    a = net()
+    Adam(a.parameters()).step()
+    assert same(a, net())
+
+
+def test_a_stored_adam_goes_on_to_the_same_bits():
+    straight, resumed = net(), net(1)
+    first = Adam(straight.parameters(), lr=0.01)
+    for step in range(5):
+        set_gradients(straight, step)
+        first.step()
+    file = io.BytesIO()
+    torch.save({"optimizer": first.state_dict(), "net": straight.state_dict()}, file)
+    file.seek(0)
+    stored = torch.load(file, weights_only=True)
+    resumed.load_state_dict(stored["net"])
+    second = Adam(resumed.parameters(), lr=0.5, betas=(0.5, 0.5))
+    second.load_state_dict(stored["optimizer"])
+    for step in range(5, 10):
+        for module, optimizer in ((straight, first), (resumed, second)):
+            set_gradients(module, step)
+            optimizer.step()
+    assert same(straight, resumed)
+    with pytest.raises(CheckpointError, match="was net changed"):
+        Adam(nn.Linear(2, 2).parameters()).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("make", [adam, rmsprop])
+def test_makers_take_what_can_be_trained(make: Any):
+    module: Any = net()
+    module[0].bias.requires_grad_(False)
+    ((name, optimizer),) = make(module, SimpleNamespace(lr=0.25)).items()
+    assert name == "all"
+    (group,) = optimizer.param_groups
+    assert [p.shape for p in group["params"]] == [(5, 3), (1, 5), (1,)]
+    assert (group["lr"], group["eps"]) == (0.25, 1e-5)
+
+
+def test_rmsprop_by_hand():
+    """alpha = 0.99: the first step is 1 / sqrt(0.01) = 10 times lr, whatever the gradient."""
+    module: Any = nn.Linear(1, 1, bias=False)
+    before = module.weight.item()
+    optimizer = rmsprop(module, SimpleNamespace(lr=0.01))["all"]
+    module.weight.grad = torch.tensor([[5.0]])
+    optimizer.step()
+    assert module.weight.item() == pytest.approx(before - 0.1, rel=1e-4)
+    optimizer.step()
+    assert module.weight.item() == pytest.approx(before - 0.1 - 0.01 / (0.99 * 0.01 + 0.01) ** 0.5, rel=1e-4)
+
+
+def test_nothing_to_train_is_refused():
+    frozen: Any = nn.Linear(1, 1)
+    for p in frozen.parameters():
+        p.requires_grad_(False)
+    with pytest.raises(ConfigError, match="Linear has no trainable parameters"):
+        trainable(frozen)
+    some: list[Tensor] = trainable(net())  # pyright: ignore
+    assert len(some) == 4

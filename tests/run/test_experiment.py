@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.core.config import from_plain, to_plain
+from penstock.core.errors import ConfigError
+from penstock.envs.toy import Constant
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"steps": -1}, "steps=-1"),
+        ({"seed": -1}, "seed=-1"),
+        ({"keep": 0}, "keep=0"),
+        ({"eval_interval": -1}, "eval_interval=-1"),
+        ({"eval_episodes": -1}, "eval_episodes=-1"),
+        ({"checkpoint_interval": -5}, "checkpoint_interval=-5"),
+        ({"log_interval": -5}, "log_interval=-5"),
+        ({"eval_interval": 10, "eval_episodes": 0}, "eval_episodes=0"),
+        ({"learner_threads": 0}, "learner_threads=0"),
+    ],
+)
+def test_run_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ps.RunConfig(**changes)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ps.RunConfig().steps = 1  # pyright: ignore
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ps.Experiment("CartPole-v1", ps.PPO()).env = "x"  # pyright: ignore
+
+
+def test_algorithm_class_instead_of_settings() -> None:
+    with pytest.raises(ConfigError, match=r"PPO\(\)"):
+        ps.Experiment("CartPole-v1", ps.PPO)
+
+
+@pytest.mark.parametrize("algo", ["ppo", None, 3])
+def test_algorithm_that_is_none(algo: Any) -> None:
+    with pytest.raises(ConfigError, match=r"ps\.PPO\("):
+        ps.Experiment("CartPole-v1", algo)
+
+
+def test_sampler_that_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"ps\.SerialSampler\("):
+        ps.Experiment("CartPole-v1", ps.PPO(), sampler="serial")
+
+
+def test_env_config_and_its_fields_at_once() -> None:
+    with pytest.raises(ConfigError, match="put them into it"):
+        ps.Experiment(ps.EnvConfig("CartPole-v1"), ps.PPO(), env_kwargs={"a": 1})
+    whole = ps.EnvConfig("CartPole-v1", info_keys=("a",))
+    assert ps.Experiment(whole, ps.PPO()).env_config is whole
+
+
+def test_env_config_has_every_field() -> None:
+    exp = ps.Experiment("a:b", ps.PPO(), env_kwargs={"k": 1}, wrappers=("c:d",), info_keys=("e",), imports=("f",), env_checks="off")
+    assert exp.env_config == ps.EnvConfig("a:b", {"k": 1}, ("c:d",), ("e",), ("f",), "off")
+
+
+def test_algorithm_name() -> None:
+    assert ps.Experiment("x", ps.PPO()).algo_name == "ppo"
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", Constant, "penstock.envs.toy:Constant", ps.EnvConfig("x", {"a": 1})])
+def test_goes_through_json_and_back(env: Any) -> None:
+    run = ps.RunConfig(stop={"eval/mean_reward": 1.5}, learner_threads="auto")
+    exp = ps.Experiment(env, ps.PPO(lr="linear(1, 0)", net=ps.Net(hidden=(3,))), ps.SerialSampler(T=2), run)
+    assert from_plain(json.loads(json.dumps(to_plain(exp)))) == exp
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "nearest"),
+    [("algo.lrr", 1, "'lr'"), ("run.step", 1, "'steps'"), ("sampler.BB", 1, "'B'"), ("agorithm.lr", 1, "'algo'"),
+     ("algo.net.hiden", (3,), "'hidden'"), ("run.progress", "of", "'off'")],
+)  # fmt: skip
+def test_unknown_settings_name_the_nearest(path: str, value: Any, nearest: str) -> None:
+    exp = ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler())
+    with pytest.raises(ConfigError, match=nearest):
+        ps.override(exp, {path: value})
+
+
+def test_override_runs_the_checks_again() -> None:
+    with pytest.raises(ConfigError, match="steps=0"):
+        ps.override(ps.Experiment("CartPole-v1", ps.PPO()), {"run.steps": 0})
+
+
+@pytest.mark.parametrize("value", ["475", None, [1]])
+def test_stop_values_are_numbers(value: Any) -> None:
+    with pytest.raises(ConfigError, match="stop"):
+        ps.RunConfig(stop={"rollout/ep_rew_mean": value})

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+import penstock as ps
+from penstock.algos import ALGOS
+from penstock.core.errors import ConfigError
+from penstock.run import presets
+from penstock.run.presets import find_preset, named_preset, preset_names, with_preset
+
+FOLDER = Path(ps.__file__).parent / "presets"
+ALL = [(path.stem, table) for path in sorted(FOLDER.glob("*.toml")) for table in tomllib.loads(path.read_text())]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(presets, "_FOLDER", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("algo", "table"), ALL, ids="/".join)
+def test_every_shipped_preset_is_sound(algo: str, table: str) -> None:
+    assert algo in ALGOS
+    found = named_preset(f"{algo}/{table}")
+    assert found.why.strip()
+    env = table if "*" not in table else table.replace("*", "Pong")
+    exp = with_preset(algo, env, found)
+    assert exp.algo_name == algo
+    if "*" not in table and ":" not in table and "/" not in table:
+        assert table in gym.registry, "an id that Gymnasium does not know"
+    for path, value in found.changes.items():
+        if path == "sampler.name":
+            continue
+        here: Any = exp
+        for key in path.split("."):
+            here = getattr(here, key)
+        assert here == value or str(here) == str(value)
+    defaults = with_preset(algo, env, None)
+    changed = {f.name for f in dataclasses.fields(exp) if getattr(exp, f.name) != getattr(defaults, f.name)}
+    assert changed, "it changes nothing"
+
+
+def test_preset_is_the_experiment_of_the_command_line() -> None:
+    exp = ps.preset("ppo", "CartPole-v1")
+    assert exp.env == "CartPole-v1"
+    assert isinstance(exp.algo, ps.PPO)
+    assert exp.run.dir is None
+
+
+def test_no_preset_says_which_there_are() -> None:
+    with pytest.raises(ConfigError, match="ppo/CartPole-v1"):
+        ps.preset("ppo", "Nothing-v0")
+    with pytest.raises(ConfigError, match="no preset for 'pppo'"):
+        ps.preset("pppo", "CartPole-v1")
+
+
+@pytest.mark.parametrize("name", ["ppo/CartPol-v1", "ppo/", "CartPole-v1", "pppo/CartPole-v1", "", "../ppo/CartPole-v1"])
+def test_unknown_name_gives_the_nearest(name: str) -> None:
+    with pytest.raises(ConfigError, match="unknown preset"):
+        named_preset(name)
+    if name == "ppo/CartPol-v1":
+        with pytest.raises(ConfigError, match="'ppo/CartPole-v1'"):
+            named_preset(name)
+
+
+def test_own_table_comes_before_patterns_and_patterns_in_order(folder: Path) -> None:
+    (folder / "ppo.toml").write_text(
+        '["ALE/*"]\nwhy = "a"\nalgo = {lr = 1.0}\n["*-v5"]\nwhy = "b"\n["ALE/Pong-v5"]\nwhy = "c"\n'
+    )
+    found = {env: find_preset("ppo", env) for env in ("ALE/Pong-v5", "ALE/Qbert-v5", "X-v5", "X-v4")}
+    assert [f and f.why for f in found.values()] == ["c", "a", "b", None]
+    assert preset_names("ppo") == ["ALE/*", "*-v5", "ALE/Pong-v5"]
+    assert preset_names("a2c") == []
+
+
+def test_nested_tables_become_paths(folder: Path) -> None:
+    (folder / "ppo.toml").write_text(
+        '["X"]\nwhy = "w"\nwrappers = ["a:b"]\nenv_kwargs = {size = {x = 1}}\n'
+        'algo = {lr = "linear(1e-3, 0)", net = {hidden = [8, 8]}}\n'
+        'run = {steps = 10, stop = {"eval/mean_reward" = 3.0}}\nsampler = {name = "serial", T = 4, B = 2}\n'
+    )
+    exp = ps.preset("ppo", "X")
+    assert exp.algo.net.hidden == (8, 8)
+    assert exp.algo.lr == "linear(1e-3, 0)"
+    assert exp.run.stop == {"eval/mean_reward": 3.0}
+    assert exp.env_kwargs == {"size": {"x": 1}}
+    assert exp.wrappers == ("a:b",)
+    assert exp.sampler == ps.SerialSampler(T=4, B=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("algo = {lrr = 1.0}", r"preset ppo/X: .*'lr'"),
+        ("alg = {lr = 1.0}", r"preset ppo/X: .*'algo'"),
+        ("run = {stps = 1}", r"preset ppo/X: .*'steps'"),
+        ("run = {steps = 'many'}", r"preset ppo/X: .*run\.steps='many'"),
+        ("run = {steps = 0}", "steps=0"),
+        ("sampler = {name = 'seril'}", "'serial'"),
+    ],
+)
+def test_mistakes_in_a_preset_name_it_and_the_nearest(folder: Path, text: str, message: str) -> None:
+    (folder / "ppo.toml").write_text(f'["X"]\nwhy = "w"\n{text}\n')
+    with pytest.raises(ConfigError, match=message):
+        ps.preset("ppo", "X")
+
+
+def test_a_file_that_is_no_toml(folder: Path) -> None:
+    (folder / "ppo.toml").write_text("[[[")
+    with pytest.raises(ConfigError, match=r"ppo\.toml is not valid TOML"):
+        ps.preset("ppo", "X")
+
+
+def test_defaults_without_a_preset() -> None:
+    exp = with_preset("a2c", "X-v0", None)
+    assert exp.algo == ps.A2C()
+    assert exp.sampler == ps.SerialSampler(T=5, B=16)
+    with pytest.raises(ConfigError, match="'a2c'"):
+        with_preset("a2d", "X-v0", None)
