@@ -204,6 +204,12 @@ def about(argv: list[str], seeds: list[int], jobs: int) -> dict[str, str]:
     }
 
 
+def _without(argv: list[str], option: str) -> list[str]:
+    """The arguments less an option and its value: where run directories lie changes no result."""
+    at = next((i for i, word in enumerate(argv) if word.partition("=")[0] == option), len(argv))
+    return argv[:at] + argv[at + (1 if "=" in "".join(argv[at : at + 1]) else 2) :]
+
+
 def _machine() -> str:
     """E.g. "4-core AMD EPYC VM"."""
     try:
@@ -245,7 +251,7 @@ def main(argv: list[str]) -> int:
     if not names or not seeds or args.jobs < 1:
         parser.error(f"--only {args.only!r} --seeds {args.seeds!r} --jobs {args.jobs}: expected parts of {', '.join(TASKS)}, "
                      "seeds such as 1,2,3, and 1 job or more")  # fmt: skip
-    header = about(argv, seeds, args.jobs)
+    header = about(_without(argv, "--out"), seeds, args.jobs)
     with tempfile.TemporaryDirectory() as temporary:
         found = run_all(names, seeds, args.jobs, args.out or Path(temporary), args.whole)
         text = report(found, header)

@@ -58,25 +58,35 @@ def key_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"{option} {pair!r}; expected key=value, e.g. {option} render_mode=rgb_array size=8")
-        try:
-            out[key] = json.loads(text)
-        except ValueError:
-            out[key] = text
+        out[key] = _value(text)
     return out
 
 
-def dotted(pairs: Sequence[str], command: str) -> dict[str, str]:
-    """`--run.steps 100 --run.seed=3` as {"run.steps": "100", "run.seed": "3"}. Raises ConfigError on anything else."""
-    out: dict[str, str] = {}
+def dotted(pairs: Sequence[str], parser: Parser) -> dict[str, Any]:
+    """`--run.steps 1e5 --run.stop eval/mean_reward 475` as {"run.steps": 1e5, "run.stop": {"eval/mean_reward": 475}}.
+
+    Refuses options without a dot, as the parser does. Raises ConfigError if one lacks its value.
+    """
+    out: dict[str, Any] = {}
     rest = list(pairs)
     while rest:
         option = rest.pop(0)
         name, equals, value = option.partition("=")
         if not name.startswith("--") or "." not in name:
-            raise ConfigError(f"unknown option {option}; see penstock {command} --help")
-        if not equals:
-            if not rest:
-                raise ConfigError(f"{option} lacks its value")
-            value = rest.pop(0)
-        out[name[2:].replace("-", "_")] = value
+            parser.refuse(option)
+        values = [value] if equals else []
+        while rest and not rest[0].startswith("--"):
+            values.append(rest.pop(0))
+        if len(values) != 1 and (not values or len(values) % 2):
+            raise ConfigError(f"{name} has {len(values)} values; expected one, or pairs of key and value")
+        found = [_value(text) for text in values]
+        out[name[2:].replace("-", "_")] = found[0] if len(found) == 1 else dict(zip(found[::2], found[1::2]))
     return out
+
+
+def _value(text: str) -> Any:
+    """JSON if it is that, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

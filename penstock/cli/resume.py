@@ -20,10 +20,12 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
                         help="import a package first, because it registers environments")  # fmt: skip
     args, rest = parser.parse_known_args(argv)
-    changes = dotted(rest, "resume")
+    changes = dotted(rest, parser)
     here_on_path()
     import_modules(args.imports)
+    from penstock.cli.train import draw_curve
     from penstock.run.entry import resume
 
-    resume(args.run, changes)
+    result = resume(args.run, changes)
+    draw_curve(result.run_dir, quiet=True)
     return 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from dataclasses import make_dataclass, replace
+from dataclasses import fields, make_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from penstock.cli.options import Parser, here_on_path, import_modules, key_values
+from penstock.core.errors import ConfigError
 
 _DESCRIPTION = """Trains an algorithm on an environment and leaves everything in a run directory.
 
@@ -53,7 +56,7 @@ def run(argv: list[str]) -> int:
         exp, algo=settings.algo, sampler=settings.sampler, run=settings.run,
         env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
         wrappers=(*exp.wrappers, *args.wrappers), info_keys=(*exp.info_keys, *args.info_keys),
-        imports=tuple(args.imports), env_checks=args.env_checks,
+        imports=(*exp.imports, *args.imports), env_checks=args.env_checks or exp.env_checks,
     )  # fmt: skip
     if args.agent is not None:
         from penstock.core.config import import_object
@@ -67,19 +70,34 @@ def run(argv: list[str]) -> int:
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
-    for seed in args.seeds or [exp.run.seed]:
-        _train(exp, seed, several=bool(args.seeds and len(args.seeds) > 1), init=args.init)
+    _train_all(exp, args.seeds or [exp.run.seed], args.init)
     return 0
 
 
-def _train(exp: Any, seed: int, several: bool, init: str | None) -> None:
+def _train_all(exp: Any, seeds: list[int], init: str | None) -> None:
     from penstock.run.entry import train
+    from penstock.run.rundir import free_run_dir
+
+    def of_seed(seed: int) -> Any:
+        dir_ = f"{exp.run.dir}-s{seed}" if len(seeds) > 1 and exp.run.dir is not None else exp.run.dir
+        return replace(exp, run=replace(exp.run, seed=seed, dir=dir_))
+
+    for seed in seeds:  # before the first begins, not hours later
+        free_run_dir(of_seed(seed))
+    for seed in seeds:
+        draw_curve(train(of_seed(seed), init).run_dir, exp.run.progress == "off")
+
+
+def draw_curve(run_dir: Path, quiet: bool) -> None:
+    """Draws a run's learning curve; a run without one, or a full disk, is no failure of the run."""
     from penstock.run.plots import plot_runs
 
-    dir_ = f"{exp.run.dir}-s{seed}" if several and exp.run.dir is not None else exp.run.dir
-    result = train(replace(exp, run=replace(exp.run, seed=seed, dir=dir_)), init)
-    picture = plot_runs([result.run_dir], result.run_dir / "plots" / "learning-curve.png")
-    if exp.run.progress != "off":
+    try:
+        picture = plot_runs([run_dir], run_dir / "plots" / "learning-curve.png")
+    except (ConfigError, OSError) as error:
+        print(f"no learning curve drawn: {error}", file=sys.stderr)
+        return
+    if not quiet:
         print(f"learning curve: {picture}")
 
 
@@ -96,8 +114,8 @@ def _parser() -> Parser:
         "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
     )
     parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
-    parser.add_argument("--env-checks", choices=("sampled", "always", "off"), default="sampled",
-                        help="how often observations are checked for NaN and bounds")  # fmt: skip
+    parser.add_argument("--env-checks", choices=("sampled", "always", "off"),
+                        help="how often observations are checked for NaN and bounds (default sampled)")  # fmt: skip
     parser.add_argument("--sampler", metavar="NAME", help="serial, or module:NAME")
     parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
@@ -107,6 +125,8 @@ def _parser() -> Parser:
 
 
 def _seeds(text: str) -> list[int]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3")
     return [int(part) for part in text.split(",")]
 
 
@@ -114,8 +134,12 @@ def _settings(exp: Any, rest: list[str]) -> Any:
     """algo, sampler and run from `--algo.X`, `--sampler.X` and `--run.X`, their present values being the defaults."""
     import tyro
 
-    fields = [(name, type(getattr(exp, name))) for name in ("algo", "sampler", "run")]
-    cls = make_dataclass("Settings", fields, frozen=True)
-    default = cls(**{name: getattr(exp, name) for name, _ in fields})
+    parts = ("algo", "sampler", "run")
+    known = [f"--{name}.{f.name}" for name in parts for f in fields(getattr(exp, name))]
+    for option in rest:
+        if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:
+            _parser().refuse(option, known)
+    cls = make_dataclass("Settings", [(name, type(getattr(exp, name))) for name in parts], frozen=True)
+    default = cls(**{name: getattr(exp, name) for name in parts})
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
     return tyro.cli(cls, args=rest, default=default, prog="penstock train ALGO", config=config, description="Settings:")

@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import EnvContractError, check_vector_env
-from penstock.envs.contract import describe_violation
+from penstock.envs.contract import describe_violation, value_limits
 from penstock.envs.make import EnvConfig
 from penstock.envs.spaces import env_spec
 
@@ -55,11 +55,8 @@ class VectorPool:
         self._structure = tree_structure(self.spec.obs)
         self._ended = np.zeros(B, bool)
         self._tick = 0
-        self._clips = [
-            (leaf.bound("low").astype(leaf.dtype), leaf.bound("high").astype(leaf.dtype))
-            if leaf.kind == "box"
-            else None
-            for leaf in tree_leaves(self.spec.action)
+        self._limits = [
+            value_limits(leaf)[1:] if leaf.kind == "box" else (None, None) for leaf in tree_leaves(self.spec.action)
         ]
         self.restart(seed)
 
@@ -81,11 +78,11 @@ class VectorPool:
         out, env = self._out, self._env
         assert out is not None
         assert env is not None
-        clips = iter(self._clips)
+        limits = iter(self._limits)
 
         def to_env(x: Any) -> Any:
-            clip = next(clips)
-            return x[row].copy() if clip is None else np.clip(x[row], *clip)
+            low, high = next(limits)
+            return x[row].copy() if low is None and high is None else np.clip(x[row], low, high)
 
         action = tree_map(to_env, out.action)
         try:

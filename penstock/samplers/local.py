@@ -14,7 +14,8 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.layout import ROW_MULTIPLE
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
+from penstock.envs.check import EnvContractError
 from penstock.envs.make import EnvConfig
 from penstock.envs.pool import EnvPool
 from penstock.envs.serial_pool import SerialPool
@@ -77,6 +78,8 @@ class LocalSampler:
         noise = uniform(self._seed, Purpose.ACT, itr, slice(0, B), T, agent.noise_size)
         collect(self._pool, agent, self._batch, self._views, self._states, noise)
         self._batch.version[...] = itr
+        if self._config.checks != "off":
+            _refuse_not_finite(self._batch, self._config.name)
         if not self._collected:
             self._begin()
         self._journal.record(self._batch)
@@ -225,6 +228,17 @@ def _examples(agent: Agent, spec: EnvSpec) -> tuple[Tree, Tree]:
     if not isinstance(info, dict) or "env" in info:
         raise ConfigError(f"act() recorded {type(info).__name__} {list(info)}; expected a dict without the key 'env'")
     return tree_map(lambda x: x[0].cpu().numpy(), info), tree_map(lambda x: x[0].cpu().numpy(), state)
+
+
+def _refuse_not_finite(batch: SampleBatch, name: str) -> None:
+    """Raises for a NaN or infinite observation that the sampled checks did not look at: it must not reach a learner."""
+    for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()
+            action = tree_map(lambda a: a[t, b].tolist(), batch.prev_action)
+            raise EnvContractError(f"slot {b} of {name}, row {t} of the batch: obs{path}{element}: got {x[t, b][tuple(element)]}, "
+                                   f"expected a finite number; last action {action}; env_checks='always' names the episode "
+                                   "and step")  # fmt: skip
 
 
 def _eval_noise(seed: int, itr: int, chunk: int, B: int, n: int) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from penstock.agents.networks import Net
+from penstock.algos.a2c import A2C
 from penstock.algos.ppo import PPO
 from penstock.envs import toy
 from penstock.learn.policy import Policy
@@ -19,10 +20,16 @@ from penstock.samplers.serial import SerialSampler
 
 SEED = 0
 FAST = PPO(lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
+FAST_A2C = A2C(lr="linear(1e-2, 0)", discount=0.9, max_grad_norm=10.0, net=Net(hidden=(32,)))
+each_algorithm = pytest.mark.parametrize("algo", [FAST, FAST_A2C], ids=["ppo", "a2c"])
 
 
-def trained(env: Callable[..., Any], algo: PPO, batches: int, T: int = 16, B: int = 16, reset: Any = "next_step"
-            ) -> tuple[Policy, LocalSampler]:  # fmt: skip
+def trained(
+    env: Callable[..., Any], algo: PPO | A2C, batches: int, T: int = 16, B: int = 16, reset: Any = "next_step"
+) -> tuple[Policy, LocalSampler]:
+    """`batches` are PPO's; A2C, which updates once a batch, gets ten times as many of half the length."""
+    if isinstance(algo, A2C):
+        batches, T = 10 * batches, T // 2
     sampler = SerialSampler(T=T, B=B, reset=reset).build(env, SEED)
     policy = algo.build(sampler.spec, SEED)
     sampler.initialize(policy.agent)
@@ -47,22 +54,26 @@ def assert_values(
     assert np.abs(value - expected(obs)).max() < tolerance
 
 
-def test_one_reward_is_worth_one():
-    assert_values(*trained(toy.Constant, FAST, 20), lambda obs: 1)
+@each_algorithm
+def test_one_reward_is_worth_one(algo: PPO | A2C):
+    assert_values(*trained(toy.Constant, algo, 20), lambda obs: 1)
 
 
-def test_the_value_depends_on_what_is_seen():
-    assert_values(*trained(toy.Sign, FAST, 20), lambda obs: obs[:, 0])
+@each_algorithm
+def test_the_value_depends_on_what_is_seen(algo: PPO | A2C):
+    assert_values(*trained(toy.Sign, algo, 20), lambda obs: obs[:, 0])
 
 
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])
-def test_a_step_of_delay_costs_the_discount(reset: str):
-    policy, sampler = trained(toy.TwoStep, FAST, 30, reset=reset)
+@each_algorithm
+def test_a_step_of_delay_costs_the_discount(algo: PPO | A2C, reset: str):
+    policy, sampler = trained(toy.TwoStep, algo, 30, reset=reset)
     assert_values(policy, sampler, lambda obs: np.where(obs[:, 0] == 0, 0.9, 1.0))
 
 
-def test_the_better_arm_is_pulled():
-    policy, sampler = trained(toy.Bandit, FAST, 20)
+@each_algorithm
+def test_the_better_arm_is_pulled(algo: PPO | A2C):
+    policy, sampler = trained(toy.Bandit, algo, 20)
     assert_values(policy, sampler, lambda obs: 1)
     actions = policy.predict(np.zeros((1000, 1), np.float32), deterministic=False)
     assert actions.mean() > 0.95
@@ -75,8 +86,9 @@ def test_the_better_arm_is_pulled_at_any_scale_of_rewards(scale: float):
     assert policy.predict(np.zeros((1000, 1), np.float32), deterministic=False).mean() > 0.95
 
 
-def test_the_action_depends_on_what_is_seen():
-    policy, sampler = trained(toy.Match, FAST, 25)
+@each_algorithm
+def test_the_action_depends_on_what_is_seen(algo: PPO | A2C):
+    policy, sampler = trained(toy.Match, algo, 25)
     assert_values(policy, sampler, lambda obs: 1)
     seen = np.repeat(np.array([[-1], [1]], np.float32), 500, 0)
     actions = policy.predict(seen, deterministic=False)
@@ -84,14 +96,16 @@ def test_the_action_depends_on_what_is_seen():
 
 
 @pytest.mark.parametrize(("limit", "reset"), [(10, "next_step"), (10, "batch_end"), (1, "next_step")])
-def test_a_time_limit_is_not_an_end(limit: int, reset: str):
+@each_algorithm
+def test_a_time_limit_is_not_an_end(algo: PPO | A2C, limit: int, reset: str):
     """Taken for one, it would show as 5.263 or 4.138 in place of 10 (limit 10)."""
-    policy, sampler = trained(partial(toy.Endless, limit), FAST, 40 if limit > 1 else 80, reset=reset)
+    policy, sampler = trained(partial(toy.Endless, limit), algo, 40 if limit > 1 else 80, reset=reset)
     assert_values(policy, sampler, lambda obs: 10)
 
 
-def test_an_end_is_an_end():
-    assert_values(*trained(toy.ThreeStep, FAST, 40), lambda obs: np.array([2.71, 1.9, 1.0])[obs[:, 0].astype(int)])
+@each_algorithm
+def test_an_end_is_an_end(algo: PPO | A2C):
+    assert_values(*trained(toy.ThreeStep, algo, 40), lambda obs: np.array([2.71, 1.9, 1.0])[obs[:, 0].astype(int)])
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])

@@ -20,7 +20,7 @@ LEAVES: dict[str, spaces.Space[Any]] = {
     "scalar box": spaces.Box(-1, 1, (), np.float32),
     "image": spaces.Box(0, 255, (3, 4, 4), np.uint8),
     "dim image": spaces.Box(3, 200, (3, 4, 4), np.uint8),
-    "bool box": spaces.Box(False, True, (2,), np.bool_),
+    "bool box": spaces.Box(0, 1, (2,), np.bool_),
     "int8 box": spaces.Box(-3, 127, (2,), np.int8),
     "int64 box": spaces.Box(INT64.min, INT64.max, (2,), np.int64),
     "uint64 box": spaces.Box(0, UINT64.max, (2,), np.uint64),

@@ -49,7 +49,6 @@ def test_the_first_step_is_lr_long():
     assert p.tolist() == pytest.approx([0.9, 1 + 0.1 * 0.01 / (0.01 + 1e-5), 1.0], rel=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="Adam counts steps once for all parameters")
 def test_a_parameter_without_a_gradient_stays_and_keeps_its_own_count_of_steps():
     """As torch's: a parameter that joins later is corrected for its own number of steps, not for everyone's."""
     a, b = net(), net()
@@ -64,7 +63,6 @@ def test_a_parameter_without_a_gradient_stays_and_keeps_its_own_count_of_steps()
         assert same(a, b), step
 
 
-@pytest.mark.xfail(strict=True, reason="Adam.step unpacks an empty list")
 def test_without_any_gradient_nothing_happens():
     a = net()
     Adam(a.parameters()).step()

@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("algo", "table"), ALL, ids="/".join)
+@pytest.mark.parametrize(("algo", "table"), ALL, ids=[f"{a}-{t}" for a, t in ALL])
 def test_every_shipped_preset_is_sound(algo: str, table: str) -> None:
     assert algo in ALGOS
     found = named_preset(f"{algo}/{table}")
