@@ -41,7 +41,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: A2C) -> Loss:
     policy_loss = -ops.masked_mean(dist.log_prob(x["action"]) * x["advantage"], x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
+    total = policy_loss + cfg.value_coef * value_loss - float(cfg.entropy_coef) * entropy
     metrics = {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy, "loss": total}
     return Loss(total, {name: value.detach() for name, value in metrics.items()})
 

@@ -42,12 +42,13 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
 def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
     """-min(ratio * A, clip(ratio) * A) + value_coef * (V - R)^2 / 2 - entropy_coef * H  (eq. 7 and 9)."""
     dist, value = agent(x.inputs, x.state)
+    clip, entropy_coef = float(cfg.clip), float(cfg.entropy_coef)  # schedules are numbers by now
     log_ratio = dist.log_prob(x["action"]) - x["logp"]
-    surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], cfg.clip)
+    surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], clip)
     policy_loss = ops.masked_mean(surrogate, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
+    total = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
     with torch.no_grad():
         metrics = {
             "policy_gradient_loss": policy_loss.detach(),
@@ -55,7 +56,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
             "entropy_loss": -entropy.detach(),
             "loss": total.detach(),
             "approx_kl": ops.masked_mean(ops.approx_kl(log_ratio, ratio), x.valid),
-            "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > cfg.clip).float(), x.valid),
+            "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > clip).float(), x.valid),
         }
     return Loss(total, metrics)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.cli.options import Parser
+from penstock.core.errors import ConfigError
 
 
 def run(argv: list[str]) -> int:
@@ -21,7 +22,10 @@ def run(argv: list[str]) -> int:
 
     runs = [run for path in args.runs for run in _run_dirs(Path(path))]
     out = Path(args.out) if args.out else Path(args.runs[0]) / "plots" / f"{args.metric.replace('/', '-')}.png"
-    print(plot_runs(runs, out, args.metric))
+    try:
+        print(plot_runs(runs, out, args.metric))
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
     return 0
 
 

@@ -114,7 +114,7 @@ def _parser() -> Parser:
         "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
     )
     parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
-    parser.add_argument("--env-checks", choices=("sampled", "always", "off"),
+    parser.add_argument("--env-checks", choices=("sampled", "always", "finite", "off"),
                         help="how often observations are checked for NaN and bounds (default sampled)")  # fmt: skip
     parser.add_argument("--sampler", metavar="NAME", help="serial, or module:NAME")
     parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")

@@ -11,10 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.core.errors import ConfigError
 
-if typing.TYPE_CHECKING:
-    Schedule = Any  # text as it is written, but a float in the settings that a loss is given
-else:
-    Schedule = float | str
+Schedule = float | str
 """A number, or `linear(start, end)`, `linear(start, end, until)`, `cosine(start, end)`; `until` is a fraction of the run."""
 
 S = TypeVar("S")

@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError,
 from penstock.envs.wrappers import ActionMask
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
-Checks = Literal["sampled", "always", "off"]
+Checks = Literal["sampled", "always", "finite", "off"]
 
 _EXTRAS = {
     "box2d": "box2d",
@@ -42,7 +42,11 @@ class EnvConfig:
     imports: tuple[str, ...] = ()
     """Modules imported before anything is made, because they register ids on import, such as `ale_py`."""
     checks: Checks = "sampled"
-    """Value checks (NaN, bounds): first episode of a slot and 1 step in 64, `always`, or `off`; shapes always are."""
+    """Checks of values; shapes and dtypes are always checked, and every batch for NaN and infinity.
+
+    `sampled`: bounds too, in the first episode of a slot and 1 step in 64. `always`: every step. `finite`: bounds are
+    not checked, for environments that overstep their own. `off`: neither.
+    """
     mask_key: str | None = None
     """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper."""
 

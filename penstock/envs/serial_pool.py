@@ -273,7 +273,7 @@ class SerialPool:
         if not -_LARGEST_REWARD < sum(rewards) < _LARGEST_REWARD:
             for b, reward in enumerate(rewards):
                 refuse_reward(self.where(b, "step"), reward, actions[b])
-        if self._config.checks == "off" or self._row_is_sound(obs_row):
+        if self._config.checks in ("finite", "off") or self._row_is_sound(obs_row):
             return
         everyone = self._tick % _CHECK_EVERY == 0 or self._config.checks == "always"
         for b, episode in enumerate(self._episode):

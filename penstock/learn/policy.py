@@ -54,9 +54,9 @@ class Policy:
         self.postprocess_fn, self.loss_fn = postprocess_fn, loss_fn
         self._settings = settings
         self.settings = at_progress(settings, 0.0)
-        self._scheduled = self.settings is not settings
         """The settings with every schedule at its present value."""
-        with torch.random.fork_rng(devices=[]):
+        self._scheduled = self.settings is not settings
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
             torch.manual_seed(derived_seed(seed, Purpose.INIT))
             agent = agent_fn(spec, self.settings)
         if not isinstance(agent, Agent) or getattr(agent, "noise_size", None) is None:
@@ -117,8 +117,8 @@ class Policy:
                 )
             return {}
         self._skips_in_a_row = 0
-        for optimizer in self.optimizers.values():
-            optimizer.step()
+        for name in loss.total if isinstance(loss.total, dict) else self.optimizers:
+            self.optimizers[name].step()
         self.updates += 1
         return loss.metrics
 
@@ -140,15 +140,11 @@ class Policy:
         Returns:
             The action; if the policy is recurrent the pair (action, new state).
         """
-        leaves: list[Any] = tree_leaves(self.spec.obs)
-        # A bare observation may come as a list of numbers, which is no tree of arrays.
-        arrays = [np.asarray(obs)] if isinstance(self.spec.obs, LeafSpec) else [np.asarray(x) for x in tree_leaves(obs)]
-        if len(arrays) != len(leaves) or any(
-            x.shape[x.ndim - len(s.shape) :] != s.shape for x, s in zip(arrays, leaves)
-        ):
-            raise ConfigError(f"predict got observation leaves of shapes {[x.shape for x in arrays]}; expected "
-                              f"{[s.shape for s in leaves]}, or each with one leading dimension")  # fmt: skip
-        single = arrays[0].ndim == len(leaves[0].shape)
+        arrays = _obs_arrays(self.spec.obs, obs, "obs")
+        leads = {x.shape[: x.ndim - len(leaf.shape)] for x, leaf in zip(arrays, tree_leaves(self.spec.obs))}
+        if len(leads) > 1 or len(next(iter(leads))) > 1:
+            raise ConfigError(f"predict got leading dimensions {sorted(leads)}; expected none, or one [N] on every leaf")
+        single = leads == {()}
         n = 1 if single else len(arrays[0])
         rows, device = padded_rows(n), self.device
         index = iter(range(len(arrays)))
@@ -206,6 +202,27 @@ class Policy:
             ) from error
 
 
+def _obs_arrays(spec: Tree, obs: Any, where: str) -> list[np.ndarray[Any, Any]]:
+    """The leaves of an observation or a batch of them, in the order of the spec's leaves."""
+    if isinstance(spec, LeafSpec):
+        try:
+            x = np.asarray(obs)
+        except ValueError as error:
+            raise ConfigError(f"predict: {where} is no array: {error}; expected shape {list(spec.shape)}") from error
+        if x.dtype == object or x.shape[max(x.ndim - len(spec.shape), 0) :] != spec.shape:
+            raise ConfigError(f"predict: {where} is {x.dtype}{list(x.shape)}; expected {spec.dtype}{list(spec.shape)}, or a batch "
+                              f"[N, {', '.join(map(str, spec.shape))}]")  # fmt: skip
+        return [x]
+    if isinstance(spec, dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(spec):
+            seen = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
+            raise ConfigError(f"predict: {where} is {seen}; expected a dict with keys {sorted(spec)}")
+        return [x for key in sorted(spec) for x in _obs_arrays(spec[key], obs[key], f"{where}[{key!r}]")]
+    if not isinstance(obs, tuple) or len(obs) != len(spec):
+        raise ConfigError(f"predict: {where} is {type(obs).__name__}; expected a tuple of {len(spec)}")
+    return [x for i, part in enumerate(spec) for x in _obs_arrays(part, obs[i], f"{where}[{i}]")]
+
+
 def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | None) -> float:
     """Sets `.grad` of every optimizer's parameters, scaled so that the norm over each optimizer is at most the limit.
 
@@ -213,14 +230,16 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
         The largest gradient norm before clipping; inf or nan (of a loss or a gradient): no step must be taken.
     """
     totals = loss.total if isinstance(loss.total, dict) else {"all": loss.total}
-    if totals.keys() != optimizers.keys():
+    if not totals or not totals.keys() <= optimizers.keys():
         raise ConfigError(f"loss_fn gave totals for {sorted(totals)}; optimizer_fn gave optimizers {sorted(optimizers)}: one "
-                          "tensor goes with the one optimizer 'all', else both are dicts with the same names")  # fmt: skip
+                          "tensor goes with the one optimizer 'all', else each total needs an optimizer of its name")  # fmt: skip
     largest = 0.0
     for i, (name, total) in enumerate(totals.items()):
         parameters = [p for group in optimizers[name].param_groups for p in group["params"]]
         gradients = torch.autograd.grad(total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True)
         present = [g for g in gradients if g is not None]
+        if not present:
+            raise ConfigError(f"no parameter of optimizer {name!r} takes part in its loss; does loss_fn call the agent?")
         norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         value = float(total.detach())

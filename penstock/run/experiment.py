@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError
-from penstock.envs.make import EnvConfig
+from penstock.envs.make import Checks, EnvConfig
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Experiment:
     """Numeric keys of the step `info` to record and log; `is_success` is by itself."""
     imports: tuple[str, ...] = ()
     """Modules that register environment ids when they are imported, such as `ale_py`."""
-    env_checks: Literal["sampled", "always", "off"] = "sampled"
+    env_checks: Checks = "sampled"
     """How often observations are looked at for NaN and bounds; shapes and dtypes always are."""
 
     def __post_init__(self) -> None:

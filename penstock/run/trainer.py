@@ -51,10 +51,10 @@ class Trainer:
         self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=_device(exp.run.device))
         if init is not None:
             self.policy.load_parameters(init)
-        T, minibatch = exp.sampler.spec.T, self.policy.minibatch
-        if self.policy.recurrent and minibatch is not None and minibatch < T:
-            raise ConfigError(f"minibatch={minibatch} with a recurrent net and sampler.T={T}: minibatches are whole columns of T "
-                              f"rows; use minibatch >= {T}")  # fmt: skip
+        rows, minibatch = exp.sampler.spec.T, self.policy.minibatch
+        if self.policy.recurrent and minibatch is not None and minibatch < rows:
+            raise ConfigError(f"minibatch={minibatch} with a recurrent net and sampler.T={rows}: minibatches are whole columns of T "
+                              f"rows; use minibatch >= {rows}")  # fmt: skip
         self.sampler = exp.sampler.build(exp.env_config, exp.run.seed)
         try:
             self.sampler.initialize(self.policy.agent)

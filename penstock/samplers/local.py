@@ -79,7 +79,7 @@ class LocalSampler:
         collect(self._pool, agent, self._batch, self._views, self._states, noise)
         self._batch.version[...] = itr
         if self._config.checks != "off":
-            _refuse_not_finite(self._batch, self._config.name)
+            _refuse_not_finite(self._batch, self._config)
         if not self._collected:
             self._begin()
         self._journal.record(self._batch)
@@ -230,13 +230,13 @@ def _examples(agent: Agent, spec: EnvSpec) -> tuple[Tree, Tree]:
     return tree_map(lambda x: x[0].cpu().numpy(), info), tree_map(lambda x: x[0].cpu().numpy(), state)
 
 
-def _refuse_not_finite(batch: SampleBatch, name: str) -> None:
+def _refuse_not_finite(batch: SampleBatch, config: EnvConfig) -> None:
     """Raises for a NaN or infinite observation that the sampled checks did not look at: it must not reach a learner."""
     for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()
             action = tree_map(lambda a: a[t, b].tolist(), batch.prev_action)
-            raise EnvContractError(f"slot {b} of {name}, row {t} of the batch: obs{path}{element}: got {x[t, b][tuple(element)]}, "
+            raise EnvContractError(f"slot {b} of {config.name}, row {t} of the batch: obs{path}{element}: got {x[t, b][tuple(element)]}, "
                                    f"expected a finite number; last action {action}; env_checks='always' names the episode "
                                    "and step")  # fmt: skip
 

@@ -278,7 +278,7 @@ def test_warm_start_takes_networks_and_normalisers_only(tmp_path: Path) -> None:
         for (key, a), b in zip(trainer.policy.agent.state_dict().items(), first.policy.agent.state_dict().values()):
             assert torch.equal(a, b), key
         assert trainer.policy.updates == trainer.policy.version == trainer.env_steps == 0
-        assert not any(optimizer.state for optimizer in trainer.policy.optimizers.values())
+        assert not any(step for optimizer in trainer.policy.optimizers.values() for step in optimizer.state_dict()["steps"])
     second = train(exp, tmp_path / "second", init=tmp_path / "first")
     assert second.env_steps >= 320
     assert second.policy.version == first.policy.version

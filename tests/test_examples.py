@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MAX_LINES = 25
+STEPS = "1500"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Every ```python block, which is to run as it stands; what is not to run is fenced as something else."""
+    found: list[tuple[str, str]] = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            line = text[: match.start()].count("\n") + 2
+            found.append((f"{page.name}:{line}", match[1]))
+    return found
+
+
+def code_lines(path: Path) -> int:
+    """Lines that hold code: no blank ones, no comments, no docstrings."""
+    text = path.read_text()
+    skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skip:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)):
+            first = body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(lines)
+
+
+def run(command: list[str], folder: Path) -> str:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_is_short(path: Path) -> None:
+    assert code_lines(path) <= MAX_LINES, f"{path.name} has {code_lines(path)} lines of code, at most {MAX_LINES}"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_says_how_to_run_it(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert f"python examples/{path.name}" in text or f"penstock train {path.stem}:" in text, text
+
+
+def test_the_ladder_has_no_missing_rung() -> None:
+    numbers = sorted(int(path.name.split("_")[0]) for path in SCRIPTS if path.name[0].isdigit())
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_line_count_leaves_out_what_is_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text('"""Two\nlines."""\n\n# why\nx = [\n    1,\n]\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n')
+    assert code_lines(path) == 6
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_example_runs(path: Path, tmp_path: Path) -> None:
+    said = run([sys.executable, str(path), STEPS], tmp_path)
+    assert said.strip(), "it shows nothing"
+
+
+@pytest.mark.examples
+def test_the_algorithm_from_outside_runs_from_the_command_line(tmp_path: Path) -> None:
+    command = ["train", "reinforce:Reinforce", "--env", "CartPole-v1", "--run.steps", STEPS, "--run.dir", str(tmp_path / "run")]
+    run([sys.executable, "-m", "penstock", *command], ROOT / "examples")
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize(("where", "code"), [pytest.param(*block, id=block[0]) for block in blocks()])
+def test_block_runs(where: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(code)
+    run([sys.executable, "block.py"], tmp_path)
