@@ -45,6 +45,9 @@ class RunConfig:
         for name in ("steps", "eval_episodes", "eval_interval", "checkpoint_interval", "log_interval"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"run.{name}={getattr(self, name)}; expected 0 or more")
+        for name, value in self.stop.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(f"run.stop[{name!r}]={value!r}; expected the number to reach, e.g. 475")
         if self.steps < 1 or self.keep < 1:
             raise ConfigError(f"run.steps={self.steps}, run.keep={self.keep}; both must be at least 1")
         if self.seed < 0:
@@ -81,7 +84,7 @@ class Experiment:
     """How often observations are looked at for NaN and bounds; shapes and dtypes always are."""
 
     def __post_init__(self) -> None:
-        if not callable(getattr(self.algo, "build", None)):
+        if isinstance(self.algo, type) or not callable(getattr(self.algo, "build", None)):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
         if self.sampler is not None and not callable(getattr(self.sampler, "build", None)):
