@@ -16,7 +16,7 @@ run: $(VENV)/.installed
 	$(BIN)/penstock train ppo --env CartPole-v1 --run.steps 500000 --run.stop rollout/ep_rew_mean 475
 
 test: $(VENV)/.installed
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

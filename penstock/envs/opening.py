@@ -27,7 +27,7 @@ class Slots(Protocol):
     def open_row_0(self, out: SampleBatch, b: int) -> None: ...
     def reset_env(self, b: int, again: bool = False) -> Any: ...
     def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]: ...
-    def write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None: ...
+    def write_checked(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None: ...
     def finish(self, b: int) -> None: ...
 
 
@@ -55,7 +55,7 @@ def random_steps(
         action = sample_action(pool.spec.action, noise[None], mask)
         env_action = pool.to_env(action)[0]
         obs, reward, terminated, truncated = pool.step_checked(b, env_action)
-        pool.write_unusual(tree_map(lambda x: x[0], out.obs), b, obs, "step", env_action)
+        pool.write_checked(tree_map(lambda x: x[0], out.obs), b, obs, "step", env_action)
         actions.append(tree_map(lambda x: x[0], action))
         rewards.append(float(reward))
         tree_map(lambda x, a: x[0].__setitem__(b, a[0]), out.prev_action, action)
@@ -78,7 +78,7 @@ def replay(pool: Slots, b: int, actions: Tree, target: Tree) -> bool:
             obs, _, terminated, truncated = pool.step_checked(b, env_action)
             if terminated or truncated:
                 return False
-        pool.write_unusual(scratch, 0, obs, "step")
+        pool.write_checked(scratch, 0, obs, "step")
     except EnvWorkerError:  # it took these actions before: one more way in which it is not reproducible
         return False
     pairs = zip(tree_leaves(scratch), tree_leaves(target))

@@ -212,7 +212,7 @@ class SerialPool:
 
     def open_row_0(self, out: SampleBatch, b: int) -> None:
         """Row 0 of slot b is a reset, with nothing before it."""
-        self.write_unusual(tree_map(lambda x: x[0], out.obs), b, self.reset_env(b), "reset")
+        self.write_checked(tree_map(lambda x: x[0], out.obs), b, self.reset_env(b), "reset")
         self.ended[b], out.first[0, b], out.prev_reward[0, b] = False, True, 0.0
         tree_map(lambda leaf, x: x[0].__setitem__(b, leaf.null()), self.spec.action, out.prev_action)
 
@@ -257,6 +257,13 @@ class SerialPool:
             fail(self.where(b, "step"), error, action)
         refuse_step(self.where(b, "step"), result, action)
         return result[:4]
+
+    def write_checked(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
+        """Writes an observation from outside a batch, and looks at its values if the settings say so."""
+        if not self._write(obs_row, b, obs):
+            self.write_unusual(obs_row, b, obs, phase, action)
+        elif self._config.checks not in ("finite", "off"):
+            refuse_obs(self.where(b, phase), obs, self.spec.obs, action)
 
     def write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
         """Raises if the observation broke the contract; writes it if it is only of an unusual but sound type."""

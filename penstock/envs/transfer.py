@@ -10,13 +10,28 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.contract import describe_violation, value_limits
+from penstock.envs.contract import value_limits
 
 
 def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
     """A function that writes one slot's observation into a row [B, *O], or gives False if its form is wrong."""
-    if not is_leaf(spec):
-        return lambda row, b, obs: describe_violation(obs, spec, "obs") is None and write_tree(row, b, obs)
+    if isinstance(spec, dict):
+        keys = spec.keys()
+        by_key = [(key, obs_writer(below)) for key, below in spec.items()]
+
+        def write_dict(row: Any, b: int, obs: Any) -> bool:
+            return isinstance(obs, dict) and obs.keys() == keys and all(w(row[key], b, obs[key]) for key, w in by_key)
+
+        return write_dict
+    if isinstance(spec, tuple):
+        writers = [obs_writer(below) for below in spec]
+
+        def write_tuple(row: Any, b: int, obs: Any) -> bool:
+            if not isinstance(obs, tuple) or len(obs) != len(writers):
+                return False
+            return all(write(below, b, part) for write, below, part in zip(writers, row, obs))
+
+        return write_tuple
     leaf: LeafSpec = spec
     if leaf.kind == "discrete":
 

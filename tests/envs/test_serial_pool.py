@@ -15,6 +15,7 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.check import EnvContractError
 from penstock.envs.conformance import check_pool, echo_config
 from penstock.envs.make import EnvConfig
+from penstock.envs.record_check import RecordCheck
 from penstock.envs.serial_pool import Reset, SerialPool
 from penstock.envs.toy import Counter, Masked, SeedEcho, Toy
 
@@ -30,6 +31,7 @@ def test_the_contract(nested: bool, reset: Reset, B: int, T: int):
                 echo_config(nested), 11, slice(2, 2 + B), reset=reset, max_decorrelation_steps=decorrelation
             )
 
+        assert make().groups == (slice(0, B),)
         check_pool(make, seed=11, slot=2, reset=reset, decorrelated=decorrelation > 0, T=T)
 
 
@@ -50,19 +52,36 @@ def pool_of(env: Callable[[], gym.Env], B: int = 2, checks: Any = "sampled", **s
     return SerialPool(EnvConfig(env, checks=checks, info_keys=("key",)), 0, slice(0, B), **settings)
 
 
-def test_a_slot_with_an_episode_limit_idles_after_its_last():
-    pool = SerialPool(echo_config(), 0, slice(0, 3), episodes=[1, 2, 4])
-    one, two, three = rows(pool, 40, 3)
-    ends = sum((batch.terminated | batch.truncated).sum(0) for batch in (one, two, three))
-    assert ends.tolist() == [1, 2, 4]
-    assert not three.valid.any()
-    for batch in (one, two, three):
-        last = batch.valid.shape[0] - np.argmax(batch.valid[::-1], 0)
-        for b in range(3):
-            stop = int(last[b]) if batch.valid[:, b].any() else 0
-            assert not batch.first[stop + 1 :, b].any()
-            assert (batch.obs[stop:, b] == batch.obs[stop, b]).all()
-            assert not batch.reward[stop:, b].any()
+@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+def test_a_slot_with_an_episode_limit_idles_after_its_last(reset: Reset):
+    pool = SerialPool(echo_config(), 0, slice(0, 4), episodes=[1, 2, 4, 0], reset=reset)
+    batches = rows(pool, 10, 7)
+    valid, first, reward, obs = (
+        np.concatenate([x[-10:] for x in leaves])
+        for leaves in zip(*((batch.valid, batch.first, batch.reward, batch.obs) for batch in batches))
+    )
+    assert sum((batch.terminated | batch.truncated).sum(0) for batch in batches).tolist() == [1, 2, 4, 0]
+    assert first.sum(0).tolist() == [0, 1, 3, 0]  # after the opening
+    assert batches[0].first[0].tolist() == [True, True, True, False]
+    for b in range(4):
+        end = np.flatnonzero(valid[:, b])[-1] if b < 3 else 0
+        assert end < 60
+        assert not first[end:, b].any()
+        assert not reward[end + 1 :, b].any()
+        assert (obs[end:, b] == obs[end, b]).all()
+
+
+def test_a_state_may_be_restored_into_another_buffer():
+    pool = SerialPool(echo_config(), 5, slice(0, 3))
+    used = allocate_batch(pool.spec, BatchSpec(4, 3), env_info=pool.info_keys)
+    rows(pool, 4, 2, used)
+    other = used.copy()
+    assert pool.set_state(pool.get_state(), other, [None] * 3) != []
+    kept = used.copy()
+    rows(pool, 4, 1, other)
+    assert other.valid[1:].any()
+    assert [x.tobytes() for x in tree_leaves(used)] == [x.tobytes() for x in tree_leaves(kept)]
+    RecordCheck(3, seed=None, decorrelated=True).add(other[1:])
 
 
 def test_restart_begins_again_and_evaluation_has_seeds_of_its_own():
@@ -76,6 +95,21 @@ def test_restart_begins_again_and_evaluation_has_seeds_of_its_own():
     evaluation = SerialPool(echo_config(), 6, slice(0, 2), evaluation=True)
     seeds = SeedEcho.place_of(rows(evaluation, 2)[0].obs)[0][0].tolist()
     assert seeds == [env_seed(6, b, 0, evaluation=True) for b in range(2)] != [env_seed(6, b, 0) for b in range(2)]
+
+
+def test_decorrelation_takes_one_to_all_of_its_steps_each_with_an_action_of_its_own():
+    for limit in (1, 3):
+        pool = pool_of(lambda: Counter(None), 64, max_decorrelation_steps=limit)
+        batch = allocate_batch(pool.spec, BatchSpec(1, 64))
+        pool.bind(batch)
+        taken = [[int(action) for action in actions] for actions, _ in pool.warmup()]
+        assert {len(actions) for actions in taken} == {*range(1, limit + 1)}
+        assert batch.obs[0, :, 0].tolist() == [len(actions) for actions in taken]
+        assert batch.prev_action[0].tolist() == [actions[-1] for actions in taken]
+        assert batch.prev_reward[0].tolist() == [len(actions) - 1 for actions in taken]
+        assert [rewards for _, rewards in pool.warmup()] == [[*range(len(actions))] for actions in taken]
+    openings = {(len(actions), actions[0]) for actions in taken}
+    assert openings == {(n, a) for n in (1, 2, 3) for a in (0, 1)}, "the number of steps says which actions they are"
 
 
 def test_decorrelation_takes_its_own_steps_in_every_slot_and_obeys_masks():
@@ -93,6 +127,9 @@ def test_decorrelation_takes_its_own_steps_in_every_slot_and_obeys_masks():
     assert batch.first[0].tolist() == [n == 0 for n in taken]
     again = pool_of(Legal, 3, max_decorrelation_steps=30)
     again.bind(allocate_batch(pool.spec, BatchSpec(1, 3)))
+    behind = SerialPool(EnvConfig(Legal), 0, slice(20, 24), max_decorrelation_steps=30)
+    behind.bind(allocate_batch(pool.spec, BatchSpec(1, 4)))
+    assert [len(actions) for actions, _ in behind.warmup()] == taken[20:]
     assert [len(actions) for actions, _ in again.warmup()] == taken[:3]
 
 
@@ -221,6 +258,21 @@ def test_an_unsound_observation_is_named(space: Any, obs: Any, text: str):
         with pytest.raises(EnvContractError) as caught:
             rows(pool_of(lambda then=then, first=first: Given(space, then, first), max_decorrelation_steps=1), 1)
         assert f"in {phase}() at episode 0, step 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_values_out_of_bounds_pass_where_bounds_are_not_checked(nested: bool):
+    bad: Any = np.full(2, 7, np.float32)
+    space: Any = spaces.Dict({"a": spaces.Tuple((VECTOR, SCALAR))}) if nested else VECTOR
+    obs = {"a": (bad, np.array(7, np.float32))} if nested else bad
+    for checks in ("sampled", "always", "finite", "off"):
+        for decorrelation in (0, 3):
+            pool = pool_of(lambda: Given(space, obs), checks=checks, max_decorrelation_steps=decorrelation)
+            if checks in ("finite", "off"):
+                assert all((x == 7).all() for x in tree_leaves(rows(pool, 70)[0].obs))
+                continue
+            with pytest.raises(EnvContractError, match=r"in reset\(\) at episode 0, step 0, .*got 7.0"):
+                rows(pool, 1)
 
 
 def test_a_reset_that_returns_no_pair_is_named():

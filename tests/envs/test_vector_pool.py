@@ -89,6 +89,9 @@ def test_what_makes_a_batched_environment_is_found_by_making_one():
     assert not makes_vector_env(echo_config())
     assert not makes_vector_env(EnvConfig("CartPole-v1"))
     assert makes_vector_env(EnvConfig("gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"))
+    made: list[Bad] = []
+    assert makes_vector_env(EnvConfig(lambda: made.append(Bad(fail)) or made[-1]))
+    assert [env.closed for env in made] == [1]
 
 
 class Bad(gym.vector.VectorEnv):
@@ -113,6 +116,53 @@ class Bad(gym.vector.VectorEnv):
 
     def close(self, **_: Any) -> None:
         self.closed += 1
+
+
+class Ends(Bad):
+    """Ends in every step, and goes on to give rewards and ends where it should reset."""
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, _, _, info = super().step(actions)
+        return obs, reward, np.ones(2, bool), np.ones(2, bool), info
+
+
+def test_what_is_answered_in_a_reset_row_is_not_recorded():
+    batch = rows(VectorPool(EnvConfig(Ends, {"change": lambda result: None}), 0, 2), 5)
+    assert batch.valid[:, 0].tolist() == [True, False, True, False, True]
+    for x in (batch.reward, batch.terminated, batch.truncated):
+        assert np.array_equal(x.astype(bool), batch.valid)
+    assert np.array_equal(batch.first[1:], ~batch.valid)
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (spaces.Box(-1, 1, (2,)), [[-1, 0.5], [1, 1]]),
+        (spaces.Box(np.array([-3, 0], np.float32), np.array([1, 9], np.float32)), [[-3, 0.5], [1, 9]]),
+        (spaces.Box(0, np.inf, (2,)), [[0, 0.5], [5, 50]]),
+        (spaces.Box(-np.inf, 1, (2,)), [[-5, 0.5], [1, 1]]),
+        (spaces.Box(-np.inf, np.inf, (2,)), [[-5, 0.5], [5, 50]]),
+    ],
+)
+def test_boxes_are_clipped_for_the_environment_alone(space: spaces.Box, given: list[list[float]]):
+    seen: list[Any] = []
+
+    class Sees(Bad):
+        def __init__(self) -> None:
+            super().__init__(lambda result: None)
+            self.single_action_space = space
+
+        def step(self, actions: Any) -> Any:
+            seen.append(actions)
+            return super().step(actions)
+
+    pool = VectorPool(EnvConfig(Sees), 0, 2)
+    batch = allocate_batch(pool.spec, BatchSpec(1, 2))
+    pool.bind(batch)
+    batch.action[0] = chosen = [[-5, 0.5], [5, 50]]
+    pool.send(0, 0)
+    assert seen[0].tolist() == given
+    assert batch.action[0].tolist() == chosen
 
 
 def put(index: int, value: Any) -> Callable[[list[Any]], None]:
@@ -149,10 +199,12 @@ def test_a_broken_contract_is_named(change: Any, text: str):
 @pytest.mark.parametrize(("in_reset", "place"), [(False, "in step(), 2 steps"), (True, "in reset(), 0 steps")])
 def test_exceptions_carry_their_traceback(in_reset: bool, place: str):
     pool = VectorPool(EnvConfig(Bad, {"change": fail, "in_reset": in_reset}), 0, 2)
-    with pytest.raises(EnvWorkerError, match="RuntimeError: the arm fell off\nTraceback") as caught:
-        rows(pool, 4)
-    assert place in str(caught.value)
-    assert "in fail" in str(caught.value)
+    for _ in range(2):
+        with pytest.raises(EnvWorkerError, match="RuntimeError: the arm fell off\nTraceback") as caught:
+            rows(pool, 4)
+        assert place in str(caught.value)
+        assert "in fail" in str(caught.value)
+        pool.restart(1)
 
 
 def test_values_are_checked_early_then_in_one_row_of_64_or_always():
@@ -215,3 +267,12 @@ def test_infos_that_some_environments_report_are_recorded_for_those():
     assert known[:, 1].tolist() == [False, True, False, False, False, False, False]
     assert (batch.info["env"]["height"][known] == 2.5).all()
     assert np.isnan(batch.info["env"]["is_success"]).all()
+
+
+def test_infos_without_a_mask_count_for_all():
+    def report(result: list[Any]) -> None:
+        result[4] = {"height": np.array([1.5, 2.5])}
+
+    batch = rows(VectorPool(EnvConfig(Bad, {"change": report}, info_keys=("height",)), 0, 2), 4)
+    assert batch.info["env"]["height"][2].tolist() == [1.5, 2.5]
+    assert np.isnan(batch.info["env"]["height"][[0, 1, 3]]).all()

@@ -60,7 +60,8 @@ def faulty(fault: str, at: int, **kwargs: Any) -> Callable[[], FaultEnv]:
     made: list[FaultEnv] = []
 
     def make() -> FaultEnv:
-        env = FaultEnv(fault, at, dict_obs=fault in DICT_FAULTS, slot=len(made) - 1, only_slot=SLOT, **kwargs)
+        known = {"dict_obs": fault in DICT_FAULTS, "slot": len(made) - 1, "only_slot": SLOT}
+        env = FaultEnv(fault, at, **(known | kwargs))
         made.append(env)
         return env
 
@@ -129,19 +130,35 @@ def test_an_exception_in_reset_names_its_episode(at: int):
 
 
 @pytest.mark.parametrize("fault", VALUES)
-def test_a_bad_value_after_the_first_episode_is_found_in_one_row_of_64(fault: str):
+@pytest.mark.parametrize("dict_obs", [False, True])
+@pytest.mark.parametrize(
+    ("checks", "at", "found"),
+    [
+        ("sampled", 9, "in its row"),
+        ("sampled", 57, "in its batch"),
+        ("sampled", 58, "in its row"),
+        ("always", 57, "in its row"),
+        ("finite", 3, "in its batch"),
+        ("finite", 58, "in its batch"),
+        ("off", 3, ""),
+        ("off", 58, ""),
+    ],
+)
+def test_a_bad_value_after_the_first_episode_is_found_in_one_row_of_64(
+    fault: str, dict_obs: bool, checks: Checks, at: int, found: str
+):
     """An episode of 10 steps takes 11 rows with its reset: step 58 of the environment is in row 63, the 64th."""
-    for checks, at, found in (("sampled", 58, True), ("sampled", 57, False), ("always", 57, True), ("off", 58, False),
-                              ("off", 3, False), ("sampled", 9, True)):  # fmt: skip
-        message = caught(live(fault, at, checks), 25)  # pyright: ignore[reportArgumentType]
-        if found:
-            check_message(message, at // 10, at % 10, VIOLATIONS[fault], EnvContractError)
-        elif checks == "sampled" and fault in ("nan_obs", "inf_obs"):  # no row is looked at, but the whole batch is
-            assert message is not None
-            assert message.startswith(f"EnvContractError: slot {SLOT} of ")
-            assert f"row {(57 + 57 // 10) % 5 + 1} of the batch: obs[" in message
-        else:
-            assert message is None, message
+    message = caught(live(fault, at, checks, dict_obs=dict_obs), 25)
+    if found == "in its row":
+        check_message(message, at // 10, at % 10, VIOLATIONS[fault], EnvContractError)
+    elif found == "in its batch" and fault != "out_of_space":
+        assert message is not None
+        assert message.startswith(f"EnvContractError: slot {SLOT} of ")
+        leaf = "obs['sensor'][1]" if dict_obs else "obs[1]"
+        assert f"row {(at + at // 10) % 5 + 1} of the batch: {leaf}: got {fault[:3]}, expected a finite" in message
+        assert message.split("; last action ")[1][0] in "01"
+    else:
+        assert message is None, message
 
 
 @pytest.mark.parametrize("fault", [f for f in VIOLATIONS if f not in VALUES])

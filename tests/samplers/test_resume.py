@@ -143,6 +143,7 @@ class Carrying(SeedEcho):
     """What it shows depends on the episodes before, which only `get_state` can bring back; counts its steps."""
 
     taken = 0
+    opened = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -151,7 +152,12 @@ class Carrying(SeedEcho):
     def get_state(self) -> dict[str, Any]:
         return {"t": self.t, "seed": self.seed, "carried": self.carried, "rng": self.np_random.bit_generator.state}
 
+    def reset(self, **kwargs: Any) -> Any:
+        self.opened = True
+        return super().reset(**kwargs)
+
     def set_state(self, state: dict[str, Any]) -> None:
+        assert self.opened, "many environments cannot be set to a state before their first reset"
         self.t, self.seed, self.carried = state["t"], state["seed"], state["carried"]
         self.np_random.bit_generator.state = state["rng"]
 
@@ -252,10 +258,21 @@ def test_a_record_after_resume_obeys_every_rule_of_the_record():
             sampler.load_state_dict(state)
 
 
-def test_faults_after_resume_name_episode_and_step_as_if_there_had_been_no_cut():
+class Saving(FaultEnv):
+    """Offers its state."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {"t": self.t, "rng": self.np_random.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.t, self.np_random.bit_generator.state = state["t"], state["rng"]
+
+
+@pytest.mark.parametrize("env", [FaultEnv, Saving])
+def test_faults_after_resume_name_episode_and_step_as_if_there_had_been_no_cut(env: Any):
     messages = []
     for cut in (False, True):
-        config = EnvConfig(lambda: FaultEnv(length=10))
+        config = EnvConfig(env, {"length": 10})
         sampler = live(config, T=4, B=2, max_decorrelation_steps=3)
         for itr in range(6):
             sampler.obtain_samples(itr)
@@ -264,8 +281,8 @@ def test_faults_after_resume_name_episode_and_step_as_if_there_had_been_no_cut()
             sampler = live(config, T=4, B=2, max_decorrelation_steps=3)
             sampler.load_state_dict(state)
         pool: Any = sampler._pool
-        env = pool._envs[1]
-        env.fault, env.at = "raise_in_step", env.steps + 2
+        faulty = pool._envs[1]
+        faulty.fault, faulty.at = "raise_in_step", faulty.steps + 2
         with pytest.raises(EnvWorkerError, match="the arm fell off") as caught:  # noqa: PT012
             for itr in range(6, 9):
                 sampler.obtain_samples(itr)
