@@ -5,7 +5,6 @@ import sys
 from torch import nn
 
 import penstock as ps
-from penstock.agents.actor_critic import Output
 from penstock.agents.distributions import Categorical
 
 
@@ -18,7 +17,7 @@ class MyAgent(ps.Agent):
 
     def forward(self, inputs, state=None):  # PPO and A2C read `dist` and `value`
         features = self.body(inputs.obs)
-        return Output(Categorical(self.actor(features)), self.critic(features).squeeze(-1))
+        return ps.Output(Categorical(self.actor(features)), self.critic(features).squeeze(-1))
 
     def act(self, inputs, state, noise):
         dist = self(inputs).dist

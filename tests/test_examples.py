@@ -41,7 +41,11 @@ def code_lines(path: Path) -> int:
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)):
             first = body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return len(lines)
 
@@ -71,7 +75,9 @@ def test_the_ladder_has_no_missing_rung() -> None:
 
 def test_line_count_leaves_out_what_is_no_code(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
-    path.write_text('"""Two\nlines."""\n\n# why\nx = [\n    1,\n]\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n')
+    path.write_text(
+        '"""Two\nlines."""\n\n# why\nx = [\n    1,\n]\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
+    )
     assert code_lines(path) == 6
 
 
@@ -84,7 +90,16 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.examples
 def test_the_algorithm_from_outside_runs_from_the_command_line(tmp_path: Path) -> None:
-    command = ["train", "reinforce:Reinforce", "--env", "CartPole-v1", "--run.steps", STEPS, "--run.dir", str(tmp_path / "run")]
+    command = [
+        "train",
+        "reinforce:Reinforce",
+        "--env",
+        "CartPole-v1",
+        "--run.steps",
+        STEPS,
+        "--run.dir",
+        str(tmp_path / "run"),
+    ]
     run([sys.executable, "-m", "penstock", *command], ROOT / "examples")
     assert (tmp_path / "run" / "checkpoints").is_dir()
 

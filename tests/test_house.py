@@ -57,7 +57,9 @@ def unbounded_waits(text: str) -> list[tuple[int, str]]:
                 found.append((call.lineno, name))
         elif isinstance(call.func, ast.Attribute) and last in WAITS and not has_limit(call):
             found.append((call.lineno, name))
-        elif last == "get" and [ast.unparse(a) for a in call.args] == ["True"] and not any(k.arg for k in call.keywords):
+        elif (
+            last == "get" and [ast.unparse(a) for a in call.args] == ["True"] and not any(k.arg for k in call.keywords)
+        ):
             found.append((call.lineno, name))  # queue.get(block=True)
     return found
 

@@ -86,8 +86,16 @@ def test_imports_only_what_lies_below(path: Path) -> None:
 
 def test_a_planted_edge_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "planted.py"
-    path.write_text("def f():\n    from penstock import run, ops\n    import penstock.cli.main\n    import_module('penstock.x')\n")
-    assert {m for _, m in imports(path)} == {"penstock", "penstock.run", "penstock.ops", "penstock.cli.main", "penstock.x"}
+    path.write_text(
+        "def f():\n    from penstock import run, ops\n    import penstock.cli.main\n    import_module('penstock.x')\n"
+    )
+    assert {m for _, m in imports(path)} == {
+        "penstock",
+        "penstock.run",
+        "penstock.ops",
+        "penstock.cli.main",
+        "penstock.x",
+    }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)
@@ -98,7 +106,12 @@ def test_core_imports_numpy_and_optree_only(path: Path) -> None:
 
 @pytest.mark.parametrize("layer", ["core", "envs"])
 def test_no_torch_in_layers_that_env_workers_import(layer: str) -> None:
-    wrong = [f"{path}:{line}" for path in (ROOT / layer).rglob("*.py") for line, m in imports(path) if m.split(".")[0] == "torch"]
+    wrong = [
+        f"{path}:{line}"
+        for path in (ROOT / layer).rglob("*.py")
+        for line, m in imports(path)
+        if m.split(".")[0] == "torch"
+    ]
     assert not wrong, f"torch imported in {wrong}"
 
 
@@ -106,7 +119,15 @@ def test_nothing_light_loads_torch() -> None:
     """Help must be quick and environment workers small; one process asks for them all, naming the first that loads it."""
     envs = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in (ROOT / "envs").rglob("*.py")]
     cli = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in (ROOT / "cli").glob("*.py")]
-    light = ["penstock", "penstock.core", *sorted(envs), "penstock.samplers", "penstock.algos", "penstock.run.experiment", *cli]
+    light = [
+        "penstock",
+        "penstock.core",
+        *sorted(envs),
+        "penstock.samplers",
+        "penstock.algos",
+        "penstock.run.experiment",
+        *cli,
+    ]
     names = [name.removesuffix(".__init__") for name in light]
     code = (
         "import importlib, sys\n"

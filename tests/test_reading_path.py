@@ -8,7 +8,6 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-import torch
 
 import penstock as ps
 from penstock.run.log import MetricsLog
@@ -23,7 +22,10 @@ PARTS = {"ppo-normalised-boxes": 1, "ppo-lstm": 1}
 CASES = {
     "ppo": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32)),
     "a2c": ("CartPole-v1", ps.A2C()),
-    "ppo-normalised-boxes": ("Pendulum-v1", ps.PPO(minibatch=32, net=ps.Net(normalize_obs=True, normalize_reward=True))),
+    "ppo-normalised-boxes": (
+        "Pendulum-v1",
+        ps.PPO(minibatch=32, net=ps.Net(normalize_obs=True, normalize_reward=True)),
+    ),
     "ppo-lstm": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32, net=ps.Net(recurrent="lstm", recurrent_size=8))),
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from penstock.agents.mlp import Activation, orthogonal
 from penstock.core.batch import Inputs
+from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves
@@ -46,6 +47,7 @@ class Net:
     """Divide rewards by the running deviation of their discounted return, for targets only."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if any(width < 1 for width in self.hidden) or self.recurrent_size < 1:
             raise ConfigError(
                 f"net.hidden={self.hidden}, recurrent_size={self.recurrent_size}; widths must be positive"

@@ -21,7 +21,7 @@ def find_algo(name: str) -> Any:
         ConfigError: an unknown name (the message gives the nearest), or something that has no `build`.
     """
     if ":" not in name and name not in ALGOS:
-        raise ConfigError(f"unknown algorithm {name!r}; {nearest(name, ALGOS)} One of your own is module:NAME")
+        raise ConfigError(f"unknown algorithm {name!r}; {nearest(name, ALGOS)}. One of your own is module:NAME")
     found = import_object(ALGOS.get(name, name))
     if not callable(getattr(found, "build", None)):
         raise ConfigError(f"{name} is {found!r}; expected a frozen dataclass with build(spec, seed, device), as ps.PPO")

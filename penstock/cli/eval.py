@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     for name, value in episodes.metrics("eval/{}").items():
         if name not in ("eval/rew", "eval/len"):
             rows[name.removeprefix("eval/")] = f"{value:,.3f}"
-    if args.video:
-        rows["video"] = str(record_video(args.run, args.video_episodes, which=args.which, env_kwargs=kwargs))
     print_summary(f"evaluation of {args.run}", rows)
+    if args.video:
+        print(f"video: {record_video(args.run, args.video_episodes, which=args.which, env_kwargs=kwargs)}")
     return 0

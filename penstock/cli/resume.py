@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.options import Parser, dotted, here_on_path, import_modules
+from penstock.core.errors import CheckpointError
 
 _DESCRIPTION = """Goes on with a run from its newest good checkpoint, as if it had never stopped.
 
@@ -28,4 +29,4 @@ def run(argv: list[str]) -> int:
 
     result = resume(args.run, changes)
     draw_curve(result.run_dir, quiet=True)
-    return 0
+    return CheckpointError.exit_code if result.checkpoint is None else 0

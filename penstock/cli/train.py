@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.options import Parser, here_on_path, import_modules, key_values
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError
 
 _DESCRIPTION = """Trains an algorithm on an environment and leaves everything in a run directory.
+
+ALGO comes first: ppo, a2c, ... (penstock algos), or module:NAME of your own.
 
   penstock train ppo --env CartPole-v1
   penstock train ppo --env Pendulum-v1 --algo.lr "linear(1e-3, 0)" --run.steps 200000 --run.seed 1 --run.dir runs/a
@@ -25,12 +27,16 @@ Settings of the algorithm (--algo.X), the sampler (--sampler.X) and the run (--r
 def run(argv: list[str]) -> int:
     """Trains as the arguments say; gives the exit code."""
     parser = _parser()
-    args, rest = parser.parse_known_args(argv)
+    algo = argv[0] if argv and not argv[0].startswith("-") else None
+    args, rest = parser.parse_known_args(argv[algo is not None :])
     wants_help = any(a in ("-h", "--help") for a in rest)
-    if args.algo is None or (args.env is None and not wants_help):
+    if algo is None or (args.env is None and not wants_help):
         parser.print_help(sys.stdout if wants_help else sys.stderr)
         if not wants_help:
-            print(f"\npenstock train: {'ALGO' if args.algo is None else '--env'} is missing", file=sys.stderr)
+            missing = (
+                "ALGO is missing; it comes first: penstock train ppo --env ID" if algo is None else "--env is missing"
+            )
+            print(f"\npenstock train: {missing}", file=sys.stderr)
         return 0 if wants_help else 2
     here_on_path()
     import_modules(args.imports)
@@ -40,10 +46,10 @@ def run(argv: list[str]) -> int:
 
     found = None
     if args.preset is None:
-        found = find_preset(args.algo, args.env) if args.env else None
+        found = find_preset(algo, args.env) if args.env else None
     elif args.preset != "none":
-        found = named_preset(args.preset if "/" in args.preset else f"{args.algo}/{args.preset}")
-    exp: Experiment = with_preset(args.algo, args.env or "", found)
+        found = named_preset(args.preset if "/" in args.preset else f"{algo}/{args.preset}")
+    exp: Experiment = with_preset(algo, args.env or "", found)
     if args.sampler is not None:
         from penstock.samplers import find_sampler
 
@@ -65,16 +71,15 @@ def run(argv: list[str]) -> int:
     if exp.run.progress != "off":
         if found is None:
             print(
-                f"no preset {'asked for' if args.preset == 'none' else f'for {args.algo} on {args.env}'}: default settings"
+                f"no preset {'asked for' if args.preset == 'none' else f'for {algo} on {args.env}'}: default settings"
             )
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
-    _train_all(exp, args.seeds or [exp.run.seed], args.init)
-    return 0
+    return _train_all(exp, args.seeds or [exp.run.seed], args.init)
 
 
-def _train_all(exp: Any, seeds: list[int], init: str | None) -> None:
+def _train_all(exp: Any, seeds: list[int], init: str | None) -> int:
     from penstock.run.entry import train
     from penstock.run.rundir import free_run_dir
 
@@ -84,8 +89,12 @@ def _train_all(exp: Any, seeds: list[int], init: str | None) -> None:
 
     for seed in seeds:  # before the first begins, not hours later
         free_run_dir(of_seed(seed))
+    lost = False
     for seed in seeds:
-        draw_curve(train(of_seed(seed), init).run_dir, exp.run.progress == "off")
+        result = train(of_seed(seed), init)
+        lost = lost or result.checkpoint is None
+        draw_curve(result.run_dir, exp.run.progress == "off")
+    return CheckpointError.exit_code if lost else 0
 
 
 def draw_curve(run_dir: Path, quiet: bool) -> None:
@@ -102,8 +111,7 @@ def draw_curve(run_dir: Path, quiet: bool) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("train", _DESCRIPTION, add_help=False)
-    parser.add_argument("algo", nargs="?", metavar="ALGO", help="ppo, a2c, ... or module:NAME (penstock algos)")
+    parser = Parser("train", _DESCRIPTION, add_help=False, usage="penstock train ALGO --env ID [OPTIONS]")
     parser.add_argument("--env", metavar="ID", help="Gymnasium id, or module:qualname of something that makes one")
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
                         help="import a package first, because it registers environments; may be repeated")  # fmt: skip
@@ -127,7 +135,10 @@ def _parser() -> Parser:
 def _seeds(text: str) -> list[int]:
     if not all(part.strip().isdecimal() for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3")
-    return [int(part) for part in text.split(",")]
+    seeds = [int(part) for part in text.split(",")]
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"{text!r} names a seed twice")
+    return seeds
 
 
 def _settings(exp: Any, rest: list[str]) -> Any:

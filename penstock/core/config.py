@@ -33,6 +33,13 @@ def override(settings: S, changes: Mapping[str, Any]) -> S:
     return settings
 
 
+def check_fields(settings: Any) -> None:
+    """For `__post_init__`: raises ConfigError if a field of a settings dataclass holds what its annotation forbids."""
+    hints = _hints(type(settings))
+    for f in dataclasses.fields(settings):
+        _convert(getattr(settings, f.name), hints[f.name], f.name)
+
+
 def to_plain(value: Any) -> Any:
     """Settings as JSON data. Dataclasses carry their class, functions their import path; see `unstorable`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -49,6 +48,8 @@ class MissingExtraError(ConfigError):
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     """A hint that names the known words closest to `name`, or all of them if they are few."""
+    import difflib  # needed for a typo only, and it makes every start slower
+
     words = sorted(set(known))
     close = difflib.get_close_matches(name, words, n=limit, cutoff=0.5)
     if close:

@@ -14,7 +14,7 @@ class EnvPool(Protocol):
 
     On `send(group, row)` a pool reads `action[row]` of the group's slots and, by the time `recv` returns that group,
     has written `obs[row+1]`, `first[row+1]`, `reward[row]`, `terminated[row]`, `truncated[row]`, `valid[row]` and the
-    named env info. A slot whose episode ended ignores its next action and resets: that row is not valid and has
+    named env info. A slot whose episode ended ignores its next action and resets, or idles: that row is not valid and has
     reward 0.
     """
 

@@ -17,7 +17,7 @@ from penstock.envs.blame import fail, refuse_obs, refuse_reward, refuse_step
 from penstock.envs.check import EnvContractError
 from penstock.envs.contract import describe_reset_violation
 from penstock.envs.make import EnvConfig
-from penstock.envs.opening import random_steps, replay
+from penstock.envs.opening import has_state, random_steps, replay
 from penstock.envs.spaces import env_spec
 from penstock.envs.transfer import action_reader, obs_writer, row_checker, row_views, write_tree
 
@@ -147,7 +147,7 @@ class SerialPool:
         for b, terminated, truncated in ends or ():
             terminated_row[b], truncated_row[b] = terminated, truncated
             self.finish(b)
-        if not -_LARGEST_REWARD < sum(rewards) < _LARGEST_REWARD or self._tick % _CHECK_EVERY == 0 \
+        if not math.hypot(*rewards) < _LARGEST_REWARD or self._tick % _CHECK_EVERY == 0 \
                 or self._config.checks == "always" or 0 in self._episode:  # fmt: skip
             self._check_values(obs_row, rewards, actions)
 
@@ -161,7 +161,7 @@ class SerialPool:
 
     def get_state(self) -> dict[str, Any]:
         envs: list[Any] = self._envs
-        snapshots = [env.get_state() if _has_state(env) else None for env in envs]
+        snapshots = [env.get_state() if has_state(env) else None for env in envs]
         return {"episode": list(self._episode), "ended": list(self.ended), "idle": list(self._idle),
                 "left": [None if left == math.inf else left for left in self._left], "tick": self._tick,
                 "began": list(self._began), "snapshot": snapshots}  # fmt: skip
@@ -176,12 +176,10 @@ class SerialPool:
         envs: list[Any] = self._envs
         for b, env in enumerate(envs):
             target = tree_map(lambda x, b=b: x[-1, b], row.obs)
-            if state["snapshot"][b] is not None and _has_state(env):
+            if state["snapshot"][b] is not None and has_state(env):
                 self.reset_env(b, again=True)
                 env.set_state(state["snapshot"][b])
-            elif self.ended[b]:
-                continue
-            elif journal[b] is None or not replay(self, b, journal[b], target):
+            elif not self.ended[b] and (journal[b] is None or not replay(self, b, journal[b], target)):
                 lost.append(b)
                 self.ended[b] = True  # the next row of this slot resets into its next episode
         self._began = list(state["began"])
@@ -277,7 +275,7 @@ class SerialPool:
         return float(result[1])
 
     def _check_values(self, obs_row: Tree, rewards: list[Any], actions: Sequence[Any]) -> None:
-        if not -_LARGEST_REWARD < sum(rewards) < _LARGEST_REWARD:
+        if not math.hypot(*rewards) < _LARGEST_REWARD:
             for b, reward in enumerate(rewards):
                 refuse_reward(self.where(b, "step"), reward, actions[b])
         if self._config.checks in ("finite", "off") or self._row_is_sound(obs_row):
@@ -298,8 +296,3 @@ class SerialPool:
         step = self._tick - self._began[b] - (phase == "step")  # counted from 0
         return (f"{kind} {self._slots.start + b} of {self._config.name} in {phase}() at episode {self._episode[b]}, "
                 f"step {step}, seed {self._env_seed(b)}")  # fmt: skip
-
-
-def _has_state(env: gym.Env[Any, Any]) -> bool:
-    """Asks the outermost wrapper only: a state from below it would lack the wrapper's own, such as a step count."""
-    return callable(getattr(env, "get_state", None)) and callable(getattr(env, "set_state", None))

@@ -143,7 +143,9 @@ class Policy:
         arrays = _obs_arrays(self.spec.obs, obs, "obs")
         leads = {x.shape[: x.ndim - len(leaf.shape)] for x, leaf in zip(arrays, tree_leaves(self.spec.obs))}
         if len(leads) > 1 or len(next(iter(leads))) > 1:
-            raise ConfigError(f"predict got leading dimensions {sorted(leads)}; expected none, or one [N] on every leaf")
+            raise ConfigError(
+                f"predict got leading dimensions {sorted(leads)}; expected none, or one [N] on every leaf"
+            )
         single = leads == {()}
         n = 1 if single else len(arrays[0])
         rows, device = padded_rows(n), self.device
@@ -239,7 +241,9 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
         gradients = torch.autograd.grad(total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True)
         present = [g for g in gradients if g is not None]
         if not present:
-            raise ConfigError(f"no parameter of optimizer {name!r} takes part in its loss; does loss_fn call the agent?")
+            raise ConfigError(
+                f"no parameter of optimizer {name!r} takes part in its loss; does loss_fn call the agent?"
+            )
         norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         value = float(total.detach())

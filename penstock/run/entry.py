@@ -14,7 +14,16 @@ from penstock.learn.policy import Policy
 from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.lock import RunLock
-from penstock.run.rundir import CONFIG, check_free, free_run_dir, make_run_dir, read_experiment, read_json, write_config
+from penstock.run.rundir import (
+    CONFIG,
+    check_free,
+    free_run_dir,
+    make_run_dir,
+    read_experiment,
+    read_json,
+    undamaged,
+    write_config,
+)  # fmt: skip
 from penstock.run.runner import Result, Runner
 from penstock.run.trainer import Trainer
 
@@ -86,7 +95,7 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
         raise ConfigError(
             f"{run_dir} has finished its {exp.run.steps:,} steps; extend it, e.g. --run.steps {2 * exp.run.steps}"
         )
-    if not extended:
+    if not extended and exp.run.stop:
         raise ConfigError(
             f"{run_dir} has reached its stop rule {dict(exp.run.stop)}; give it another run.stop or run.steps"
         )
@@ -101,9 +110,11 @@ def load(run_dir: str | Path, which: str = "last", *, agent: Any = None, device:
     """
     run_dir = Path(run_dir)
     stored = read_json(run_dir / CONFIG)
-    exp = stored["experiment"]
-    algo = from_plain(exp["algo"] if agent is None else {k: v for k, v in exp["algo"].items() if k != "agent"})
+    with undamaged(run_dir / CONFIG):
+        exp = stored["experiment"]
+        algo = from_plain(exp["algo"] if agent is None else {k: v for k, v in exp["algo"].items() if k != "agent"})
+        spec, seed = EnvSpec.from_plain(stored["spec"]), exp["run"]["seed"]
     algo = replace(algo, agent=agent) if agent is not None else algo
-    policy: Policy = algo.build(EnvSpec.from_plain(stored["spec"]), seed=exp["run"]["seed"], device=device)
+    policy: Policy = algo.build(spec, seed=seed, device=device)
     policy.load_parameters(load_checkpoint(find_checkpoint(run_dir, which)).policy)
     return policy

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.envs.make import Checks, EnvConfig
 
@@ -42,6 +43,7 @@ class RunConfig:
     """Display in the terminal."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("steps", "eval_episodes", "eval_interval", "checkpoint_interval", "log_interval"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"run.{name}={getattr(self, name)}; expected 0 or more")
@@ -81,9 +83,10 @@ class Experiment:
     imports: tuple[str, ...] = ()
     """Modules that register environment ids when they are imported, such as `ale_py`."""
     env_checks: Checks = "sampled"
-    """How often observations are looked at for NaN and bounds; shapes and dtypes always are."""
+    """Checks of values: sampled, always, finite or off, as `EnvConfig.checks` says; shapes and dtypes always are."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if isinstance(self.algo, type) or not callable(getattr(self.algo, "build", None)):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
@@ -91,10 +94,14 @@ class Experiment:
             raise ConfigError(
                 f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16)"
             )
-        given = self.env_kwargs or self.wrappers or self.info_keys or self.imports
+        if self.sampler is None and getattr(self.algo, "batch", None) is None:
+            raise ConfigError(
+                f"{type(self.algo).__name__} has no `batch`, so the run needs a sampler: sampler=ps.SerialSampler(T, B)"
+            )
+        given = self.env_kwargs or self.wrappers or self.info_keys or self.imports or self.env_checks != "sampled"
         if isinstance(self.env, EnvConfig) and given:
             raise ConfigError(
-                "env is an EnvConfig and env_kwargs, wrappers, info_keys or imports are given; put them into it"
+                "env is an EnvConfig and env_kwargs, wrappers, info_keys, imports or env_checks are given; put them into it"
             )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.run.bands import Floats, bootstrap_band, common_grid, interquartile_mean
+from penstock.run.grouping import Identity, curve_names, identify
 from penstock.run.log import JSONL, read_metrics
-
-__all__ = ["bootstrap_band", "interquartile_mean", "plot_runs"]
 
 _SUFFIXES = (".png", ".pdf", ".svg")
 _TIME, _EVAL = "time/time_elapsed", "eval/mean_reward"
@@ -36,8 +34,7 @@ _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 @dataclass(frozen=True)
 class _Run:
-    group: tuple[str, str]
-    """Environment and algorithm; the folder's name and nothing if they are not recorded."""
+    of: Identity
     steps: Floats
     seconds: Floats
     """Wall time since the start; NaN where the row does not say."""
@@ -50,8 +47,9 @@ class _Run:
 def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew_mean") -> Path:
     """The path of a picture with two panels: `metric` over environment steps, and over wall time.
 
-    Runs of one environment and algorithm are seeds of one curve: their interquartile mean, with a 95% bootstrap band,
-    over the stretch that all of them reached. A single run is a line, with its evaluations as points.
+    Runs of equal environment, algorithm and settings are seeds of one curve: their interquartile mean, with a 95%
+    bootstrap band, over the stretch that all of them reached. A single run is a line, with its evaluations as points.
+    A directory that is given twice counts once.
 
     Args:
         out: ends in .png, .pdf or .svg; its directory is made if absent.
@@ -62,26 +60,28 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew
     out = Path(out)
     if out.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")
-    groups: dict[tuple[str, str], list[_Run]] = {}
-    for run_dir in run_dirs:
-        if (run := _read_run(Path(run_dir), metric)) is not None:
-            groups.setdefault(run.group, []).append(run)
+    groups: dict[tuple[str, str, str], list[_Run]] = {}
+    for run_dir in dict.fromkeys(Path(d).resolve() for d in run_dirs):
+        if (run := _read_run(run_dir, metric)) is not None:
+            groups.setdefault(run.of.group, []).append(run)
     if not groups:
         looked = ", ".join(str(Path(d) / JSONL) for d in run_dirs) or "no directory at all"
         raise ConfigError(f"nothing to plot: no row with {metric!r} in {looked}; "
                           "give run directories, or another metric")  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
-    _draw(groups, metric, out)
+    curves = list(groups.values())
+    names = curve_names([runs[0].of for runs in curves])
+    _draw(sorted(zip(names, curves), key=lambda curve: curve[0]), metric, out)
     return out
 
 
-def _draw(groups: dict[tuple[str, str], list[_Run]], metric: str, out: Path) -> None:
+def _draw(curves: list[tuple[str, list[_Run]]], metric: str, out: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    envs = sorted({env for env, _ in groups})
-    longest = max((_last(run.seconds) for runs in groups.values() for run in runs), default=0.0)
+    envs = {run.of.env for _, runs in curves for run in runs}
+    longest = max((_last(run.seconds) for _, runs in curves for run in runs), default=0.0)
     unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
     style: Any = {"font.size": 10.5, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "text.color": _INK,
              "xtick.color": _INK, "ytick.color": _INK, "svg.fonttype": "none", "pdf.fonttype": 42}  # fmt: skip
@@ -89,11 +89,11 @@ def _draw(groups: dict[tuple[str, str], list[_Run]], metric: str, out: Path) -> 
         figure = Figure(figsize=(10.5, 4.6), layout="constrained")
         FigureCanvasAgg(figure)
         by_step, by_time = figure.subplots(1, 2, sharey=True)
-        for index, (group, runs) in enumerate(sorted(groups.items())):
+        summed_up = False
+        for index, (name, runs) in enumerate(curves):
             look = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _LINES[index // len(_COLOURS) % len(_LINES)]}
-            label = _label(group, len(runs), len(envs) > 1)
-            _curve(by_step, [(run.steps, run.values) for run in runs], look, label)
-            _curve(by_time, [(run.seconds / unit, run.values) for run in runs], look, label)
+            summed_up |= _curve(by_step, [(run.steps, run.values) for run in runs], look, name)
+            summed_up |= _curve(by_time, [(run.seconds / unit, run.values) for run in runs], look, name)
             if len(runs) == 1 and metric == "rollout/ep_rew_mean":
                 _points(by_step, runs[0].eval_steps, runs[0].eval_values, look)
                 _points(by_time, runs[0].eval_seconds / unit, runs[0].eval_values, look)
@@ -102,23 +102,25 @@ def _draw(groups: dict[tuple[str, str], list[_Run]], metric: str, out: Path) -> 
         by_step.xaxis.set_major_formatter(_step_text)
         by_step.set_ylabel(_LABELS.get(metric, metric))
         if len(envs) == 1:
-            figure.suptitle(envs[0], fontweight="bold", fontsize=13)
-        _legend(figure, by_step, any(len(runs) > 1 for runs in groups.values()))
+            figure.suptitle(*envs, fontweight="bold", fontsize=13)
+        _legend(figure, by_step, summed_up)
         figure.savefig(out, dpi=160)
 
 
-def _curve(axes: Any, curves: list[tuple[Floats, Floats]], look: dict[str, str], label: str) -> None:
-    """The seeds' summary, or each seed by itself where they have no stretch in common."""
+def _curve(axes: Any, curves: list[tuple[Floats, Floats]], look: dict[str, str], name: str) -> bool:
+    """Draws the seeds' summary (True), or each seed by itself where they have no stretch in common."""
     known = [(x[ok], y[ok]) for x, y in curves if (ok := np.isfinite(x) & np.isfinite(y)).any()]
     summary = common_grid(known) if len(known) > 1 else None
     if summary is None:
+        label = f"{name} ({len(known)} seeds, each by itself)" if len(known) > 1 else name
         for x, y in known:
             axes.plot(x, y, linewidth=1.8, label=label, marker="o" if len(x) == 1 else None, **look)
-        return
+        return False
     grid, values = summary
     low, high = bootstrap_band(values)
     axes.fill_between(grid, low, high, color=look["color"], alpha=0.18, linewidth=0)
-    axes.plot(grid, interquartile_mean(values), linewidth=2.0, label=label, **look)
+    axes.plot(grid, interquartile_mean(values), linewidth=2.0, label=f"{name} ({len(known)} seeds)", **look)
+    return True
 
 
 def _points(axes: Any, x: Floats, y: Floats, look: dict[str, str]) -> None:
@@ -146,12 +148,6 @@ def _legend(figure: Any, axes: Any, summed_up: bool) -> None:
     title = "Seeds: interquartile mean, with its 95% bootstrap interval" if summed_up else None
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=min(len(shown), 4), frameon=False,
                   title=title, title_fontsize=9)  # fmt: skip
-
-
-def _label(group: tuple[str, str], runs: int, name_env: bool) -> str:
-    env, algo = group
-    name = f"{algo} on {env}" if algo and name_env else algo or env
-    return f"{name} ({runs} seeds)" if runs > 1 else name
 
 
 def _step_text(value: float, _: int) -> str:
@@ -182,23 +178,5 @@ def _read_run(run_dir: Path, metric: str) -> _Run | None:
             return np.full(len(of), math.nan)
         return np.interp(column(of, "step"), column(timed, "step"), column(timed, _TIME))
 
-    return _Run(_group(run_dir), column(curve, "step"), seconds(curve), column(curve, metric),
+    return _Run(identify(run_dir), column(curve, "step"), seconds(curve), column(curve, metric),
                 column(evals, "step"), seconds(evals), column(evals, _EVAL))  # fmt: skip
-
-
-def _group(run_dir: Path) -> tuple[str, str]:
-    """From meta.json, else config.json, whose `env` and `algo` may be tables with an `id` or `name`."""
-    for name in ("meta.json", "config.json"):
-        try:
-            content = json.loads((run_dir / name).read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict) and (env := _text(content.get("env"))) and (algo := _text(content.get("algo"))):
-            return env, algo
-    return run_dir.resolve().name, ""
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        value = value.get("id", value.get("name"))
-    return value if isinstance(value, str) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import platform
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ import numpy as np
 import torch
 
 from penstock.core.config import from_plain, to_plain
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.core.version import VERSION
+from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
 from penstock.run.files import write_atomic
 from penstock.run.trainer import Trainer
@@ -96,19 +99,39 @@ def write_config(trainer: Trainer) -> None:
 
 
 def read_experiment(run_dir: Path, env: Any = None, agent: Any = None) -> Experiment:
-    """The experiment that a run directory holds; `env` and `agent` replace what could not be stored."""
-    plain: dict[str, Any] = read_json(run_dir / CONFIG)["experiment"]
-    if env is not None:
-        plain = {**plain, "env": ""}
-    if agent is not None:
-        algo: dict[str, Any] = plain["algo"]
-        plain = {**plain, "algo": {k: v for k, v in algo.items() if k != "agent"}}
-    try:
-        exp: Experiment = from_plain(plain)
-    except ConfigError as error:
-        raise ConfigError(f"{run_dir / CONFIG}: {error} to ps.resume(run_dir, env=..., agent=...)") from error
+    """The experiment that a run directory holds; `env` and `agent` replace what could not be stored.
+
+    An EnvConfig stands for wrappers and keyword arguments as well.
+    """
+    whole = isinstance(env, EnvConfig)
+    dropped = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks") if whole else ()
+    with undamaged(run_dir / CONFIG):
+        plain: dict[str, Any] = {k: v for k, v in read_json(run_dir / CONFIG)["experiment"].items() if k not in dropped}
+        if env is not None:
+            plain = {**plain, "env": ""}
+        if agent is not None:
+            plain = {**plain, "algo": {k: v for k, v in plain["algo"].items() if k != "agent"}}
+        try:
+            exp: Experiment = from_plain(plain)
+        except ConfigError as error:
+            again = " to ps.resume(run_dir, env=..., agent=...)" if "again" in str(error) else ""
+            raise ConfigError(f"{run_dir / CONFIG}: {error}{again}") from error
+        if not isinstance(exp, Experiment):
+            raise TypeError("no Experiment in it")
     exp = exp if env is None else replace(exp, env=env)
     return exp if agent is None else replace(exp, algo=replace(exp.algo, agent=agent))
+
+
+@contextlib.contextmanager
+def undamaged(path: Path) -> Generator[None]:
+    """Turns whatever a changed byte in a JSON file brings about into a CheckpointError that names the file."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); "
+                              "copy it from another run of the same settings") from error  # fmt: skip
 
 
 def read_json(path: Path) -> dict[str, Any]:

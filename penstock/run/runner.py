@@ -42,6 +42,8 @@ class Result:
     env_steps: int
     stopped_by: str
     """"steps", "stop rule", or the name of a signal."""
+    checkpoint: Path | None
+    """The last checkpoint; None if it could not be written."""
 
 
 class Runner:
@@ -61,9 +63,11 @@ class Runner:
         interactive session gets the result so far); the second kills.
         """
         trainer, config = self.trainer, self.trainer.exp.run
-        log = MetricsLog(self.run_dir, trainer.env_steps if self.resumed else None, config.tensorboard)
+        # What a pending iteration has logged already is cut as well: it is evaluated and logged again.
+        known_steps = trainer.env_steps - bool(trainer.pending)
+        log = MetricsLog(self.run_dir, known_steps if self.resumed else None, config.tensorboard)
         if self.resumed:
-            self._cut_evaluations()
+            self._cut_evaluations(known_steps)
         title = f"{trainer.exp.algo_name.upper()} on {trainer.exp.env_config.name}"
         progress = Progress(config.steps, config.progress, title)
         started, first_step = time.monotonic(), trainer.env_steps
@@ -76,66 +80,74 @@ class Runner:
                 progress.note(self._headline())
                 if self.resumed and trainer.sampler.cut_slots:
                     unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
-                    progress.note(f"{len(trainer.sampler.cut_slots)} of {trainer.sampler.batch_spec.B} slots could not be "
-                                  "brought back and start a new episode")  # fmt: skip
-                while trainer.env_steps < config.steps and self._signal is None:
+                    self._say(progress, f"{len(trainer.sampler.cut_slots)} of {trainer.sampler.batch_spec.B} slots could not "
+                              "be brought back and start a new episode")  # fmt: skip
+                while (trainer.pending or trainer.env_steps < config.steps) and self._signal is None:
                     before, best = trainer.env_steps, trainer.best_score
-                    metrics = trainer.train() | unlogged
-                    if _crossed(config.eval_interval, before, trainer.env_steps):
-                        evaluation = self._evaluate()
-                        metrics |= evaluation
+                    interrupted, trainer.pending = trainer.pending, {}
+                    metrics = (interrupted or trainer.train()) | unlogged
                     done = trainer.reached(metrics) or trainer.env_steps >= config.steps
-                    if (
-                        done
-                        or "eval/mean_reward" in metrics
-                        or _crossed(config.log_interval, before, trainer.env_steps)
-                    ):
+                    due = done or interrupted or _crossed(config.eval_interval, before, trainer.env_steps)
+                    if due and config.eval_episodes:
+                        if done:  # so that nothing is lost if the last evaluation is cut short
+                            trainer.pending = metrics
+                            self._checkpoint(progress, None)
+                            trainer.pending = {}
+                        evaluation = self._evaluate()
+                        if self._signal is not None and not evaluation:
+                            trainer.pending = metrics  # evaluated and logged when the run is resumed
+                            break
+                        metrics |= evaluation
+                        done = done or trainer.reached(metrics)
+                    logged = done or "eval/mean_reward" in metrics
+                    if logged or _crossed(config.log_interval, before, trainer.env_steps):
                         log.write(trainer.env_steps, metrics)
                         unlogged = {}
                     progress.update(trainer.env_steps, metrics)
-                    if done:  # no checkpoint before the final evaluation, so that it is done and logged once
+                    if done:
                         stopped_by = "stop rule" if trainer.reached(metrics) else "steps"
                         break
                     if _crossed(config.checkpoint_interval, before, trainer.env_steps) or trainer.best_score > best:
                         self._checkpoint(progress, metrics.get("eval/mean_reward"))
                 over = stopped_by == "stop rule" or trainer.env_steps >= config.steps
-                evaluated, score = (
-                    not config.eval_episodes or "eval/mean_reward" in metrics,
-                    metrics.get("eval/mean_reward"),
-                )
-                if over and not evaluated and self._signal is None:
-                    evaluation = self._evaluate()
-                    log.write(trainer.env_steps, evaluation)
-                    progress.update(trainer.env_steps, evaluation)
-                    evaluated, score = True, evaluation.get("eval/mean_reward")
-                trainer.finished = over and evaluated
-                path = trainer.save(score)
+                trainer.finished = over and not trainer.pending
+                path = self._checkpoint(progress, metrics.get("eval/mean_reward"))
         finally:
             progress.close()
             log.close()
         if self._signal is not None:
             stopped_by = signal.Signals(self._signal).name
         result = Result(
-            trainer.recent, {**evaluation, **metrics}, trainer.policy, self.run_dir, trainer.env_steps, stopped_by
+            trainer.recent, {**evaluation, **metrics}, trainer.policy, self.run_dir, trainer.env_steps, stopped_by, path
         )
         if config.progress != "off":
             took = time.monotonic() - started
-            self._summary(title, result, path, took, (trainer.env_steps - first_step) / max(took, 1e-9))
+            self._summary(title, result, took, (trainer.env_steps - first_step) / max(took, 1e-9))
         if self._signal is not None and not _interactive():
             raise SystemExit(128 + self._signal)
         return result
 
-    def _checkpoint(self, progress: Progress, score: float | None) -> None:
+    def _checkpoint(self, progress: Progress, score: float | None) -> Path | None:
         """A checkpoint that cannot be written (a full disk, say) never stops training; the next one tries again."""
         try:
-            self.trainer.save(score)
+            return self.trainer.save(score)
         except CheckpointError as error:
             self._lost_checkpoints += 1
-            progress.note(f"checkpoint not written: {error}")
+            self._say(progress, f"checkpoint not written: {error}")
+            return None
+
+    def _say(self, progress: Progress, text: str) -> None:
+        """Tells of a loss in the display, or as a warning where there is none."""
+        if self.trainer.exp.run.progress == "off":
+            warnings.warn(text, stacklevel=2)
+        else:
+            progress.note(text)
 
     def _evaluate(self) -> ResultDict:
-        """Evaluates, keeps every episode in eval/evaluations.jsonl, gives the metrics."""
-        metrics, episodes = self.trainer.evaluate()
+        """Evaluates, keeps every episode in eval/evaluations.jsonl, gives the metrics; none if a signal cut it short."""
+        metrics, episodes = self.trainer.evaluate(give_up=lambda: self._signal is not None)
+        if self._signal is not None and not metrics:
+            return {}
         row = {"step": self.trainer.env_steps, **metrics, "returns": episodes.return_.tolist(),
                "lengths": episodes.length.tolist()}  # fmt: skip
         path = self.run_dir / EVALUATIONS
@@ -147,14 +159,12 @@ class Runner:
             warnings.warn(f"evaluation not written to {path}: {error}", stacklevel=2)
         return metrics
 
-    def _cut_evaluations(self) -> None:
+    def _cut_evaluations(self, known_steps: int) -> None:
         """Forgets evaluations after the checkpoint, as the metrics files do: the resumed run repeats them."""
         path = self.run_dir / EVALUATIONS
         if path.is_file():
             lines = path.read_text().splitlines(keepends=True)
-            kept = [
-                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.trainer.env_steps
-            ]
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= known_steps]
             write_atomic(path, "".join(kept).encode())
 
     @contextlib.contextmanager
@@ -188,7 +198,7 @@ class Runner:
                 f"action {describe(trainer.report.spec.action)}; {count:,} parameters; {B} slots x {T} steps = {B * T:,} rows "
                 f"a batch, {trainer.policy.epochs * parts} updates each; seed {trainer.exp.run.seed}; {self.run_dir}")  # fmt: skip
 
-    def _summary(self, title: str, result: Result, checkpoint: Path, took: float, rate: float) -> None:
+    def _summary(self, title: str, result: Result, took: float, rate: float) -> None:
         metrics, run = result.metrics, self.run_dir
         rows = {
             "stopped by": result.stopped_by,
@@ -204,11 +214,13 @@ class Runner:
         if self._lost_checkpoints:
             rows["checkpoints lost"] = str(self._lost_checkpoints)
         rows["run directory"] = str(run)
-        rows["checkpoint"] = str(checkpoint)
-        go_on = f"penstock resume {run}"
-        if self._signal is None:
-            go_on += f" --run.steps {2 * result.env_steps}"
-        rows["next"] = f"penstock eval {run}   penstock plot {run}   {go_on}"
+        rows["checkpoint"] = str(result.checkpoint or "not written")
+        hints = [f"penstock eval {run}", f"penstock plot {run}"]
+        if self._signal is not None:
+            hints.append(f"penstock resume {run}")
+        elif result.stopped_by == "steps":
+            hints.append(f"penstock resume {run} --run.steps {2 * result.env_steps}")
+        rows["next"] = "   ".join(hints)
         print_summary(title, rows)
 
 

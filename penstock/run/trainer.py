@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
+from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport, check_env
 from penstock.learn.algorithm import ResultDict
@@ -67,6 +67,8 @@ class Trainer:
         self.env_steps = 0
         """Environment steps collected: valid rows only."""
         self.episodes_seen = 0
+        self.pending: ResultDict = {}
+        """Metrics of an iteration whose evaluation a signal cut short; the resumed run evaluates and logs them."""
         self.finished = False
         """The run has come to its end, final evaluation included; a checkpoint says so to `resume`."""
         self.recent = Episodes()
@@ -96,7 +98,7 @@ class Trainer:
         self.recent = join_episodes([self.recent, step.episodes]).last(_WINDOW)
         now = time.monotonic()
         self.elapsed_s, self._clock = self.elapsed_s + now - self._clock, now
-        return {
+        metrics = {
             **self.recent.metrics(),
             "rollout/episodes": float(self.episodes_seen),
             **step.metrics,
@@ -106,10 +108,24 @@ class Trainer:
             "time/fps": self.env_steps / max(self.elapsed_s, 1e-9),
             "time/sample_frac": step.sample_s / max(step.sample_s + step.train_s, 1e-9),
         }
+        unknown = [name for name in self.exp.run.stop if name not in metrics and not name.startswith("eval/")]
+        if unknown and len(self.recent) and self.policy.updates:
+            raise ConfigError(
+                f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
+            )
+        return metrics
 
-    def evaluate(self, episodes: int | None = None) -> tuple[ResultDict, Episodes]:
-        """Deterministic episodes in environments of their own; training goes on as if it had not happened."""
-        found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes)
+    def evaluate(
+        self, episodes: int | None = None, give_up: Callable[[], bool] | None = None
+    ) -> tuple[ResultDict, Episodes]:
+        """Deterministic episodes in environments of their own; training goes on as if it had not happened.
+
+        Args:
+            give_up: asked now and then; once it is True the evaluation ends and counts for nothing.
+        """
+        found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes, give_up=give_up)
+        if give_up is not None and give_up():
+            return {}, found
         metrics = found.metrics("eval/mean_{}", "reward", "ep_length")
         if len(found):
             metrics["eval/std_reward"] = float(found.return_.std())
@@ -158,8 +174,8 @@ class Trainer:
             "policy": policy,
             "sampler": self.sampler.state_dict(),
             "trainer": {"itr": self.itr, "env_steps": self.env_steps, "episodes_seen": self.episodes_seen,
-                        "finished": self.finished, "best_score": self.best_score, "elapsed_s": self.elapsed_s,
-                        "threads": self.threads, "recent": {**recent, "columns": dict(self.recent.columns)}},
+                        "finished": self.finished, "pending": dict(self.pending), "best_score": self.best_score,
+                        "elapsed_s": self.elapsed_s, "threads": self.threads, "recent": {**recent, "columns": dict(self.recent.columns)}},
         }  # fmt: skip
         return save_checkpoint(self.run_dir, self.env_steps, state, agent, keep=self.exp.run.keep, score=score)
 
@@ -177,7 +193,7 @@ class Trainer:
         except KeyError as error:
             raise CheckpointError(f"{checkpoint.path} has no {error}; it was written by another version") from error
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
-        self.best_score, self.elapsed_s = state["best_score"], state["elapsed_s"]
+        self.best_score, self.elapsed_s, self.pending = state["best_score"], state["elapsed_s"], dict(state["pending"])
         if self.exp.run.learner_threads == "auto" and state["threads"]:
             self.threads = state["threads"]
             torch.set_num_threads(self.threads)

@@ -206,10 +206,9 @@ def _check_agent(batch: SampleBatch, ages: Any, noise: Any, itr: int) -> Any:
     expect(bool((info["noise"][valid] == noise[valid]).all()), place, "the noise is not that of (seed, itr, slot)")
     first = batch.first[:-1]
     recorded = {"obs": batch.obs, "action": batch.prev_action, "reward": batch.prev_reward, "first": batch.first}
-    for name in recorded:  # `act` itself is to treat the previous action and reward as null where `first`
-        counts = valid if name in ("obs", "first") else valid & ~first
+    for name in recorded:
         for x, y in zip(tree_leaves(info["shown"][name]), tree_leaves(recorded[name])):
-            expect(bool((x[counts] == y[:-1][counts]).all()), place, f"the agent was shown another {name}")
+            expect(bool((x[valid] == y[:-1][valid]).all()), place, f"the agent was shown another {name}")
     if ages is not None:
         kept = valid[0] & ~first[0]
         expect(bool((batch.state["age"] == ages)[kept].all()), place, "the state before row 0 is not that after row T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class LocalSampler:
         self._stats = EpisodeStats(batch_spec.B, discount)
         self._journal = Journal(batch_spec.B, journal_steps)
         self._agent: Agent | None = None
+        self._closed = False
         self._eval_pool: SerialPool | VectorPool | None = None
         self._collected = False
         self.cut_slots: list[int] = []
@@ -60,7 +62,7 @@ class LocalSampler:
         keys = getattr(self._pool, "info_keys", ())
         self._batch = allocate_batch(self.spec, self.batch_spec, info, state, keys)
         device = agent_device(agent)
-        self._views = [GroupViews(self._batch, slots, device) for slots in self._pool.groups]
+        self._views = [GroupViews(self._batch, slots, self.spec.null_action, device) for slots in self._pool.groups]
         self._states: list[Tree] = [agent.initial_state(view.padded) for view in self._views]
         one = tree_map(lambda x: x[0], allocate(self.spec.obs, 1)), tree_map(lambda leaf: leaf.null(), self.spec.action)
         return {"obs": one[0], "action": one[1], "info": info, "state": state}
@@ -85,7 +87,9 @@ class LocalSampler:
         self._journal.record(self._batch)
         return self._batch, self._stats.update(self._batch)
 
-    def evaluate_agent(self, itr: int, episodes: int = 20, deterministic: bool = True) -> Episodes:
+    def evaluate_agent(
+        self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
+    ) -> Episodes:
         """Exactly `episodes` finished episodes in environments of their own: the first k of each slot.
 
         Counting whichever end first would favour short episodes. Training environments, noise and state are not
@@ -93,6 +97,8 @@ class LocalSampler:
 
         Args:
             itr: addresses the episodes' seeds and the noise, so that a resumed run evaluates on the same ones.
+
+            give_up: asked every 64 steps; once it is True, the episodes that have ended are all there are.
 
         An environment without a time limit may never end an episode: after 200,000 steps of each slot a warning
         says so, and the episodes that did end are all there are.
@@ -106,7 +112,7 @@ class LocalSampler:
         pool = self._evaluation_pool(seed, counts)
         info, state = _examples(agent, self.spec)
         batch = allocate_batch(self.spec, BatchSpec(_EVAL_T, B), info, state, pool.info_keys)
-        views = [GroupViews(batch, slots, agent_device(agent)) for slots in pool.groups]
+        views = [GroupViews(batch, slots, self.spec.null_action, agent_device(agent)) for slots in pool.groups]
         states = [agent.initial_state(view.padded) for view in views]
         stats, found, chunk = EpisodeStats(B, self._discount), Episodes(), 0
         while len(found) < episodes and chunk * _EVAL_T < _EVAL_MAX_STEPS:
@@ -114,6 +120,8 @@ class LocalSampler:
             collect(pool, agent, batch, views, states, noise)
             found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
             chunk += 1
+            if give_up is not None and give_up():
+                break
         if len(found) < episodes:
             warnings.warn(f"evaluation gave up with {len(found)} of {episodes} episodes: some slot has not ended one in "
                           f"{_EVAL_MAX_STEPS:,} steps; give {self._config.name} a time limit", stacklevel=2)  # fmt: skip
@@ -132,6 +140,7 @@ class LocalSampler:
 
     def shutdown(self) -> None:
         """Closes the environments. A second call does nothing."""
+        self._agent, self._closed = None, True
         self._pool.close()
         if self._eval_pool is not None:
             self._eval_pool.close()
@@ -172,7 +181,8 @@ class LocalSampler:
 
     def _agent_or_raise(self) -> Agent:
         if self._agent is None:
-            raise ConfigError("the sampler has no agent yet; call sampler.initialize(policy.agent) first")
+            raise ConfigError("the sampler was shut down; build another" if self._closed else
+                              "the sampler has no agent yet; call sampler.initialize(policy.agent) first")  # fmt: skip
         return self._agent
 
     def _evaluation_pool(self, seed: int, counts: list[int]) -> SerialPool | VectorPool:
@@ -235,10 +245,11 @@ def _refuse_not_finite(batch: SampleBatch, config: EnvConfig) -> None:
     for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()
-            action = tree_map(lambda a: a[t, b].tolist(), batch.prev_action)
-            raise EnvContractError(f"slot {b} of {config.name}, row {t} of the batch: obs{path}{element}: got {x[t, b][tuple(element)]}, "
-                                   f"expected a finite number; last action {action}; env_checks='always' names the episode "
-                                   "and step")  # fmt: skip
+            action = tree_map(lambda a, t=t, b=b: a[t, b].tolist(), batch.prev_action)
+            raise EnvContractError(
+                f"slot {b} of {config.name}, row {t} of the batch: obs{path}{element}: got {x[t, b][tuple(element)]}, "
+                f"expected a finite number; last action {action}; env_checks='always' names the episode and step"
+            )
 
 
 def _eval_noise(seed: int, itr: int, chunk: int, B: int, n: int) -> Any:

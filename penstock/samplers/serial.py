@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
@@ -32,6 +33,7 @@ class SerialSampler:
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.T < 1 or self.B < 1:
             raise ConfigError(f"sampler.T={self.T}, sampler.B={self.B}; both must be at least 1")
         if self.max_decorrelation_steps < 0 or self.journal_steps < 0:

@@ -94,7 +94,16 @@ def test_every_command_is_there_and_says_what_it_does(command: str, cli: Cli) ->
 def test_help_of_an_algorithm_shows_every_setting(cli: Cli) -> None:
     said = cli("train", "ppo", "--help")
     assert said.code == 0
-    for option in ("--algo.lr", "--algo.net.hidden", "--sampler.B", "--run.steps", "--run.stop", "--seeds", "--env-kwargs", "--init"):
+    for option in (
+        "--algo.lr",
+        "--algo.net.hidden",
+        "--sampler.B",
+        "--run.steps",
+        "--run.stop",
+        "--seeds",
+        "--env-kwargs",
+        "--init",
+    ):
         assert option in said.out
     assert "--algo.alpha" not in said.out
 
@@ -171,7 +180,8 @@ def test_wrong_input(case: str, cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ConfigError("x"), 2), (EnvWorkerError("x"), 3), (NonFiniteError("x"), 4), (CheckpointError("x"), 5)]
+    ("error", "code"),
+    [(ConfigError("x"), 2), (EnvWorkerError("x"), 3), (NonFiniteError("x"), 4), (CheckpointError("x"), 5)],
 )
 def test_exit_codes(error: Exception, code: int, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(argv: list[str]) -> int:
@@ -197,7 +207,14 @@ def test_interrupted_in_a_session(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
 def test_train_says_what_it_does_and_where_it_left_it(cli: Cli, tmp_path: Path) -> None:
     said = cli("train", "a2c", "--env", "CartPole-v1", *SHORT, "--run.dir", "x", "--run.progress", "plain")
     assert said.code == 0, said.both
-    for words in ("no preset asked for", "A2C on CartPole-v1", "seed 0", "stopped by", "penstock eval x", "x/plots/learning-curve.png"):
+    for words in (
+        "no preset asked for",
+        "A2C on CartPole-v1",
+        "seed 0",
+        "stopped by",
+        "penstock eval x",
+        "x/plots/learning-curve.png",
+    ):
         assert words in said.out
     assert (tmp_path / "x" / "plots" / "learning-curve.png").stat().st_size > 1000
     assert metrics(tmp_path / "x")
@@ -225,7 +242,9 @@ def test_options_reach_the_run(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_wrappers_in_order(cli: Cli, tmp_path: Path) -> None:
-    said = cli("train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--wrappers", "penstock.envs.toy:HideVelocity")
+    said = cli(
+        "train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--wrappers", "penstock.envs.toy:HideVelocity"
+    )
     assert said.code == 0, said.both
     assert "2" in str(json.loads((tmp_path / "x" / "config.json").read_text())["spec"]["obs"])
 
@@ -237,7 +256,9 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.setattr("penstock.run.presets._FOLDER", tmp_path)
     small = ("--run.eval-episodes", "1", "--run.tensorboard", "False")
-    said = cli("train", "ppo", "--env", "CartPole-v1", *small, "--run.dir", "a", "--run.progress", "plain", "--import", "json")
+    said = cli(
+        "train", "ppo", "--env", "CartPole-v1", *small, "--run.dir", "a", "--run.progress", "plain", "--import", "json"
+    )
     assert said.code == 0, said.both
     assert "preset ppo/CartPole-v1: " in said.out
     assert "Because." in said.out
@@ -245,16 +266,37 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     assert (exp["algo"]["lr"], exp["sampler"]["T"], exp["run"]["steps"]) == (0.5, 8, 32)
     assert exp["imports"] == ["math", "json"]
     assert exp["env_checks"] == "off"
-    for options, lr in (((), 0.5), (("--algo.lr", "0.125"), 0.125), (("--preset", "other"), 0.25), (("--preset", "ppo/other"), 0.25)):
-        assert cli("train", "ppo", "--env", "CartPole-v1", *small, *options, "--run.progress", "off", "--run.dir", "b").code == 0
+    for options, lr in (
+        ((), 0.5),
+        (("--algo.lr", "0.125"), 0.125),
+        (("--preset", "other"), 0.25),
+        (("--preset", "ppo/other"), 0.25),
+    ):
+        assert (
+            cli(
+                "train", "ppo", "--env", "CartPole-v1", *small, *options, "--run.progress", "off", "--run.dir", "b"
+            ).code
+            == 0
+        )
         assert config(tmp_path / "b")["algo"]["lr"] == lr
         shutil.rmtree(tmp_path / "b")
     none = cli("train", "ppo", "--env", "CartPole-v1", *SHORT, "--run.progress", "plain", "--run.dir", "c")
     assert "no preset asked for: default settings" in none.out
     assert config(tmp_path / "c")["algo"]["lr"] == 3e-4
-    assert "no preset for ppo on" in cli(
-        "train", "ppo", "--env", "penstock.envs.toy:Constant", *SHORT[2:], "--run.dir", "d", "--run.progress", "plain"
-    ).out
+    assert (
+        "no preset for ppo on"
+        in cli(
+            "train",
+            "ppo",
+            "--env",
+            "penstock.envs.toy:Constant",
+            *SHORT[2:],
+            "--run.dir",
+            "d",
+            "--run.progress",
+            "plain",
+        ).out
+    )
 
 
 def test_one_run_for_each_seed(cli: Cli, tmp_path: Path) -> None:
@@ -278,7 +320,19 @@ def test_warm_start(cli: Cli, tmp_path: Path, trained: Path) -> None:
     a, b = metrics(tmp_path / "x")[0], metrics(tmp_path / "y")[0]
     assert a["train/value_loss"] != b["train/value_loss"]
     assert b["train/value_loss"] == metrics(trained)[0]["train/value_loss"]
-    other = cli("train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "z", "--init", str(trained), "--algo.net.hidden", "4")
+    other = cli(
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        *QUIET,
+        "--run.dir",
+        "z",
+        "--init",
+        str(trained),
+        "--algo.net.hidden",
+        "4",
+    )
     assert other.code == 5
     assert "do not fit" in other.err
     assert not (tmp_path / "z").exists()
@@ -288,7 +342,9 @@ def test_algorithm_from_outside(cli: Cli, tmp_path: Path) -> None:
     """Trained, evaluated and resumed from the folder that holds it."""
     shutil.copy(EXAMPLES / "reinforce.py", tmp_path)
     try:
-        said = cli("train", "reinforce:Reinforce", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--algo.lr", "0.01")
+        said = cli(
+            "train", "reinforce:Reinforce", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--algo.lr", "0.01"
+        )
         assert said.code == 0, said.both
         assert config(tmp_path / "x")["algo"]["class"] == "reinforce:Reinforce"
         assert cli("eval", "x", "--episodes", "2").code == 0

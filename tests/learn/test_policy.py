@@ -310,7 +310,10 @@ def test_predict_names_the_shapes_it_expects():
     for bad, text in (
         (np.zeros(3, np.float32), r"obs is ndarray; expected a dict with keys \['a', 'b'\]"),
         ({"a": np.zeros(3, np.float32), "c": 2}, r"obs is \['a', 'c'\]; expected a dict with keys \['a', 'b'\]"),
-        ({"a": np.zeros(2, np.float32), "b": 2}, r"obs\['a'\] is float32\[2\]; expected float32\[3\], or a batch \[N, 3\]"),
+        (
+            {"a": np.zeros(2, np.float32), "b": 2},
+            r"obs\['a'\] is float32\[2\]; expected float32\[3\], or a batch \[N, 3\]",
+        ),
         ({"a": [[1.0], [2.0, 3.0]], "b": 2}, r"obs\['a'\] is no array"),
         ({"a": np.zeros((5, 3), np.float32), "b": 2}, r"got leading dimensions \[\(\), \(5,\)\]"),
     ):

@@ -66,7 +66,9 @@ class Zygote:
         self._folder, self._count = folder, 0
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         script = str(Path(__file__).parent / "zygote.py")
-        self._process = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self._process = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
         self._children: list[Child] = []
 
     def ask(self, request: dict[str, Any]) -> Any:
@@ -146,7 +148,9 @@ def rows(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
 def state(run: Path, which: str = "last") -> dict[str, Any]:
     """Every leaf of a checkpoint, wall time excepted, in a form that compares bit for bit."""
     path = find_checkpoint(run, which)
-    leaves = flat({"state": torch.load(path / "state.pt", weights_only=True), "policy": load_file(path / "policy.safetensors")})
+    leaves = flat(
+        {"state": torch.load(path / "state.pt", weights_only=True), "policy": load_file(path / "policy.safetensors")}
+    )
     assert leaves.pop("/state/trainer/elapsed_s") > 0
     return {"/step": int(path.name), **{name: bits(leaf) for name, leaf in leaves.items()}}
 
@@ -164,7 +168,9 @@ def same_run() -> Callable[[Path, Path], None]:
         assert len({json.dumps(row) for row in rows(a)}) == len(rows(a))
         if (a / "eval").exists() or (b / "eval").exists():
             assert rows(a, "eval/evaluations.jsonl") == rows(b, "eval/evaluations.jsonl")
-        texts = [np.genfromtxt(run / "progress.csv", delimiter=",", names=True, dtype=None, encoding=None) for run in (a, b)]
+        texts = [
+            np.genfromtxt(run / "progress.csv", delimiter=",", names=True, dtype=None, encoding=None) for run in (a, b)
+        ]
         names = [n for n in texts[0].dtype.names if not n.startswith("time")]
         for name in names:
             np.testing.assert_array_equal(texts[0][name], texts[1][name])

@@ -14,7 +14,9 @@ from penstock.envs.toy import Constant
 from penstock.run.checkpoint import find_checkpoint
 from penstock.run.evaluation import evaluate, record_video
 
-RUN = ps.RunConfig(steps=256, checkpoint_interval=64, keep=10, eval_episodes=0, tensorboard=False, progress="off", seed=5)
+RUN = ps.RunConfig(
+    steps=256, checkpoint_interval=64, keep=10, eval_episodes=0, tensorboard=False, progress="off", seed=5
+)
 EXP = ps.Experiment("CartPole-v1", ps.PPO(epochs=1, minibatch=32), ps.SerialSampler(T=16, B=4), RUN)
 
 
@@ -100,7 +102,9 @@ def test_env_that_could_not_be_stored(tmp_path: Path) -> None:
 
 def test_recurrent_policy(tmp_path: Path) -> None:
     net = ps.Net(hidden=(8,), recurrent="gru", recurrent_size=4, prev_action=True, prev_reward=True)
-    run = trained(tmp_path / "run", replace(EXP, env="penstock.envs.toy:RepeatPrevious", algo=ps.PPO(minibatch=32, net=net)))
+    run = trained(
+        tmp_path / "run", replace(EXP, env="penstock.envs.toy:RepeatPrevious", algo=ps.PPO(minibatch=32, net=net))
+    )
     assert len(evaluate(run, 3)[0]) == 3
 
 

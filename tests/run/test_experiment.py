@@ -63,7 +63,9 @@ def test_env_config_and_its_fields_at_once() -> None:
 
 
 def test_env_config_has_every_field() -> None:
-    exp = ps.Experiment("a:b", ps.PPO(), env_kwargs={"k": 1}, wrappers=("c:d",), info_keys=("e",), imports=("f",), env_checks="off")
+    exp = ps.Experiment(
+        "a:b", ps.PPO(), env_kwargs={"k": 1}, wrappers=("c:d",), info_keys=("e",), imports=("f",), env_checks="off"
+    )
     assert exp.env_config == ps.EnvConfig("a:b", {"k": 1}, ("c:d",), ("e",), ("f",), "off")
 
 

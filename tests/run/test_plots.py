@@ -9,22 +9,23 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.run.bands import common_grid
+from penstock.run.bands import bootstrap_band, common_grid, interquartile_mean
 from penstock.run.log import MetricsLog
-from penstock.run.plots import bootstrap_band, interquartile_mean, plot_runs
+from penstock.run.plots import plot_runs
 
 
 def make_run(
     run_dir: Path,
     slope: float = 1.0,
     meta: dict[str, Any] | None = None,
-    name: str = "meta.json",
+    settings: dict[str, Any] | None = None,
     evals: bool = False,
     time: bool = True,
     last: int = 11,
+    opens: int = 1,
 ) -> Path:
     log = MetricsLog(run_dir, tensorboard=False)
-    for i in range(1, last):
+    for i in range(opens, last):
         row = {"rollout/ep_rew_mean": slope * i}
         if time:
             row["time/time_elapsed"] = 30.0 * i
@@ -33,7 +34,8 @@ def make_run(
             log.write(1000 * i, {"eval/mean_reward": slope * i + 1})
     log.close()
     if meta is not None:
-        (run_dir / name).write_text(json.dumps(meta))
+        (run_dir / "meta.json").write_text(json.dumps(meta))
+        (run_dir / "config.json").write_text(json.dumps({"experiment": settings or {}, "spec": None}))
     return run_dir
 
 
@@ -101,9 +103,7 @@ def test_common_grid_spans_what_all_curves_reach() -> None:
 
 def test_seeds_are_one_curve_and_single_runs_show_evaluations(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"p{s}", 1 + s, {"env": "CartPole-v1", "algo": "ppo", "seed": s}) for s in range(3)]
-    runs.append(
-        make_run(tmp_path / "d", 2, {"env": {"id": "CartPole-v1"}, "algo": {"name": "dqn"}}, "config.json", True)
-    )
+    runs.append(make_run(tmp_path / "d", 2, {"env": "CartPole-v1", "algo": "dqn"}, evals=True))
     out = plot_runs(runs, tmp_path / "plots" / "curve.svg")
     shown = texts(out)
     for text in (
@@ -147,3 +147,65 @@ def test_nothing_to_plot_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ends in \.png"):
         plot_runs([run], tmp_path / "x.bmp")
     assert not (tmp_path / "x.png").exists()
+
+
+PPO_META = {"env": "CartPole-v1", "algo": "ppo"}
+
+
+def settings(seed: int = 0, lr: Any = 1e-3, discount: float = 0.99, **algo: Any) -> dict[str, Any]:
+    return {
+        "class": "penstock.run.experiment:Experiment",
+        "algo": {"class": "penstock.algos.ppo:PPO", "lr": lr, "discount": discount, **algo},
+        "sampler": {"class": "penstock.samplers.serial:SerialSampler", "B": 16, "discount": discount},
+        "run": {"seed": seed, "dir": f"runs/{seed}", "progress": "off" if seed else "auto",
+                "tensorboard": seed > 0, "steps": 1000 + seed, "keep": 3},
+    }  # fmt: skip
+
+
+def legend(tmp_path: Path, given: list[dict[str, Any]]) -> list[str]:
+    runs = [make_run(tmp_path / f"r{i}", meta=PPO_META, settings=each) for i, each in enumerate(given)]
+    return [text for text in texts(plot_runs(runs, tmp_path / "x.svg")) if text.startswith("ppo")]
+
+
+def test_runs_with_other_settings_are_curves_of_their_own_named_by_what_differs(tmp_path: Path) -> None:
+    given = [settings(s, lr) for lr in (1e-3, 3e-4) for s in range(3)]
+    assert legend(tmp_path, given) == ["ppo, lr=0.0003 (3 seeds)", "ppo, lr=0.001 (3 seeds)"]
+
+
+def test_seed_directory_display_and_length_of_a_run_are_not_settings_of_its_curve(tmp_path: Path) -> None:
+    assert legend(tmp_path, [settings(0, entropy_coef=0), settings(1, entropy_coef=0.0)]) == ["ppo (2 seeds)"]
+
+
+def test_names_of_schedules_lists_and_settings_that_follow_another(tmp_path: Path) -> None:
+    linear = {"class": "penstock.core.schedule:Linear", "start": 1e-3, "end": 0}
+    assert legend(tmp_path / "a", [settings(), settings(lr=linear)]) == ["ppo, lr=0.001", "ppo, lr=Linear(0.001, 0)"]
+    both = [settings(discount=0.9, hidden=[64, 64]), settings(hidden=[8])]  # sampler.discount follows algo.discount
+    assert legend(tmp_path / "b", both) == ["ppo, discount=0.9, hidden=[64, 64]", "ppo, discount=0.99, hidden=[8]"]
+
+
+def test_a_name_holds_three_settings_and_says_that_there_are_more(tmp_path: Path) -> None:
+    given = [settings(**dict.fromkeys("abcd", i)) for i in range(2)]
+    assert legend(tmp_path, given) == [f"ppo, a={i}, b={i}, c={i}, ..." for i in range(2)]
+
+
+def test_curves_that_settings_do_not_tell_apart_are_named_by_folder(tmp_path: Path) -> None:
+    unknown = [make_run(tmp_path / name / "run", meta=PPO_META) for name in "ab"]
+    for run in unknown:
+        (run / "config.json").unlink()
+    shown = texts(plot_runs(unknown, tmp_path / "x.svg"))
+    assert {"ppo, a/run", "ppo, b/run"} <= set(shown), shown
+
+
+def test_a_directory_given_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "a", meta=PPO_META)
+    monkeypatch.chdir(tmp_path)
+    shown = texts(plot_runs([run, Path("a"), tmp_path / "a" / ".." / "a"], tmp_path / "x.svg"))
+    assert "ppo" in shown
+    assert not any("seeds" in text.lower() for text in shown)
+
+
+def test_seeds_without_a_common_stretch_are_not_called_a_mean(tmp_path: Path) -> None:
+    early, late = make_run(tmp_path / "a", meta=PPO_META, last=4), make_run(tmp_path / "b", meta=PPO_META, opens=6)
+    shown = texts(plot_runs([early, late], tmp_path / "x.svg"))
+    assert "ppo (2 seeds, each by itself)" in shown
+    assert not any("interquartile" in text for text in shown)

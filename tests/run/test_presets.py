@@ -60,7 +60,9 @@ def test_no_preset_says_which_there_are() -> None:
         ps.preset("pppo", "CartPole-v1")
 
 
-@pytest.mark.parametrize("name", ["ppo/CartPol-v1", "ppo/", "CartPole-v1", "pppo/CartPole-v1", "", "../ppo/CartPole-v1"])
+@pytest.mark.parametrize(
+    "name", ["ppo/CartPol-v1", "ppo/", "CartPole-v1", "pppo/CartPole-v1", "", "../ppo/CartPole-v1"]
+)
 def test_unknown_name_gives_the_nearest(name: str) -> None:
     with pytest.raises(ConfigError, match="unknown preset"):
         named_preset(name)

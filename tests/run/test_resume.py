@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -16,8 +17,10 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.run.checkpoint import find_checkpoint
+from penstock.run.trainer import Trainer
+from penstock.samplers.local import LocalSampler
 
 if TYPE_CHECKING:
     from conftest import Child, Zygote
@@ -80,7 +83,9 @@ def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return whole
 
 
-def killed(zygote: Zygote, until: Any, exp: ps.Experiment, run: Path, when: Callable[[], Any], pause_s: float = 0.0) -> Child:
+def killed(
+    zygote: Zygote, until: Any, exp: ps.Experiment, run: Path, when: Callable[[], Any], pause_s: float = 0.0
+) -> Child:
     child = zygote.train(at(exp, run))
     until(when, child)
     time.sleep(pause_s)
@@ -89,7 +94,9 @@ def killed(zygote: Zygote, until: Any, exp: ps.Experiment, run: Path, when: Call
     return child
 
 
-def test_kill_right_after_a_checkpoint(name: str, whole: Any, zygote: Zygote, until: Any, same_run: Same, tmp_path: Path) -> None:
+def test_kill_right_after_a_checkpoint(
+    name: str, whole: Any, zygote: Zygote, until: Any, same_run: Same, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     killed(zygote, until, EXPERIMENTS[name], run, lambda: max(checkpoints(run), default=0) > STEPS // 3)
     last = checkpoints(run)[-1]
@@ -102,13 +109,17 @@ def test_kill_right_after_a_checkpoint(name: str, whole: Any, zygote: Zygote, un
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_kill_at_random(seed: int, name: str, whole: Any, zygote: Zygote, until: Any, same_run: Same, tmp_path: Path) -> None:
+def test_kill_at_random(
+    seed: int, name: str, whole: Any, zygote: Zygote, until: Any, same_run: Same, tmp_path: Path
+) -> None:
     """Anywhere: in a step, in an update, in the middle of a file; then once more in the resumed run."""
     rng = random.Random(f"{name}{seed}")
     run = tmp_path / "run"
     total = logged(whole(name))
     first = rng.randrange(total // 5, total // 2)
-    killed(zygote, until, EXPERIMENTS[name], run, lambda: checkpoints(run) and logged(run) >= first, rng.random() * 0.02)
+    killed(
+        zygote, until, EXPERIMENTS[name], run, lambda: checkpoints(run) and logged(run) >= first, rng.random() * 0.02
+    )
     child = zygote.resume(run)
     if seed == 0:
         until(lambda: logged(run) >= 0.75 * total, child)
@@ -121,7 +132,10 @@ def test_kill_at_random(seed: int, name: str, whole: Any, zygote: Zygote, until:
 
 def test_kill_in_the_final_evaluation(zygote: Zygote, until: Any, same_run: Same, tmp_path: Path) -> None:
     """All steps are done and even a checkpoint of the last one may be there; what is left must still be done."""
-    exp = replace(EXPERIMENTS["continuous"], run=replace(RUN, steps=512, checkpoint_interval=64, eval_interval=0, eval_episodes=30))
+    exp = replace(
+        EXPERIMENTS["continuous"],
+        run=replace(RUN, steps=512, checkpoint_interval=64, eval_interval=0, eval_episodes=30),
+    )
     assert zygote.train(at(exp, tmp_path / "whole")).succeed()
     run = tmp_path / "run"
     child = zygote.train(at(exp, run))
@@ -208,6 +222,68 @@ def train(exp: ps.Experiment, run: Path, init: Path | None = None, **changes: An
     return ps.train(at(exp, run, **{"steps": 320, "eval_interval": 0, "eval_episodes": 0, **changes}), init=init)
 
 
+STOPS = {
+    "interval": {"eval_interval": 160},
+    "end": {"eval_interval": 0},
+    "stop rule": {"eval_interval": 0, "stop": {"time/total_timesteps": 170}},
+    "interval at the end": {"eval_interval": 320},
+}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("case", STOPS)
+def test_signal_in_an_evaluation(
+    case: str, moment: str, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be cut short; the resumed run does it again, or not if it was done, and is the run that was never stopped."""
+    changes = {"eval_episodes": 3, "checkpoint_interval": 100, **STOPS[case]}
+    train(EXPERIMENTS["a2c"], tmp_path / "whole", **changes)
+    inner, calls = LocalSampler.evaluate_agent, [0]
+
+    def evaluate_agent(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 1 and moment == "before":
+            signal.raise_signal(signal.SIGTERM)
+        found = inner(*args, **kwargs)
+        if calls[0] == 1 and moment == "after":
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(LocalSampler, "evaluate_agent", evaluate_agent)
+    with pytest.raises(SystemExit):
+        train(EXPERIMENTS["a2c"], tmp_path / "run", **changes)
+    assert calls == [1]
+    with contextlib.suppress(ConfigError):  # it had finished
+        ps.resume(tmp_path / "run")
+    same_run(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("case", STOPS)
+@pytest.mark.parametrize("last", ["evaluation", "row"])
+def test_kill_right_after_the_last_evaluation(
+    case: str, last: str, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are on disk and no checkpoint knows of them."""
+    changes = {"eval_episodes": 3, "checkpoint_interval": 100, **STOPS[case]}
+    train(EXPERIMENTS["a2c"], tmp_path / "whole", **changes)
+    run, inner = tmp_path / "run", Trainer.save
+    rows = len((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
+    evaluations = len((tmp_path / "whole" / "eval" / "evaluations.jsonl").read_text().splitlines())
+
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        path = run / "eval" / "evaluations.jsonl"
+        done = path.exists() and len(path.read_text().splitlines()) == evaluations
+        if done and (last == "evaluation" or logged(run) == rows):
+            raise KeyboardInterrupt  # dies here
+        return inner(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "save", save)
+        train(EXPERIMENTS["a2c"], run, **changes)
+    ps.resume(run)
+    same_run(tmp_path / "whole", run)
+
+
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "empty manifest"])
 def test_broken_newest_checkpoint_is_passed_over(harm: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     run = tmp_path / "run"
@@ -278,7 +354,9 @@ def test_warm_start_takes_networks_and_normalisers_only(tmp_path: Path) -> None:
         for (key, a), b in zip(trainer.policy.agent.state_dict().items(), first.policy.agent.state_dict().values()):
             assert torch.equal(a, b), key
         assert trainer.policy.updates == trainer.policy.version == trainer.env_steps == 0
-        assert not any(step for optimizer in trainer.policy.optimizers.values() for step in optimizer.state_dict()["steps"])
+        assert not any(
+            step for optimizer in trainer.policy.optimizers.values() for step in optimizer.state_dict()["steps"]
+        )
     second = train(exp, tmp_path / "second", init=tmp_path / "first")
     assert second.env_steps >= 320
     assert second.policy.version == first.policy.version
@@ -312,6 +390,45 @@ def test_lambda_env_has_to_be_given_again(tmp_path: Path, same_run: Same) -> Non
     same_run(tmp_path / "long", tmp_path / "run")
 
 
+def test_lambda_wrappers_are_given_again_in_an_env_config(tmp_path: Path) -> None:
+    def make() -> ps.EnvConfig:
+        return ps.EnvConfig("CartPole-v1", wrappers=(lambda env: env,))
+
+    for name, exp in (
+        ("a", replace(EXPERIMENTS["a2c"], env=make())),
+        ("b", replace(EXPERIMENTS["a2c"], wrappers=(lambda env: env,))),
+    ):
+        train(exp, tmp_path / name)
+        with pytest.raises(ConfigError, match="again"):
+            ps.resume(tmp_path / name, {"run.steps": 640})
+        assert ps.resume(tmp_path / name, {"run.steps": 640}, env=make()).env_steps >= 640
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bit_flipped_in_the_settings_is_an_error_of_ours(seed: int, tmp_path: Path) -> None:
+    run, rng = tmp_path / "run", random.Random(seed)
+    train(EXPERIMENTS["a2c"], run)
+    text = (run / "config.json").read_bytes()
+    for _ in range(200):
+        data = bytearray(text)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (run / "config.json").write_bytes(data)
+        for read in (ps.load, ps.resume):  # resume: the run is finished, so nothing is ever trained
+            with contextlib.suppress(PenstockError):
+                read(run)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "{}", '{"experiment": {}, "spec": {}}', '{"experiment": 3}', "\xff"]
+)
+def test_settings_that_are_none(text: str, tmp_path: Path) -> None:
+    train(EXPERIMENTS["a2c"], tmp_path)
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    for read in (ps.load, ps.resume):
+        with pytest.raises((CheckpointError, ConfigError), match=r"config\.json"):
+            read(tmp_path)
+
+
 def test_lambda_agent_has_to_be_given_again(tmp_path: Path, same_run: Same) -> None:
     def agent(spec: Any, settings: Any) -> Any:
         return ps.actor_critic(spec, settings)
@@ -327,7 +444,9 @@ def test_lambda_agent_has_to_be_given_again(tmp_path: Path, same_run: Same) -> N
 
 
 def test_slots_that_cannot_be_restored_are_cut_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exp = replace(EXPERIMENTS["a2c"], env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "unseeded", "length": 1000})
+    exp = replace(
+        EXPERIMENTS["a2c"], env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "unseeded", "length": 1000}
+    )
     train(exp, tmp_path / "run")
     capsys.readouterr()
     ps.resume(tmp_path / "run", {"run.steps": 640, "run.progress": "plain"})

@@ -22,6 +22,8 @@ from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, N
 from penstock.envs.toy import Constant
 from penstock.run.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.lock import RunLock
+from penstock.run.rundir import write_config
+from penstock.run.runner import Runner
 from penstock.samplers.episodes import Episodes
 
 if TYPE_CHECKING:
@@ -88,9 +90,7 @@ def test_default_run_dir_names_env_algorithm_and_seed(tmp_path: Path, monkeypatc
     assert all(path.parts[:3] == ("runs", "CartPole-v1", "a2c") and "-s1" in path.name for path in found)
 
 
-def test_runs_that_begin_in_the_same_second_do_not_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_begin_in_the_same_second_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep starts many at once; the name is taken while another is still being built."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda *_: "20300101-000000")
@@ -127,7 +127,9 @@ def test_rows_at_the_log_interval(tmp_path: Path) -> None:
     everything = {row["step"]: row for row in often}
     for row in seldom:
         whole = everything[row["step"]]
-        assert {k: v for k, v in row.items() if k[:5] != "time/"} == {k: v for k, v in whole.items() if k[:5] != "time/"}
+        assert {k: v for k, v in row.items() if k[:5] != "time/"} == {
+            k: v for k, v in whole.items() if k[:5] != "time/"
+        }
 
 
 def test_evaluates_at_the_interval_and_at_the_end(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_keeps_the_last_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tmp_path.mkdir(exist_ok=True)
     scored: list[tuple[float, int]] = []
 
-    def evaluate_agent(itr: int, episodes: int) -> Episodes:
+    def evaluate_agent(itr: int, episodes: int, **_: Any) -> Episodes:
         score = next(scores)
         scored.append((score, trainer.env_steps))
         return one_episode(score)
@@ -182,7 +184,7 @@ def test_keeps_the_last_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_better_score_is_saved_between_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([1.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
     trainer = ps.Trainer(at(tmp_path, eval_interval=64, checkpoint_interval=0), tmp_path)
-    monkeypatch.setattr(trainer.sampler, "evaluate_agent", lambda itr, episodes: one_episode(next(scores)))
+    monkeypatch.setattr(trainer.sampler, "evaluate_agent", lambda *_, **__: one_episode(next(scores)))
     with trainer:
         ps.Runner(trainer).run()
     assert len(saved(tmp_path)) == 3  # 1.0, 3.0 and the last
@@ -284,8 +286,7 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 
 
 def test_settings_fail_before_anything_is_made(tmp_path: Path) -> None:
-    for exp in (replace(CARTPOLE, env="CartPole-v9"), replace(CARTPOLE, algo=ps.A2C(lr="linear(1")),
-                replace(CARTPOLE, run=replace(RUN, device="cuda:99"))):  # fmt: skip
+    for exp in (replace(CARTPOLE, env="CartPole-v9"), replace(CARTPOLE, run=replace(RUN, device="cuda:99"))):
         with pytest.raises(ConfigError):
             ps.train(at(tmp_path / "run", exp))
     assert not (tmp_path / "run").exists()
@@ -302,7 +303,9 @@ exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), ps.Run
     steps=64 * 30, dir=str(run), checkpoint_interval=64, eval_episodes=0, tensorboard=False, progress="plain", log_interval=1))
 """
 
-FULL_DISK = SCRIPT + """
+FULL_DISK = (
+    SCRIPT
+    + """
 import gymnasium
 steps = 0
 class Hog(gymnasium.Wrapper):
@@ -324,9 +327,12 @@ from dataclasses import replace
 result = ps.train(replace(exp, wrappers=(Hog,)))
 print("ENDED", result.stopped_by, find_checkpoint(run).name, result.env_steps)
 """
+)
 
 
-def in_a_small_disk(folder: Path, script: str, before: str = "true", size: str = "6m") -> subprocess.CompletedProcess[str]:
+def in_a_small_disk(
+    folder: Path, script: str, before: str = "true", size: str = "6m"
+) -> subprocess.CompletedProcess[str]:
     """Runs a script in a mount namespace of its own, in which `folder` is a tmpfs."""
     (folder / "disk").mkdir()
     (folder / "script.py").write_text(script.format(run=str(folder / "disk" / "run")))
@@ -337,7 +343,12 @@ def in_a_small_disk(folder: Path, script: str, before: str = "true", size: str =
 def can_mount() -> bool:
     if not LINUX_ROOT:
         return False
-    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=10).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=10
+        ).returncode
+        == 0
+    )
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
@@ -356,7 +367,9 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_a_read_only_run_directory(tmp_path: Path) -> None:
-    script = SCRIPT + "\nfrom penstock.cli.main import main\nsys.exit(main(['resume', str(run), '--run.steps', '10000']))"
+    script = (
+        SCRIPT + "\nfrom penstock.cli.main import main\nsys.exit(main(['resume', str(run), '--run.steps', '10000']))"
+    )
     whole = tmp_path / "whole"
     ps.train(at(whole, steps=64))
     before = f"cp -r {whole} {tmp_path}/disk/run && mount -o remount,ro {tmp_path}/disk"
@@ -368,9 +381,12 @@ def test_a_read_only_run_directory(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_a_new_run_on_a_read_only_disk(tmp_path: Path) -> None:
-    script = SCRIPT + """
+    script = (
+        SCRIPT
+        + """
 from penstock.cli.main import main
 sys.exit(main(["train", "a2c", "--env", "CartPole-v1", "--run.dir", str(run), "--run.steps", "64"]))"""
+    )
     done = in_a_small_disk(tmp_path, script, f"mount -o remount,ro {tmp_path}/disk")
     assert done.returncode == 5, done.stdout + done.stderr
     assert "Read-only file system" in done.stderr
@@ -396,7 +412,9 @@ def test_learning_that_breaks_down_saves_the_batch(tmp_path: Path) -> None:
     assert caught.value.exit_code == 4
     (file,) = (tmp_path / "crash").iterdir()
     with np.load(file) as batch:
-        assert {"obs", "prev_reward", "prev_action", "terminated", "truncated", "valid", "info/logp"} <= set(batch.files)
+        assert {"obs", "prev_reward", "prev_action", "terminated", "truncated", "valid", "info/logp"} <= set(
+            batch.files
+        )
         assert batch["prev_reward"].shape == (17, 4)
         assert (batch["prev_reward"] == np.float32(1e38)).any()
     weights = load_checkpoint(find_checkpoint(tmp_path)).policy
@@ -524,3 +542,26 @@ def test_signals_at_start_up() -> None:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 128 + number, err
         assert "Traceback" not in err
+
+
+def test_a_signal_in_an_evaluation_loses_nothing(tmp_path: Path) -> None:
+    """The last evaluation is cut short; the run resumes, evaluates, and is what it would have been."""
+    whole = ps.train(at(tmp_path / "whole"))
+    trainer = ps.Trainer(at(tmp_path / "cut"), tmp_path / "cut")
+    (tmp_path / "cut").mkdir()
+    write_config(trainer)
+    inner = trainer.sampler.evaluate_agent
+
+    def interrupted(itr: int, episodes: int, give_up: Any = None) -> Episodes:
+        signal.raise_signal(signal.SIGTERM)
+        return inner(itr, episodes, give_up=give_up)
+
+    trainer.sampler.evaluate_agent = interrupted
+    with trainer, pytest.raises(SystemExit) as end:
+        Runner(trainer).run()
+    assert end.value.code == 143
+    resumed = ps.resume(tmp_path / "cut")
+    assert resumed.metrics["eval/mean_reward"] == whole.metrics["eval/mean_reward"]
+    assert resumed.checkpoint is not None
+    for a, b in zip(whole.policy.agent.parameters(), resumed.policy.agent.parameters()):
+        assert torch.equal(a, b)

@@ -67,7 +67,9 @@ def test_asks_for_no_more_than_the_cores_at_hand(monkeypatch: pytest.MonkeyPatch
 
 def test_touches_neither_policy_nor_environments() -> None:
     with Trainer(EXP) as trainer, Trainer(EXP) as other:
-        before = {name: x.clone() for name, x in trainer.policy.agent.state_dict().items() if isinstance(x, torch.Tensor)}
+        before = {
+            name: x.clone() for name, x in trainer.policy.agent.state_dict().items() if isinstance(x, torch.Tensor)
+        }
         fastest_threads(trainer.policy, trainer.sampler)
         after = trainer.policy.agent.state_dict()
         assert all(torch.equal(x, after[name]) for name, x in before.items())

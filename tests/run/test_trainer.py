@@ -18,7 +18,10 @@ from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
 EXP = ps.Experiment(
-    "CartPole-v1", ps.PPO(lr="linear(1e-3, 0)", epochs=2, minibatch=32), ps.SerialSampler(T=16, B=4), ps.RunConfig(steps=640, seed=2)
+    "CartPole-v1",
+    ps.PPO(lr="linear(1e-3, 0)", epochs=2, minibatch=32),
+    ps.SerialSampler(T=16, B=4),
+    ps.RunConfig(steps=640, seed=2),
 )
 
 
@@ -147,7 +150,10 @@ def test_saving_does_not_disturb(trainer: Trainer, tmp_path: Path) -> None:
 def test_restore_into_other_networks(trainer: Trainer, tmp_path: Path) -> None:
     trainer.train()
     trainer.save()
-    with Trainer(ps.override(EXP, {"algo.net.hidden": (5,)}), tmp_path) as other, pytest.raises(CheckpointError, match="do not fit"):
+    with (
+        Trainer(ps.override(EXP, {"algo.net.hidden": (5,)}), tmp_path) as other,
+        pytest.raises(CheckpointError, match="do not fit"),
+    ):
         other.restore()
 
 
@@ -234,7 +240,17 @@ def test_evaluation_keeps_the_best_score(trainer: Trainer, monkeypatch: pytest.M
     assert metrics["eval/mean_reward"] == trainer.best_score == episodes.mean_return
     assert metrics["eval/mean_ep_length"] == episodes.mean_length
     assert metrics["eval/std_reward"] == pytest.approx(float(episodes.return_.std()))
-    monkeypatch.setattr(trainer.sampler, "evaluate_agent", lambda *_: Episodes())
+    monkeypatch.setattr(trainer.sampler, "evaluate_agent", lambda *_, **__: Episodes())
     metrics, _ = trainer.evaluate(3)
     assert metrics == {}
     assert trainer.best_score == episodes.mean_return
+
+
+def test_a_stop_metric_that_is_never_reported_is_refused() -> None:
+    run = ps.RunConfig(steps=100_000, stop={"rollout/ep_rew_maen": 10.0})
+    exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), run)
+    with pytest.raises(
+        ConfigError, match="'rollout/ep_rew_maen', which this run does not report; did you mean 'rollout/ep_rew_mean'"
+    ):
+        for _ in ps.Trainer(exp):
+            pass

@@ -129,7 +129,7 @@ def test_without_noise_the_agent_acts_deterministically_and_nothing_is_drawn():
     agent = Watching(pool.spec)
     sampler.initialize(agent)
     batch = sampler.last_batch
-    views = [GroupViews(batch, slots, torch.device("cpu")) for slots in pool.groups]
+    views = [GroupViews(batch, slots, pool.spec.null_action, torch.device("cpu")) for slots in pool.groups]
     collect(pool, agent, batch, views, [agent.initial_state(8)], None)
     assert (batch.info["noise"] == 0.5).all()
     assert (batch.action[batch.valid] == 2).all()
@@ -145,3 +145,30 @@ def test_invalid_rows_store_the_null_action_of_every_kind_whatever_the_agent_did
         assert (x[~batch.valid] == null).all()
         assert (x[batch.valid] != null).any()
     assert not batch.reward[~batch.valid].any()
+
+
+class Recorder(EchoAgent):
+    """Keeps a copy of every previous action and reward that it was shown."""
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        action, info, state = super().act(inputs, state, noise)
+        return (
+            action,
+            info | {"seen_action": inputs.prev_action.clone(), "seen_reward": inputs.prev_reward.clone()},
+            state,
+        )
+
+
+@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+def test_an_agent_acts_on_the_inputs_that_the_record_shows(reset: Any):
+    sampler = SerialSampler(T=40, B=4, reset=reset).build("CartPole-v1", 3)
+    sampler.initialize(Recorder(sampler.spec))
+    opened = 0
+    for itr in range(3):
+        batch, _ = sampler.obtain_samples(itr)
+        assert (batch.info["seen_action"] == batch.prev_action[:-1]).all()
+        assert (batch.info["seen_reward"] == batch.prev_reward[:-1]).all()
+        assert not batch.prev_action[batch.first].any()
+        opened += int(batch.first.sum())
+    assert opened > 4
+    sampler.shutdown()

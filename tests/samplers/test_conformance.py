@@ -207,8 +207,21 @@ def test_each_broken_promise_is_named(sampler: Build):
     assert PROMISES[sampler] in str(caught.value)  # pyright: ignore
 
 
+def test_a_loop_that_nulls_actions_after_the_agent_saw_them_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collector.GroupViews, "null_ignored", lambda self, t: None)
+
+    class NullsLate(Broken):
+        def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
+            batch, episodes = super().obtain_samples(itr)
+            batch.action[~batch.valid] = 0
+            return batch, episodes
+
+    with pytest.raises(AssertionError, match="the agent was shown another action"):
+        check_sampler(NullsLate)
+
+
 def test_a_loop_that_lets_actions_of_invalid_rows_stand_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collector, "_null_invalid", lambda pool, batch: None)
+    monkeypatch.setattr(collector.GroupViews, "null_ignored", lambda self, t: None)
     with pytest.raises(AssertionError, match="the action that led to a reset is not null"):
         check_sampler(Broken)
 

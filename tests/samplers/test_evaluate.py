@@ -145,6 +145,25 @@ def test_an_evaluation_is_a_function_of_seed_itr_and_parameters_not_of_what_came
     assert again.return_.tolist() != one.evaluate_agent(5, 9, deterministic=False).return_.tolist()
 
 
+def test_only_a_stochastic_evaluation_draws_noise_and_new_noise_in_every_chunk():
+    class Listens(EchoAgent):
+        heard: ClassVar[list[Any]] = []
+
+        def act(self, inputs: Any, state: Any, noise: Any) -> Any:
+            Listens.heard.append(None if noise is None else noise[:4].clone())
+            return super().act(inputs, state, noise)
+
+    sampler = live(EnvConfig(Counter, {"terminate_at": 150}))
+    sampler.initialize(Listens(sampler.spec))
+    for deterministic in (True, False):
+        Listens.heard = []
+        sampler.evaluate_agent(0, 4, deterministic)
+        heard = Listens.heard[1:]  # the first is an example
+        assert len(heard) == 3 * 64
+        assert all((noise is None) == deterministic for noise in heard)
+        assert deterministic or len({noise.numpy().tobytes() for noise in heard}) == len(heard)
+
+
 def test_a_recurrent_agent_starts_each_evaluation_without_a_memory():
     class Remembers(EchoAgent):
         ages: ClassVar[list[int]] = []

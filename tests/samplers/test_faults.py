@@ -109,7 +109,7 @@ def test_a_broken_contract_names_slot_episode_step_seed_and_action(fault: str, a
 @pytest.mark.parametrize("fault", EXCEPTIONS)
 def test_an_exception_carries_its_traceback_and_cause_as_well(fault: str, at: int):
     sampler = live(fault, at)
-    with pytest.raises(EnvWorkerError) as error:  # noqa: PT012
+    with pytest.raises(EnvWorkerError) as error:
         for itr in range(5):
             sampler.obtain_samples(itr)
     message = f"{type(error.value).__name__}: {error.value}"

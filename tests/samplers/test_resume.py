@@ -217,7 +217,9 @@ def test_an_environment_that_is_not_reproducible_is_cut_and_counted():
         assert (episodes.return_ == 50.0).all()
 
 
-@pytest.mark.parametrize("how", ["ends early", "raises", "breaks its contract", "shows something else"])
+@pytest.mark.parametrize(
+    "how", ["ends early", "raises", "breaks its contract", "shows something else", "shows nothing", "shows too much"]
+)
 def test_a_replay_that_goes_another_way_is_cut(how: str):
     replaying = False
 
@@ -231,7 +233,8 @@ def test_a_replay_that_goes_another_way_is_cut(how: str):
                     return obs, "abc", terminated, truncated, info
                 if how == "ends early":
                     return obs, reward, True, truncated, info
-                return obs + 1, reward, terminated, truncated, info
+                shown = {"shows nothing": None, "shows too much": np.zeros((2, 2), np.float32)}.get(how, obs + 1)
+                return shown, reward, terminated, truncated, info
             return obs, reward, terminated, truncated, info
 
     sampler, resumed = (live(lambda: Turning(terminate_at=9), T=2, B=2) for _ in range(2))
@@ -244,6 +247,19 @@ def test_a_replay_that_goes_another_way_is_cut(how: str):
     batch, _ = resumed.obtain_samples(1)
     assert batch.valid.tolist() == [[False] * 2, [True] * 2]
     assert batch.obs[:, 0, 0].tolist() == [2.0, 0.0, 1.0]
+
+
+def test_an_observation_out_of_bounds_that_training_let_pass_is_restored():
+    class Grows(Counter):
+        def observe(self) -> Any:
+            return super().observe() - 5 * (self.t == 3)  # below its space
+
+    config = EnvConfig(Grows, {"terminate_at": 9}, checks="finite")
+    sampler, resumed = live(config, T=3, B=2), live(config, T=3, B=2)
+    sampler.obtain_samples(0)
+    assert (sampler.last_batch.obs[3] == -2).all()
+    resumed.load_state_dict(stored(sampler.state_dict()))
+    assert resumed.cut_slots == []
 
 
 def test_a_record_after_resume_obeys_every_rule_of_the_record():
@@ -283,7 +299,7 @@ def test_faults_after_resume_name_episode_and_step_as_if_there_had_been_no_cut(e
         pool: Any = sampler._pool
         faulty = pool._envs[1]
         faulty.fault, faulty.at = "raise_in_step", faulty.steps + 2
-        with pytest.raises(EnvWorkerError, match="the arm fell off") as caught:  # noqa: PT012
+        with pytest.raises(EnvWorkerError, match="the arm fell off") as caught:
             for itr in range(6, 9):
                 sampler.obtain_samples(itr)
         messages.append(str(caught.value).splitlines()[0])

@@ -85,7 +85,7 @@ class SeedEcho(Toy):
         seen: spaces.Space[Any] = box(0, np.inf, 3)
         taken: spaces.Space[Any] = spaces.Discrete(4)
         if nested:
-            when = spaces.Tuple((spaces.Discrete(16, start=-1), spaces.MultiBinary(4)))
+            when = spaces.Tuple((spaces.Discrete(16, start=5), spaces.MultiBinary(4)))
             seen = spaces.Dict({"seed": spaces.MultiDiscrete([1 << 16, 1 << 16]), "when": when})
             pick = spaces.Tuple((spaces.Discrete(3, start=5), spaces.MultiDiscrete([2, 4], start=[1, -2])))
             taken = spaces.Dict({"arm": box(-1, 1, 2), "pick": pick, "bits": spaces.MultiBinary(2)})
@@ -101,13 +101,13 @@ class SeedEcho(Toy):
         if not nested:
             return np.concatenate([halves, t[..., None]], -1).astype(np.float32)
         bits = (t[..., None] >> np.arange(4)) & 1
-        return {"seed": halves, "when": (t - 1, bits.astype(np.int8))}
+        return {"seed": halves, "when": (t + 5, bits.astype(np.int8))}
 
     @staticmethod
     def place_of(obs: Any) -> tuple[Any, Any]:
         """Seed and step of an observation, or of [...] of them, as int64."""
         if isinstance(obs, dict):
-            halves, t = np.asarray(obs["seed"]), np.asarray(obs["when"][0]) + 1
+            halves, t = np.asarray(obs["seed"]), np.asarray(obs["when"][0]) - 5
         else:
             halves, t = np.asarray(obs)[..., :2].astype(np.int64), np.asarray(obs)[..., 2].astype(np.int64)
         return (halves[..., 0] << 16) + halves[..., 1], t

@@ -1,0 +1,122 @@
+"""Which runs are seeds of one curve, and what is each curve called?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NOT_OF_THE_CURVE = ("seed", "dir", "progress", "tensorboard", "steps")
+"""Settings of `run` that leave the curve as it is; a run that was made longer is the same curve."""
+_NAMED, _LONGEST = 3, 24
+"""Settings that a name holds, and characters of one value."""
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is a run of, as its directory says."""
+
+    run_dir: Path
+    """Resolved, so that one directory has one identity."""
+    env: str
+    """The folder's name if meta.json does not say."""
+    algo: str
+    settings: Any
+    """The experiment in config.json, numbers as floats, without what a curve does not depend on; None if unreadable."""
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Equal for seeds of one curve. A run whose settings are unknown is a curve by itself."""
+        known = self.settings is not None and bool(self.algo)
+        return self.env, self.algo, json.dumps(self.settings, sort_keys=True) if known else str(self.run_dir)
+
+
+def identify(run_dir: Path) -> Identity:
+    """The identity of the run in a directory, from its meta.json and config.json."""
+    run_dir = run_dir.resolve()
+    meta, settings = _read(run_dir / "meta.json"), _read(run_dir / "config.json").get("experiment")
+    env, algo = meta.get("env"), meta.get("algo")
+    if not isinstance(env, str) or not isinstance(algo, str):
+        env, algo = run_dir.name, ""
+    if not isinstance(settings, dict):
+        return Identity(run_dir, env, algo, None)
+    if isinstance(run := settings.get("run"), dict):
+        settings = {**settings, "run": {key: value for key, value in run.items() if key not in _NOT_OF_THE_CURVE}}
+    return Identity(run_dir, env, algo, settings)
+
+
+def curve_names(curves: Sequence[Identity]) -> list[str]:
+    """A name for each curve, given one run of each.
+
+    The algorithm, and the environment if there are several; among curves of equal name also the settings that differ,
+    e.g. `ppo, lr=0.001`, or as much of the path as tells them apart if the settings do not.
+    """
+    several = len({curve.env for curve in curves}) > 1
+    plain = [f"{c.algo} on {c.env}" if c.algo and several else c.algo or c.env for c in curves]
+    names = list(plain)
+    for name in set(plain):
+        alike = [i for i, other in enumerate(plain) if other == name]
+        if len(alike) > 1:
+            ends = _by_settings([curves[i].settings for i in alike]) or _by_path([curves[i].run_dir for i in alike])
+            for i, end in zip(alike, ends):
+                names[i] = f"{name}, {end}" if curves[i].algo else end
+    return names
+
+
+def _by_settings(settings: list[Any]) -> list[str]:
+    """The settings that differ, as text for each; nothing if that leaves two alike."""
+    if any(tree is None for tree in settings):
+        return []
+    columns: dict[str, list[str]] = {}
+    for path, values in _differing(settings, ""):
+        texts = [_text(value) for value in values]
+        short = path.partition(".")[2] or path  # without algo, sampler or run
+        if columns.setdefault(short, texts) != texts:
+            columns[path] = texts
+    shown = dict(list(columns.items())[:_NAMED])
+    more = ", ..." if len(columns) > len(shown) else ""
+    names = [", ".join(f"{key}={texts[i]}" for key, texts in shown.items()) + more for i in range(len(settings))]
+    return names if len(set(names)) == len(names) else []
+
+
+def _differing(values: list[Any], path: str) -> list[tuple[str, list[Any]]]:
+    """The dotted settings whose values are not all equal, in the order of the stored settings."""
+    if all(value == values[0] for value in values):
+        return []
+    if not all(isinstance(value, dict) and value.get("class") == values[0].get("class") for value in values):
+        return [(path, values)]
+    keys = dict.fromkeys(key for value in values for key in value)
+    below = [_differing([value.get(key, _ABSENT) for value in values], f"{path}.{key}".lstrip(".")) for key in keys]
+    return [found for part in below for found in part]
+
+
+def _text(value: Any) -> str:
+    if value is _ABSENT:
+        return "?"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, list):
+        return f"[{', '.join(_text(item) for item in value)}]"
+    if isinstance(value, dict):
+        name = str(value.get("class") or value.get("import") or "").rpartition(":")[2]
+        fields = ", ".join(_text(item) for key, item in value.items() if key not in ("class", "import"))
+        whole = f"{name}({fields})" if fields else name
+        return whole if len(whole) <= _LONGEST else name or "..."
+    return str(value)
+
+
+def _by_path(paths: list[Path]) -> list[str]:
+    """The folders' names, with as many of the folders above as tell them apart."""
+    depth = next(n for n in range(1, 100) if len({path.parts[-n:] for path in paths}) == len(paths))
+    return ["/".join(path.parts[-depth:]) for path in paths]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes(), parse_int=float)  # 0 and 0.0 are one setting
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
