@@ -72,12 +72,18 @@ def env_seed(seed: int, slot: int, episode: int, evaluation: bool = False) -> in
     Distinct by construction for training and evaluation, 128 neighbouring run seeds, 1,024 slots and 16,384
     episodes a slot; beyond those limits seeds are hashed and may meet by chance.
     """
-    low = ((slot & 0x3FF) << 14) | (episode & 0x3FFF)
-    seed = int(seed)  # numpy's integers would end up in the environment, and Gymnasium refuses them
+    return env_seeds(seed, slot, episode, 1, evaluation)[0]
+
+
+def env_seeds(seed: int, slot: int, episode: int, count: int, evaluation: bool = False) -> list[int]:
+    """`env_seed` of `count` episodes in a row; they must not cross a multiple of 16,384. Many cost little more than one."""
+    episodes = np.arange(episode, episode + count, dtype=np.int64)
+    seed = int(seed)
     block = _hash(seed >> 7, slot >> 10, episode >> 14)
-    low = _feistel(low, 12, block)
-    word = (((int(evaluation) << 7) | (seed & 0x7F)) << 24) | low
-    return _feistel(word, 16, 0x9E3779B97F4A7C15)
+    low = _feistel(((slot & 0x3FF) << 14) | (episodes & 0x3FFF), 12, block)
+    words = (((int(evaluation) << 7) | (seed & 0x7F)) << 24) | low
+    # Python's integers: Gymnasium refuses numpy's.
+    return _feistel(words, 16, 0x9E3779B97F4A7C15).tolist()
 
 
 def derived_seed(seed: int, purpose: Purpose) -> int:
@@ -96,7 +102,7 @@ def _hash(*words: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def _feistel(word: int, half_bits: int, key: int) -> int:
+def _feistel(word: npt.NDArray[np.int64], half_bits: int, key: int) -> npt.NDArray[np.int64]:
     """A bijection of words of 2 * half_bits bits (four Feistel rounds), so that distinct inputs stay distinct."""
     mask = (1 << half_bits) - 1
     left, right = word >> half_bits, word & mask

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.errors import ConfigError, EnvWorkerError
-from penstock.core.noise import env_seed
+from penstock.core.noise import env_seeds
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.blame import fail, refuse_obs, refuse_reward, refuse_step
 from penstock.envs.check import EnvContractError
@@ -24,6 +24,7 @@ from penstock.envs.transfer import action_reader, obs_writer, row_checker, row_v
 Reset = Literal["next_step", "batch_end"]
 
 _CHECK_EVERY = 64
+_SEEDS_AT_ONCE = 64
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
@@ -85,6 +86,7 @@ class SerialPool:
         self.ended = [True] * B  # the slot resets in the next row it takes part in
         self._idle = [left <= 0 for left in self._left]
         self._tick = 0
+        self._seeds: list[tuple[int, list[int]]] = [(-1, [])] * B  # a block of episodes, and its seeds
         self._unstarted = True
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
 
@@ -122,8 +124,9 @@ class SerialPool:
                     continue
                 result = step(action)
                 obs, reward, terminated, truncated, info = result
-                if not (write(obs_row, b, obs) and reward.__class__ in _NUMBERS and terminated.__class__ in _FLAGS
-                        and truncated.__class__ in _FLAGS):  # fmt: skip
+                if not (write(obs_row, b, obs) and (reward.__class__ is float or reward.__class__ in _NUMBERS)
+                        and (terminated.__class__ is bool or terminated.__class__ in _FLAGS)
+                        and (truncated.__class__ is bool or truncated.__class__ in _FLAGS)):  # fmt: skip
                     reward = self._violation(b, result, action, obs_row)
                 rewards[b] = reward
                 if terminated or truncated:
@@ -288,7 +291,13 @@ class SerialPool:
                 refuse_obs(self.where(b, phase), tree_map(lambda x, b=b: x[b], obs_row), self.spec.obs, action)
 
     def _env_seed(self, b: int) -> int:
-        return env_seed(self._seed, self._slots.start + b, max(self._episode[b], 0), self._evaluation)
+        episode = max(self._episode[b], 0)
+        block, at = divmod(episode, _SEEDS_AT_ONCE)
+        if self._seeds[b][0] != block:
+            first = block * _SEEDS_AT_ONCE
+            slot = self._slots.start + b
+            self._seeds[b] = block, env_seeds(self._seed, slot, first, _SEEDS_AT_ONCE, self._evaluation)
+        return self._seeds[b][1][at]
 
     def where(self, b: int, phase: str) -> str:
         """Which slot, environment, method, episode, step and seed: the start of every message."""

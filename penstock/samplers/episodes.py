@@ -101,6 +101,7 @@ class EpisodeStats:
 
     def __init__(self, B: int, discount: float) -> None:
         self.discount = discount
+        self._powers = np.ones(1)
         self.return_ = np.zeros(B)
         self.length = np.zeros(B, np.int64)
         self.discounted = np.zeros(B)
@@ -123,7 +124,7 @@ class EpisodeStats:
         age = np.where(opened >= 0, time - opened, time + self.length)
         reward = batch.reward.astype(np.float64)
         sums = np.cumsum(reward, 0)
-        discounted_sums = np.cumsum(reward * self.discount**age, 0)
+        discounted_sums = np.cumsum(reward * self._powers_of(age), 0)
         env_info = batch.info.get("env", {}) if isinstance(batch.info, dict) else {}
 
         def since_opening(t: Ints, b: Ints) -> tuple[Floats, Floats, dict[str, Floats]]:
@@ -149,6 +150,13 @@ class EpisodeStats:
         self.length = np.where(open_, age[-1] + 1, 0)
         self.columns = {key: np.where(open_, values, np.nan) for key, values in columns.items()}
         return finished
+
+    def _powers_of(self, age: Ints) -> Floats:
+        """discount ** age, looked up: powers of a whole batch take a third of the time of `update`."""
+        oldest = int(age.max(initial=0))
+        if oldest >= len(self._powers):
+            self._powers = self.discount ** np.arange(2 * oldest + 1)
+        return self._powers[age]
 
     def state_dict(self) -> dict[str, Any]:
         """The running sums, as arrays."""

@@ -35,6 +35,10 @@ def test_the_contract(nested: bool, reset: Reset, B: int, T: int):
         check_pool(make, seed=11, slot=2, reset=reset, decorrelated=decorrelation > 0, T=T)
 
 
+def test_the_contract_over_more_than_a_hundred_episodes():
+    check_pool(lambda: SerialPool(echo_config(), 11, slice(7, 9)), seed=11, slot=7, T=450, batches=2)
+
+
 def rows(pool: SerialPool, T: int, batches: int = 1, buffer: SampleBatch | None = None) -> list[SampleBatch]:
     """Copies of batches that are stepped with null actions."""
     out: list[SampleBatch] = []
@@ -95,6 +99,9 @@ def test_restart_begins_again_and_evaluation_has_seeds_of_its_own():
     evaluation = SerialPool(echo_config(), 6, slice(0, 2), evaluation=True)
     seeds = SeedEcho.place_of(rows(evaluation, 2)[0].obs)[0][0].tolist()
     assert seeds == [env_seed(6, b, 0, evaluation=True) for b in range(2)] != [env_seed(6, b, 0) for b in range(2)]
+    evaluation.restart(8)
+    seeds = SeedEcho.place_of(rows(evaluation, 2)[0].obs)[0][0].tolist()
+    assert seeds == [env_seed(8, b, 0, evaluation=True) for b in range(2)]
 
 
 def test_decorrelation_takes_one_to_all_of_its_steps_each_with_an_action_of_its_own():

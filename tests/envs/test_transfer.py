@@ -22,6 +22,7 @@ LEAVES: dict[str, spaces.Space[Any]] = {
     "dim image": spaces.Box(3, 200, (3, 4, 4), np.uint8),
     "bool box": spaces.Box(0, 1, (2,), np.bool_),
     "int8 box": spaces.Box(-3, 127, (2,), np.int8),
+    "int8 box from below": spaces.Box(-128, 3, (2,), np.int8),
     "int64 box": spaces.Box(INT64.min, INT64.max, (2,), np.int64),
     "uint64 box": spaces.Box(0, UINT64.max, (2,), np.uint64),
     "discrete": spaces.Discrete(3, start=-5),
@@ -62,6 +63,36 @@ def test_what_is_in_the_space_is_written_and_sound(name: str):
     for x, y in zip(tree_leaves(row), tree_leaves(row_of(spec, observations))):
         assert np.array_equal(x, y)
     assert check(row)
+
+
+VECTOR = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "sound", "unsound"),
+    [
+        (LEAVES["box"], VECTOR, [[0.0, 0.0], None, VECTOR[:1], VECTOR[None], VECTOR.astype(np.float64), {"a": VECTOR}]),
+        (LEAVES["discrete"], -5, [None, -4.0, np.float32(-4), "a", [-4], VECTOR]),
+        (
+            TREES["one in a dict"],
+            {"a": VECTOR},
+            [VECTOR, {}, {"b": VECTOR}, {"a": VECTOR, "b": VECTOR}, {"a": [0.0] * 2}],
+        ),
+        (
+            spaces.Tuple((LEAVES["box"], LEAVES["discrete"])),
+            (VECTOR, -5),
+            [VECTOR, [VECTOR, -5], (VECTOR,), (VECTOR, -5, -5), (-5, VECTOR), (VECTOR, None), None],
+        ),
+    ],
+    ids=["box", "discrete", "dict", "tuple"],
+)
+def test_what_is_of_another_form_is_not_written(space: Any, sound: Any, unsound: list[Any]):
+    spec = space_to_spec(space, "observation")
+    write = obs_writer(spec)
+    row = tree_map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), spec)
+    assert write(row, 0, sound)
+    assert not any(write(row, 0, obs) for obs in unsound)
+    assert all(describe_violation(obs, spec, "obs") for obs in unsound)
 
 
 def values_of(leaf: LeafSpec) -> list[Any]:

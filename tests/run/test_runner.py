@@ -528,20 +528,27 @@ def test_a_second_signal_kills(zygote: Zygote, until: Any, tmp_path: Path) -> No
         pass
 
 
-def test_signals_at_start_up() -> None:
-    """In the middle of imports an exception would go through C++ and abort; see `cli.main._leave`."""
-    command = [sys.executable, "-m", "penstock", "train", "a2c", "--env", "CartPole-v1", "--run.dir", "/nonexistent/x"]
-    started = []
-    for delay, number in ((0.15, signal.SIGINT), (0.35, signal.SIGINT), (0.6, signal.SIGINT), (0.3, signal.SIGTERM)):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        started.append((time.monotonic() + delay, number, process))
-    for due, number, process in sorted(started, key=lambda s: s[0]):
-        time.sleep(max(due - time.monotonic(), 0.0))
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(("number", "delay_s"), [(signal.SIGINT, 0.0), (signal.SIGINT, 0.15), (signal.SIGTERM, 0.05)])
+def test_signals_at_start_up(number: int, delay_s: float, tmp_path: Path) -> None:
+    """In the middle of `import torch` an exception would go through C++ and abort; see `cli.main._leave`."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "penstock", "train", "a2c", "--env", "CartPole-v1", "--run.dir", str(run)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(delay_s)
         process.send_signal(number)
-    for _, number, process in started:
         _, err = process.communicate(timeout=60)
-        assert process.returncode == 128 + number, err
-        assert "Traceback" not in err
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, err
+    assert "Traceback" not in err
+    assert run.exists() or f"stopped by {signal.Signals(number).name}" in err
 
 
 def test_a_signal_in_an_evaluation_loses_nothing(tmp_path: Path) -> None:

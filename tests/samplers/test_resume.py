@@ -1,4 +1,5 @@
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +13,7 @@ from penstock.core.errors import CheckpointError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.envs.conformance import echo_config
 from penstock.envs.make import EnvConfig
+from penstock.envs.opening import has_state
 from penstock.envs.record_check import RecordCheck
 from penstock.envs.serial_pool import Reset
 from penstock.envs.toy import Counter, FaultEnv, SeedEcho, TMaze
@@ -197,6 +199,9 @@ def test_the_state_below_a_wrapper_is_not_used_since_it_lacks_the_wrappers_own()
     sampler = live(config)
     sampler.obtain_samples(0)
     assert sampler.state_dict()["pool"]["snapshot"] == [None] * 4
+    assert has_state(Carrying())
+    assert not has_state(SimpleNamespace(get_state=dict))
+    assert not has_state(SimpleNamespace(set_state=dict))
 
 
 def test_an_environment_that_is_not_reproducible_is_cut_and_counted():
