@@ -29,6 +29,7 @@ BOUNDED_ELSEWHERE = {
 }
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
 MAY_UNPICKLE = {"penstock/samplers/worker.py": "one payload from its own parent, through a descriptor it inherited"}
+MAY_DATE = {"penstock/run/log.py": "TensorBoard's events carry the date"}
 
 
 def relative(path: Path) -> str:
@@ -137,6 +138,13 @@ def test_the_scan_sees_every_way_to_wait(text: str) -> None:
 )  # fmt: skip
 def test_the_scan_lets_bounded_calls_pass(text: str) -> None:
     assert not unbounded_waits(text)
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_measures_with_a_clock_that_is_never_set(path: Path) -> None:
+    """`time.time` jumps when the clock is set; it may only date what a person reads."""
+    found = [call.lineno for call in calls(ast.parse(path.read_text())) if ast.unparse(call.func) == "time.time"]
+    assert not found or relative(path) in MAY_DATE, f"{relative(path)}: time.time at {found}; use time.monotonic"
 
 
 @pytest.mark.parametrize(

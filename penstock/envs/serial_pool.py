@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.errors import ConfigError, EnvWorkerError
-from penstock.core.noise import env_seeds
+from penstock.core.noise import EpisodeSeeds
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.blame import fail, refuse_obs, refuse_reward, refuse_step
 from penstock.envs.check import EnvContractError
@@ -24,7 +24,6 @@ from penstock.envs.transfer import action_reader, obs_writer, row_checker, row_v
 Reset = Literal["next_step", "batch_end"]
 
 _CHECK_EVERY = 64
-_SEEDS_AT_ONCE = 64
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
@@ -78,15 +77,14 @@ class SerialPool:
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
-        B = len(self._envs)
-        self._seed = seed
+        B, self._seed = len(self._envs), seed
         self._episode = [-1] * B  # the number of each slot's current episode; -1 before its first
         self._began = [0] * B  # the tick of its reset, for messages
         self._left = [math.inf if episodes is None else episodes[b] for b in range(B)]
         self.ended = [True] * B  # the slot resets in the next row it takes part in
         self._idle = [left <= 0 for left in self._left]
         self._tick = 0
-        self._seeds: list[tuple[int, list[int]]] = [(-1, [])] * B  # a block of episodes, and its seeds
+        self._seeds = [EpisodeSeeds(seed, self._slots.start + b, self._evaluation) for b in range(B)]
         self._unstarted = True
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
 
@@ -291,13 +289,7 @@ class SerialPool:
                 refuse_obs(self.where(b, phase), tree_map(lambda x, b=b: x[b], obs_row), self.spec.obs, action)
 
     def _env_seed(self, b: int) -> int:
-        episode = max(self._episode[b], 0)
-        block, at = divmod(episode, _SEEDS_AT_ONCE)
-        if self._seeds[b][0] != block:
-            first = block * _SEEDS_AT_ONCE
-            slot = self._slots.start + b
-            self._seeds[b] = block, env_seeds(self._seed, slot, first, _SEEDS_AT_ONCE, self._evaluation)
-        return self._seeds[b][1][at]
+        return self._seeds[b][max(self._episode[b], 0)]
 
     def where(self, b: int, phase: str) -> str:
         """Which slot, environment, method, episode, step and seed: the start of every message."""

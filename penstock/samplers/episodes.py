@@ -12,6 +12,7 @@ import numpy.typing as npt
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
+_LONGEST_TABLE = 1_000_000  # steps
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -101,7 +102,7 @@ class EpisodeStats:
 
     def __init__(self, B: int, discount: float) -> None:
         self.discount = discount
-        self._powers = np.ones(1)
+        self._powers: Floats = np.ones(1)
         self.return_ = np.zeros(B)
         self.length = np.zeros(B, np.int64)
         self.discounted = np.zeros(B)
@@ -154,8 +155,10 @@ class EpisodeStats:
     def _powers_of(self, age: Ints) -> Floats:
         """discount ** age, looked up: powers of a whole batch take a third of the time of `update`."""
         oldest = int(age.max(initial=0))
+        if oldest > _LONGEST_TABLE:
+            return np.asarray(self.discount**age, np.float64)
         if oldest >= len(self._powers):
-            self._powers = self.discount ** np.arange(2 * oldest + 1)
+            self._powers = np.asarray(self.discount ** np.arange(2 * oldest + 1), np.float64)
         return self._powers[age]
 
     def state_dict(self) -> dict[str, Any]:
