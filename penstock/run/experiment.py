@@ -36,7 +36,7 @@ class RunConfig:
     learner_threads: int | Literal["auto"] = 1
     """Threads of torch. "auto" times 1 to all cores on a copy before training and keeps the answer in the run."""
     log_interval: int = 1_000
-    """Environment steps between rows of metrics, at least one batch; evaluations are always logged."""
+    """Environment steps between rows of metrics; 0: a row for every batch. Evaluations are always logged."""
     tensorboard: bool = True
     """Write TensorBoard events besides metrics.jsonl and progress.csv."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"

@@ -72,6 +72,30 @@ def make_run_dir(exp: Experiment, path: Path) -> Path:
         ) from error
 
 
+def _fingerprint() -> dict[str, Any]:
+    """What the promise of equal bits depends on besides the settings."""
+    return {
+        "versions": {"penstock": VERSION, "torch": torch.__version__, "numpy": np.__version__,
+                     "gymnasium": gymnasium.__version__, "python": platform.python_version()},
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+def changes_since(run_dir: Path) -> list[str]:
+    """What is another than when the run began, so that a resumed run may differ in the last bits; [] if nothing."""
+    now = _fingerprint()
+    try:
+        before: dict[str, Any] = read_json(run_dir / META)
+    except CheckpointError:
+        return [f"{META} cannot be read"]
+    old, new = before.get("versions", {}), now["versions"]
+    changed = [f"{name} {old.get(name)} -> {new[name]}" for name in new if old.get(name) != new[name]]
+    return changed + [
+        f"{k} {before.get(k)} -> {now[k]}" for k in ("cpu_capability", "threads") if before.get(k) != now[k]
+    ]
+
+
 def write_config(trainer: Trainer) -> None:
     """Writes config.json, from which a run is resumed and loaded, and meta.json, which says where it ran."""
     exp, run_dir = trainer.exp, trainer.run_dir
@@ -85,10 +109,7 @@ def write_config(trainer: Trainer) -> None:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "git": _git(),
-        "versions": {"penstock": VERSION, "torch": torch.__version__, "numpy": np.__version__,
-                     "gymnasium": gymnasium.__version__, "python": platform.python_version()},
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
+        **_fingerprint(),
         "env_reproducible": trainer.report.reproducible,
     }  # fmt: skip
     try:

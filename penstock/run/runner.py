@@ -22,6 +22,7 @@ from penstock.learn.policy import Policy
 from penstock.run.files import write_atomic
 from penstock.run.log import MetricsLog
 from penstock.run.progress import Progress, print_summary
+from penstock.run.rundir import changes_since
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
@@ -78,6 +79,11 @@ class Runner:
         try:
             with self._signals():
                 progress.note(self._headline())
+                if not trainer.report.reproducible:
+                    self._say(progress, "the environment does not repeat itself from a seed and actions: a resumed run starts new "
+                              "episodes")  # fmt: skip
+                if self.resumed and (changed := changes_since(self.run_dir)):
+                    self._say(progress, f"since the run began: {', '.join(changed)}; the last bits may differ")
                 if self.resumed and trainer.sampler.cut_slots:
                     unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
                     self._say(progress, f"{len(trainer.sampler.cut_slots)} of {trainer.sampler.batch_spec.B} slots could not "
@@ -100,7 +106,7 @@ class Runner:
                         metrics |= evaluation
                         done = done or trainer.reached(metrics)
                     logged = done or "eval/mean_reward" in metrics
-                    if logged or _crossed(config.log_interval, before, trainer.env_steps):
+                    if logged or not config.log_interval or _crossed(config.log_interval, before, trainer.env_steps):
                         log.write(trainer.env_steps, metrics)
                         unlogged = {}
                     progress.update(trainer.env_steps, metrics)
@@ -180,8 +186,11 @@ class Runner:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             self._signal = number
+            if self.trainer.exp.run.progress != "off":
+                name = signal.Signals(number).name
+                os.write(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n".encode())
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in _handled()}
         try:
             yield
         finally:
@@ -227,6 +236,13 @@ class Runner:
 def _crossed(interval: int, before: int, after: int) -> bool:
     """True if a multiple of `interval` lies in (before, after]: no state to keep, so a resumed run agrees."""
     return interval > 0 and after // interval > before // interval
+
+
+def _handled() -> list[int]:
+    """The signals that end a run tidily; a hang-up too, unless nohup had it ignored."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    hang_up = getattr(signal, "SIGHUP", None)
+    return [*numbers, hang_up] if hang_up is not None and signal.getsignal(hang_up) == signal.SIG_DFL else [*numbers]
 
 
 def _interactive() -> bool:

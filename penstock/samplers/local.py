@@ -121,7 +121,7 @@ class LocalSampler:
             found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
             chunk += 1
             if give_up is not None and give_up():
-                break
+                return found
         if len(found) < episodes:
             warnings.warn(f"evaluation gave up with {len(found)} of {episodes} episodes: some slot has not ended one in "
                           f"{_EVAL_MAX_STEPS:,} steps; give {self._config.name} a time limit", stacklevel=2)  # fmt: skip
