@@ -135,7 +135,7 @@ class VideoWriter:
 
 def _ffmpeg() -> str:
     try:
-        import imageio_ffmpeg
+        import imageio_ffmpeg  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise MissingExtraError("imageio-ffmpeg", "video") from None
     return imageio_ffmpeg.get_ffmpeg_exe()
