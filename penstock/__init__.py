@@ -19,6 +19,7 @@ _WHERE = {
     "CheckpointError": "penstock.core.errors",
     "ConfigError": "penstock.core.errors",
     "EnvConfig": "penstock.envs.make",
+    "EnvContractError": "penstock.core.errors",
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from penstock.core.config import override as override
     from penstock.core.errors import CheckpointError as CheckpointError
     from penstock.core.errors import ConfigError as ConfigError
+    from penstock.core.errors import EnvContractError as EnvContractError
     from penstock.core.errors import EnvWorkerError as EnvWorkerError
     from penstock.core.errors import NonFiniteError as NonFiniteError
     from penstock.core.errors import PenstockError as PenstockError

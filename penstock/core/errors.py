@@ -23,6 +23,10 @@ class EnvWorkerError(PenstockError):
     exit_code = 3
 
 
+class EnvContractError(EnvWorkerError):
+    """An environment returned something other than its spaces and the Gymnasium API promise."""
+
+
 class LearnerError(PenstockError):
     """Learning cannot go on."""
 

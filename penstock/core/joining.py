@@ -24,6 +24,8 @@ def concat_samples(batches: Sequence[AnyBatch], axis: Literal["T", "B"] = "B") -
     """
     if not batches:
         raise ConfigError("concat_samples got no batch; expected at least one")
+    if axis not in ("T", "B"):
+        raise ConfigError(f"concat_samples got axis={axis!r}; expected 'T' or 'B'")
     if isinstance(batches[0], MultiAgentBatch):
         many: list[Any] = list(batches)
         if any(set(m) != set(many[0]) for m in many):

@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.core.errors import EnvWorkerError
+from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.tree import Tree
-from penstock.envs.check import EnvContractError
 from penstock.envs.contract import describe_step_violation, describe_violation
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError
 from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map, tree_paths
@@ -27,10 +27,6 @@ from penstock.envs.wrappers import MASK
 
 _PRELUDE_STEPS = 3
 """Steps of another episode before the replay, so that state carried over from one episode to the next shows."""
-
-
-class EnvContractError(EnvWorkerError):
-    """An environment returned something other than its spaces and the Gymnasium API promise."""
 
 
 @dataclass(frozen=True)

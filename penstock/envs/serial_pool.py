@@ -10,11 +10,10 @@ import gymnasium as gym
 import numpy as np
 
 from penstock.core.batch import SampleBatch, carry_over
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.blame import fail, refuse_obs, refuse_reward, refuse_step
-from penstock.envs.check import EnvContractError
 from penstock.envs.contract import describe_reset_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.opening import has_state, random_steps, replay

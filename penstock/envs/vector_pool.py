@@ -9,10 +9,10 @@ import gymnasium as gym
 import numpy as np
 
 from penstock.core.batch import SampleBatch, carry_over
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure
-from penstock.envs.check import EnvContractError, check_vector_env
+from penstock.envs.check import check_vector_env
 from penstock.envs.contract import describe_violation, value_limits
 from penstock.envs.make import EnvConfig
 from penstock.envs.spaces import env_spec

@@ -34,7 +34,10 @@ class RunConfig:
     device: str = "cpu"
     """Where the networks live: cpu, cuda or cuda:1."""
     learner_threads: int | Literal["auto"] = 1
-    """Threads of torch. "auto" times 1 to all cores on a copy before training and keeps the answer in the run."""
+    """Threads of torch, in the whole process from then on.
+
+    "auto" times 1 to all cores on a copy before training and keeps the answer in the run.
+    """
     log_interval: int = 1_000
     """Environment steps between rows of metrics; 0: a row for every batch. Evaluations are always logged."""
     tensorboard: bool = True

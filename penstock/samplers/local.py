@@ -11,12 +11,11 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs, SampleBatch, allocate_batch
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, EnvContractError
 from penstock.core.layout import ROW_MULTIPLE
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
-from penstock.envs.check import EnvContractError
 from penstock.envs.make import EnvConfig
 from penstock.envs.pool import EnvPool
 from penstock.envs.serial_pool import SerialPool

@@ -140,3 +140,9 @@ def test_each_policy_has_its_own_episodes():
     for key, batch in (("red", a), ("blue", b)):
         assert len(split[key]) == len(split_by_episode(batch))
         assert all(same(x, y) for x, y in zip(split[key], split_by_episode(batch)))
+
+
+def test_an_unknown_axis_is_refused():
+    batch = allocate_batch(SPEC, BatchSpec(2, 3), {}, None)
+    with pytest.raises(ConfigError, match="axis='Z'; expected 'T' or 'B'"):
+        concat_samples([batch, batch], axis="Z")  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -7,9 +7,9 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.spec import LeafSpec
-from penstock.envs.check import EnvContractError, action_noise_size, check_env, sample_action
+from penstock.envs.check import action_noise_size, check_env, sample_action
 from penstock.envs.contract import describe_reset_violation, describe_step_violation, describe_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.spaces import space_to_spec

@@ -8,11 +8,10 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from penstock.core.batch import SampleBatch, allocate_batch
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
-from penstock.envs.check import EnvContractError
 from penstock.envs.conformance import check_pool, echo_config
 from penstock.envs.make import EnvConfig
 from penstock.envs.record_check import RecordCheck

@@ -3,9 +3,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import env_seed
-from penstock.envs.check import EnvContractError
 from penstock.envs.make import Checks, EnvConfig
 from penstock.envs.toy import FAULTS, FaultEnv
 from penstock.envs.toy.faults import CRASHES, DICT_FAULTS, OBS_FAULTS, RESULT_FAULTS
