@@ -133,8 +133,7 @@ class Gaussian:
         return self._to_env(self.mean)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        x = (action.flatten(-len(self.shape)) if self.shape else action.unsqueeze(-1)).to(self.mean.dtype)
-        z = ((x - self.center) / self.half - self.mean) * (-self.log_std).exp()
+        z = (self._from_env(action) - self.mean) * (-self.log_std).exp()
         return (-0.5 * z * z - (self.log_std + self.half.log() + _LOG_SQRT_2PI)).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -145,35 +144,28 @@ class Gaussian:
         x = self.center + self.half * x
         return x.unflatten(-1, self.shape) if self.shape else x.squeeze(-1)
 
+    def _from_env(self, action: Tensor) -> Tensor:
+        x = (action.flatten(-len(self.shape)) if self.shape else action.unsqueeze(-1)).to(self.mean.dtype)
+        return (x - self.center) / self.half
 
-class SquashedGaussian:
+
+class SquashedGaussian(Gaussian):
     """Normals pressed into the box by tanh (Haarnoja et al. 2018, appendix C), with the exact log-probability.
 
     `log_prob` takes stored actions, which `sample` keeps inside 1 - 1e-6 of the box, so it is one deterministic
     function while acting and while learning. `entropy` is that of the normals: the squashed one has no closed form.
     """
 
-    def __init__(self, mean: Tensor, log_std: Tensor, center: Tensor, half: Tensor, shape: tuple[int, ...]) -> None:
-        self.mean, self.log_std, self.center, self.half, self.shape = mean, log_std, center, half, shape
-
-    def sample(self, noise: Tensor) -> Tensor:
-        return self._to_env(self.mean + self.log_std.exp() * standard_normal(noise))
-
-    def mode(self) -> Tensor:
-        return self._to_env(self.mean)
-
     def log_prob(self, action: Tensor) -> Tensor:
-        x = (action.flatten(-len(self.shape)) if self.shape else action.unsqueeze(-1)).to(self.mean.dtype)
-        y = ((x - self.center) / self.half).clamp(-_EDGE, _EDGE)
+        y = self._from_env(action).clamp(-_EDGE, _EDGE)
         u = 0.5 * (torch.log1p(y) - torch.log1p(-y))
         return tanh_normal_log_prob(u, self.mean, self.log_std).sum(-1) - self.half.log().sum(-1)
 
     def entropy(self) -> Tensor:
         return (self.log_std + (0.5 + _LOG_SQRT_2PI)).expand_as(self.mean).sum(-1)
 
-    def _to_env(self, u: Tensor) -> Tensor:
-        x = self.center + self.half * torch.tanh(u).clamp(-_EDGE, _EDGE)
-        return x.unflatten(-1, self.shape) if self.shape else x.squeeze(-1)
+    def _to_env(self, x: Tensor) -> Tensor:
+        return super()._to_env(torch.tanh(x).clamp(-_EDGE, _EDGE))
 
 
 class Joint:

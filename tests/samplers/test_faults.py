@@ -1,6 +1,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
@@ -220,3 +222,31 @@ def test_the_reported_seed_and_actions_lead_to_the_fault_again():
     for _ in range(step):
         obs = env.step(0)[0]
     assert (sampler.last_batch.obs[:, SLOT] == obs).all(-1).any(), "the row before the fault is of another episode"
+
+
+class OppositeRewards(gym.Env[Any, Any]):
+    """Every other instance earns 1e39, the others -1e39: each overflows float32, and their sum is 0."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self) -> None:
+        self.sign = 1 if OppositeRewards.made % 2 else -1
+        self.steps = 0
+        OppositeRewards.made += 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), self.sign * 1e39, False, False, {}
+
+
+def test_rewards_that_cancel_are_still_too_large():
+    sampler = SerialSampler(T=5, B=2).build(EnvConfig(OppositeRewards), SEED)
+    sampler.initialize(EchoAgent(sampler.spec))
+    with pytest.raises(
+        EnvContractError, match=r"slot 0 of .* reward: got -?1e\+39, expected a finite number that fits float32"
+    ):
+        sampler.obtain_samples(0)
