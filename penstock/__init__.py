@@ -15,19 +15,23 @@ _WHERE = {
     "A2C": "penstock.algos.a2c",
     "ActorCritic": "penstock.agents.actor_critic",
     "Agent": "penstock.agents.agent",
+    "AlternatingSampler": "penstock.samplers.gpu",
     "BatchSpec": "penstock.core.spec",
     "CheckpointError": "penstock.core.errors",
     "ConfigError": "penstock.core.errors",
+    "CpuSampler": "penstock.samplers.cpu",
     "EnvConfig": "penstock.envs.make",
     "EnvContractError": "penstock.core.errors",
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
     "Experiment": "penstock.run.experiment",
+    "GpuSampler": "penstock.samplers.gpu",
     "Inputs": "penstock.core.batch",
     "Loss": "penstock.learn.algorithm",
     "MultiAgentBatch": "penstock.core.batch",
     "Net": "penstock.agents.networks",
+    "NoOverlapAlternatingSampler": "penstock.samplers.gpu",
     "NonFiniteError": "penstock.core.errors",
     "Output": "penstock.agents.actor_critic",
     "PPO": "penstock.algos.ppo",
@@ -110,6 +114,10 @@ if TYPE_CHECKING:
     from penstock.run.runner import Runner as Runner
     from penstock.run.trainer import Trainer as Trainer
     from penstock.samplers.episodes import Episodes as Episodes
+    from penstock.samplers.gpu import AlternatingSampler as AlternatingSampler
+    from penstock.samplers.cpu import CpuSampler as CpuSampler
+    from penstock.samplers.gpu import GpuSampler as GpuSampler
+    from penstock.samplers.gpu import NoOverlapAlternatingSampler as NoOverlapAlternatingSampler
     from penstock.samplers.serial import SerialSampler as SerialSampler
 
 

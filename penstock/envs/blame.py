@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from penstock.core.errors import EnvContractError, EnvWorkerError
-from penstock.core.tree import Tree
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_map
 from penstock.envs.contract import describe_step_violation, describe_violation
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
+class Watched(Protocol):
+    """Slots whose last row can be looked at."""
+
+    spec: EnvSpec
+    episode: list[int]
+    began: list[int]
+    tick: int
+
+    def row_is_sound(self, row: Tree, /) -> bool: ...
+    def where(self, b: int, phase: str) -> str: ...
+
+
+def check_values(pool: Watched, obs_row: Tree, rewards: list[Any], actions: Sequence[Any], everyone: bool) -> None:
+    """Raises for a value that is not finite or out of its space in a row, first episodes only unless `everyone`."""
+    if not math.hypot(*rewards) < LARGEST_REWARD:
+        for b, reward in enumerate(rewards):
+            refuse_reward(pool.where(b, "step"), reward, actions[b])
+    if pool.row_is_sound(obs_row):
+        return
+    for b, episode in enumerate(pool.episode):
+        if everyone or episode == 0:
+            phase, action = ("step", actions[b]) if pool.tick > pool.began[b] else ("reset", None)
+            refuse_obs(pool.where(b, phase), tree_map(lambda x, b=b: x[b], obs_row), pool.spec.obs, action)
 
 
 def fail(where: str, error: BaseException, action: Any, result: Any = None, info_keys: Sequence[str] = ()) -> NoReturn:
@@ -40,8 +69,7 @@ def refuse_obs(where: str, obs: Any, spec: Tree, action: Any) -> None:
 
 def refuse_reward(where: str, reward: Any, action: Any) -> None:
     """Raises if a reward is not finite in float32."""
-    largest = float(np.finfo(np.float32).max)
-    if not -largest < reward < largest:
+    if not -LARGEST_REWARD < reward < LARGEST_REWARD:
         raise EnvContractError(f"{where}: reward: got {reward}, expected a finite number that fits float32; look for a "
                                f"division by zero{last(action)}")  # fmt: skip
 

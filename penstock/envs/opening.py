@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -26,7 +27,16 @@ class Slots(Protocol):
     """Slots that can be stepped one by one, outside a batch."""
 
     spec: EnvSpec
+    envs: list[Any]
     ended: list[bool]
+    idle: list[bool]
+    left: list[Any]
+    episode: list[int]
+    began: list[int]
+    tick: int
+
+    @property
+    def reset_ahead(self) -> frozenset[int]: ...
 
     to_env: Callable[[Tree], Sequence[Any]]
 
@@ -35,6 +45,23 @@ class Slots(Protocol):
     def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]: ...
     def write_checked(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None: ...
     def finish(self, b: int) -> None: ...
+
+
+def start(
+    pool: Slots, out: SampleBatch, seed: int, first_slot: int, limit: int
+) -> list[tuple[list[Tree], list[float]]]:
+    """Row 0 of the first batch: a reset of every slot that takes part, then up to `limit` random steps if it is not 0.
+
+    Returns:
+        for each slot the random actions of its open episode and their rewards.
+    """
+    before: list[tuple[list[Tree], list[float]]] = [([], [])] * len(pool.envs)
+    for b in range(len(pool.envs)):
+        if not pool.idle[b]:
+            pool.open_row_0(out, b)
+            if limit:
+                before[b] = random_steps(pool, out, b, seed, first_slot + b, limit)
+    return before
 
 
 def random_steps(
@@ -69,6 +96,33 @@ def random_steps(
         if terminated or truncated:
             pool.finish(b)
     return actions, rewards
+
+
+def snapshot(pool: Slots) -> dict[str, Any]:
+    """What brings the slots back between two batches, besides the record: where each is, and states that envs offer."""
+    ahead = pool.reset_ahead
+    states = [env.get_state() if has_state(env) and b not in ahead else None for b, env in enumerate(pool.envs)]
+    return {"episode": [n - (b in ahead) for b, n in enumerate(pool.episode)], "ended": list(pool.ended),
+            "idle": list(pool.idle), "left": [None if left == math.inf else left for left in pool.left],
+            "tick": pool.tick, "began": list(pool.began), "snapshot": states}  # fmt: skip
+
+
+def restore(pool: Slots, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
+    """The inverse of `snapshot`; see `EnvPool.set_state`."""
+    pool.episode, pool.ended, pool.idle = list(state["episode"]), list(state["ended"]), list(state["idle"])
+    pool.left = [math.inf if left is None else left for left in state["left"]]
+    pool.tick = state["tick"]
+    lost: list[int] = []
+    for b, env in enumerate(pool.envs):
+        target = tree_map(lambda x, b=b: x[-1, b], row.obs)
+        if state["snapshot"][b] is not None and has_state(env):
+            pool.reset_env(b, again=True)
+            env.set_state(state["snapshot"][b])
+        elif not pool.ended[b] and (journal[b] is None or not replay(pool, b, journal[b], target)):
+            lost.append(b)
+            pool.ended[b] = True  # the next row of this slot resets into its next episode
+    pool.began = list(state["began"])
+    return lost
 
 
 def replay(pool: Slots, b: int, actions: Tree, target: Tree) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.core.batch import SampleBatch
@@ -21,6 +22,20 @@ class EnvPool(Protocol):
     spec: EnvSpec
     groups: tuple[slice, ...]
     """The slots of each group; consecutive, and together all of them."""
+    info_keys: tuple[str, ...]
+    """Keys of the env info that the pool writes where the batch has columns for them."""
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        """Forgets every episode: the next batch begins with a reset of all slots.
+
+        Args:
+            episodes: for each slot how many it plays before it idles for good; native pools play on.
+        """
+        ...
+
+    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
+        """For each slot the random actions of its current episode from before the first batch, and their rewards."""
+        ...
 
     def bind(self, out: SampleBatch) -> None:
         """Makes `out` the batch to write, its row 0 being row T of the batch before, or a reset if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -13,19 +13,20 @@ from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.blame import fail, refuse_obs, refuse_reward, refuse_step
+from penstock.envs.blame import LARGEST_REWARD, check_values, fail, refuse_obs, refuse_step
 from penstock.envs.contract import describe_reset_violation
 from penstock.envs.make import EnvConfig
-from penstock.envs.opening import has_state, random_steps, replay
+from penstock.envs.opening import restore, snapshot, start
 from penstock.envs.spaces import env_spec
 from penstock.envs.transfer import action_reader, obs_writer, row_checker, row_views, write_tree
 
 Reset = Literal["next_step", "batch_end"]
 
 _CHECK_EVERY = 64
-_LARGEST_REWARD = float(np.finfo(np.float32).max)
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
+MAKING, RESETTING, STEPPING = 1, 2, 3
+"""What `mark[1]` says of the slot in `mark[0]`; 0: no environment is at work."""
 
 
 class SerialPool:
@@ -39,6 +40,9 @@ class SerialPool:
         max_decorrelation_steps: each slot takes 1 to this many random steps before the first batch; 0 for none.
         episodes: for each slot how many episodes it plays before it idles for good; None for no limit.
         evaluation: use the evaluation seeds, which no training episode uses.
+        mark: kept up to date for whoever must say where this process died: slot within this pool, what it does, a count
+            that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation. ledger: [B, 3] int64 of each slot: number of its
+            episode, episodes left or -1, and the tick of its reset.
     """
 
     def __init__(
@@ -51,41 +55,69 @@ class SerialPool:
         max_decorrelation_steps: int = 0,
         episodes: Sequence[int] | None = None,
         evaluation: bool = False,
+        mark: MutableSequence[int] | None = None,
+        ledger: Any = None,
     ) -> None:
         B = slots.stop - slots.start
+        self._mark: MutableSequence[int] = [0] * 6 if mark is None else mark
+        self._ledger: Any = np.zeros((B, 3), np.int64) if ledger is None else ledger
         self.groups = (slice(0, B),)
         self._config, self._slots, self._evaluation = config, slots, evaluation
         self._batch_end = reset == "batch_end"
         self._decorrelate = max_decorrelation_steps
-        self._envs: list[gym.Env[Any, Any]] = []
+        self.envs: list[Any] = []
+        self.tick = 0
         try:
-            for _ in range(B):
-                self._envs.append(self._made())
+            for b in range(B):
+                self._note(b, MAKING)
+                self.envs.append(self._made())
         except BaseException:
             self.close()
             raise
-        self.spec = env_spec(self._envs[0])
-        self._steps = [env.step for env in self._envs]
+        self._mark[1] = 0
+        self.spec = env_spec(self.envs[0])
+        self._steps = [env.step for env in self.envs]
         self._write = obs_writer(self.spec.obs)
         self.to_env = action_reader(self.spec.action)
-        self._row_is_sound = row_checker(self.spec.obs)
+        sound = row_checker(self.spec.obs)
+        self.row_is_sound = (lambda row: True) if config.checks in ("finite", "off") else sound
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         self._out: SampleBatch | None = None
         self._row_views: list[tuple[Any, ...]] = []
+        self._ahead: dict[int, Any] = {}
         self.restart(seed, episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
-        B, self._seed = len(self._envs), seed
-        self._episode = [-1] * B  # the number of each slot's current episode; -1 before its first
-        self._began = [0] * B  # the tick of its reset, for messages
-        self._left = [math.inf if episodes is None else episodes[b] for b in range(B)]
+        B, self.seed = len(self.envs), seed
+        self.episode = [-1] * B  # the number of each slot's current episode; -1 before its first
+        self.began = [0] * B  # the tick of its reset, for messages
+        self.left = [math.inf if episodes is None else episodes[b] for b in range(B)]
         self.ended = [True] * B  # the slot resets in the next row it takes part in
-        self._idle = [left <= 0 for left in self._left]
-        self._tick = 0
+        self.idle = [left <= 0 for left in self.left]
+        self.tick = 0
         self._seeds = [EpisodeSeeds(seed, self._slots.start + b, self._evaluation) for b in range(B)]
+        self._ahead.clear()
+        self._ledger[:, 0], self._ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
         self._unstarted = True
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
+
+    def take_over(self, previous: SampleBatch | None) -> None:
+        """Goes on for a pool that died, of which the ledger and the last batch are left (None: there was none).
+
+        Every slot resets into its next episode in the row that comes next.
+        """
+        self.episode, left = self._ledger[:, 0].tolist(), self._ledger[:, 1].tolist()
+        self.left = [math.inf if n < 0 else n for n in left]
+        self.idle = [n == 0 for n in left]
+        self._unstarted, self._out, self._row_views = previous is None, previous, []
+
+    def prepare(self) -> None:
+        """With `batch_end`: resets ended slots before the next batch is asked for, while others compute."""
+        if self._batch_end:
+            for b in range(len(self.envs)):
+                if self.ended[b] and self.left[b] > 0 and b not in self._ahead:
+                    self._ahead[b] = self.reset_env(b)
 
     def bind(self, out: SampleBatch) -> None:
         previous, self._out = self._out, out
@@ -93,7 +125,7 @@ class SerialPool:
             self._row_views = [row_views(out, t) for t in range(len(out.valid))]
         if self._unstarted:
             self._unstarted = False
-            self._start(out)
+            self._warmup = start(self, out, self.seed, self._slots.start, self._decorrelate)
         else:
             assert previous is not None
             carry_over(previous, out)
@@ -101,7 +133,7 @@ class SerialPool:
         for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
             column[...] = np.nan
         if self._batch_end:
-            self._idle = [left <= 0 for left in self._left]
+            self.idle = [left <= 0 for left in self.left]
 
     def send(self, group: int, row: int) -> None:
         obs_row, action_row, reward_row, terminated_row, truncated_row, valid_row, info_rows = self._row_views[row]
@@ -110,8 +142,9 @@ class SerialPool:
         ends: list[tuple[int, Any, Any]] | None = None
         invalid: list[int] | None = None
         actions = self.to_env(action_row)
-        write = self._write
-        self._tick += 1
+        write, mark = self._write, self._mark
+        self.tick += 1
+        mark[1], mark[3], mark[4], mark[5] = STEPPING, self._slots.start, self.tick, self._evaluation
         b, result = 0, None
         try:
             for b, step, action, ended in zip(range(B), self._steps, actions, self.ended):
@@ -119,6 +152,7 @@ class SerialPool:
                     invalid = [b] if invalid is None else [*invalid, b]
                     self._reset_or_idle(b, row, obs_row)
                     continue
+                mark[0] = b
                 result = step(action)
                 obs, reward, terminated, truncated, info = result
                 if not (write(obs_row, b, obs) and (reward.__class__ is float or reward.__class__ in _NUMBERS)
@@ -138,6 +172,7 @@ class SerialPool:
             raise
         except (Exception, SystemExit) as error:
             fail(self.where(b, "step"), error, actions[b], result, self.info_keys)
+        mark[1] = 0
         reward_row[:] = rewards
         terminated_row.fill(False)
         truncated_row.fill(False)
@@ -147,43 +182,33 @@ class SerialPool:
         for b, terminated, truncated in ends or ():
             terminated_row[b], truncated_row[b] = terminated, truncated
             self.finish(b)
-        if not math.hypot(*rewards) < _LARGEST_REWARD or self._tick % _CHECK_EVERY == 0 \
-                or self._config.checks == "always" or 0 in self._episode:  # fmt: skip
-            self._check_values(obs_row, rewards, actions)
+        everyone = self.tick % _CHECK_EVERY == 0 or self._config.checks == "always"
+        if everyone or 0 in self.episode or not math.hypot(*rewards) < LARGEST_REWARD:
+            check_values(self, obs_row, rewards, actions, everyone)
 
     def recv(self) -> int:
         return 0
 
     def close(self) -> None:
-        for env in self._envs:
+        for env in self.envs:
             env.close()
-        self._envs = []
+        self.envs = []
 
     def get_state(self) -> dict[str, Any]:
-        envs: list[Any] = self._envs
-        snapshots = [env.get_state() if has_state(env) else None for env in envs]
-        return {"episode": list(self._episode), "ended": list(self.ended), "idle": list(self._idle),
-                "left": [None if left == math.inf else left for left in self._left], "tick": self._tick,
-                "began": list(self._began), "snapshot": snapshots}  # fmt: skip
+        return snapshot(self)
 
     def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
         self._unstarted, self._out = False, row
         self._row_views = []
-        self._episode, self.ended, self._idle = list(state["episode"]), list(state["ended"]), list(state["idle"])
-        self._left = [math.inf if left is None else left for left in state["left"]]
-        self._tick = state["tick"]
-        lost: list[int] = []
-        envs: list[Any] = self._envs
-        for b, env in enumerate(envs):
-            target = tree_map(lambda x, b=b: x[-1, b], row.obs)
-            if state["snapshot"][b] is not None and has_state(env):
-                self.reset_env(b, again=True)
-                env.set_state(state["snapshot"][b])
-            elif not self.ended[b] and (journal[b] is None or not replay(self, b, journal[b], target)):
-                lost.append(b)
-                self.ended[b] = True  # the next row of this slot resets into its next episode
-        self._began = list(state["began"])
+        self._ahead.clear()
+        lost = restore(self, state, row, journal)
+        self._ledger[:, 0], self._ledger[:, 1] = self.episode, [-1 if n == math.inf else n for n in self.left]
         return lost
+
+    @property
+    def reset_ahead(self) -> frozenset[int]:
+        """Slots whose next episode has been reset early; nothing shows it yet."""
+        return frozenset(self._ahead)
 
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
         """For each slot the random actions of its current episode from before the first batch, and their rewards.
@@ -198,16 +223,6 @@ class SerialPool:
             raise ConfigError(f"{self._config.name} made a VectorEnv where one environment was expected")
         return env
 
-    def _start(self, out: SampleBatch) -> None:
-        """Row 0 of the first batch: a reset, and random steps where decorrelation asks for them."""
-        for b in range(len(self._envs)):
-            if self._idle[b]:
-                continue
-            self.open_row_0(out, b)
-            if self._decorrelate:
-                slot = self._slots.start + b
-                self._warmup[b] = random_steps(self, out, b, self._seed, slot, self._decorrelate)
-
     def open_row_0(self, out: SampleBatch, b: int) -> None:
         """Row 0 of slot b is a reset, with nothing before it."""
         self.write_checked(tree_map(lambda x: x[0], out.obs), b, self.reset_env(b), "reset")
@@ -217,17 +232,19 @@ class SerialPool:
     def finish(self, b: int) -> None:
         """The slot's episode is over."""
         self.ended[b] = True
-        self._left[b] -= 1
-        if self._left[b] <= 0 or self._batch_end:
-            self._idle[b] = True
+        self.left[b] -= 1
+        if self.left[b] != math.inf:
+            self._ledger[b, 1] = self.left[b]
+        if self.left[b] <= 0 or self._batch_end:
+            self.idle[b] = True
 
     def _reset_or_idle(self, b: int, row: int, obs_row: Tree) -> None:
         out = self._out
         assert out is not None
-        if self._idle[b]:
+        if self.idle[b]:
             tree_map(lambda x, y: x[row + 1].__setitem__(b, y[row, b]), out.obs, out.obs)
             return
-        obs = self.reset_env(b)
+        obs = self._ahead.pop(b) if b in self._ahead else self.reset_env(b)
         if not self._write(obs_row, b, obs):
             self.write_unusual(obs_row, b, obs, "reset")
         self.ended[b] = False
@@ -235,24 +252,38 @@ class SerialPool:
 
     def reset_env(self, b: int, again: bool = False) -> Any:
         """The first observation of the slot's next episode, or of the same one `again`."""
-        self._episode[b] += 0 if again else 1
-        self._began[b] = self._tick
+        self.episode[b] += 0 if again else 1
+        self.began[b] = self.tick
+        self._ledger[b, 0], self._ledger[b, 2] = self.episode[b], self.tick
+        before = self._note(b, RESETTING)
         try:
-            result = self._envs[b].reset(seed=self._env_seed(b))
+            result = self.envs[b].reset(seed=self._env_seed(b))
         except (Exception, SystemExit) as error:
             fail(self.where(b, "reset"), error, None)
+        self._mark[1] = before
         sound = result.__class__ is tuple and len(result) == 2 and result[1].__class__ is dict
         if not sound and (message := describe_reset_violation(result)):
             raise EnvContractError(f"{self.where(b, 'reset')}: {message}")
         return result[0]
 
+    def _note(self, b: int, doing: int) -> int:
+        """Says in `mark` what slot b is about to do, and gives what was done before."""
+        mark, before = self._mark, self._mark[1]
+        mark[0], mark[1], mark[2], mark[3], mark[4], mark[5] = (
+            b, doing, mark[2] + 1, self._slots.start, self.tick, self._evaluation
+        )  # fmt: skip
+        return before
+
     def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]:
         """One step outside a batch: (obs, reward, terminated, truncated)."""
-        self._began[b] -= 1
+        self.began[b] -= 1
+        self._ledger[b, 2] -= 1
+        before = self._note(b, STEPPING)
         try:
             result = self._steps[b](action)
         except (Exception, SystemExit) as error:
             fail(self.where(b, "step"), error, action)
+        self._mark[1] = before
         refuse_step(self.where(b, "step"), result, action)
         return result[:4]
 
@@ -274,25 +305,12 @@ class SerialPool:
         self.write_unusual(obs_row, b, result[0], "step", action)
         return float(result[1])
 
-    def _check_values(self, obs_row: Tree, rewards: list[Any], actions: Sequence[Any]) -> None:
-        if not math.hypot(*rewards) < _LARGEST_REWARD:
-            for b, reward in enumerate(rewards):
-                refuse_reward(self.where(b, "step"), reward, actions[b])
-        if self._config.checks in ("finite", "off") or self._row_is_sound(obs_row):
-            return
-        everyone = self._tick % _CHECK_EVERY == 0 or self._config.checks == "always"
-        for b, episode in enumerate(self._episode):
-            if everyone or episode == 0:
-                stepped = self._tick > self._began[b]
-                phase, action = ("step", actions[b]) if stepped else ("reset", None)
-                refuse_obs(self.where(b, phase), tree_map(lambda x, b=b: x[b], obs_row), self.spec.obs, action)
-
     def _env_seed(self, b: int) -> int:
-        return self._seeds[b][max(self._episode[b], 0)]
+        return self._seeds[b][max(self.episode[b], 0)]
 
     def where(self, b: int, phase: str) -> str:
         """Which slot, environment, method, episode, step and seed: the start of every message."""
         kind = "evaluation slot" if self._evaluation else "slot"
-        step = self._tick - self._began[b] - (phase == "step")  # counted from 0
-        return (f"{kind} {self._slots.start + b} of {self._config.name} in {phase}() at episode {self._episode[b]}, "
+        step = self.tick - self.began[b] - (phase == "step")  # counted from 0
+        return (f"{kind} {self._slots.start + b} of {self._config.name} in {phase}() at episode {self.episode[b]}, "
                 f"step {step}, seed {self._env_seed(b)}")  # fmt: skip

@@ -9,6 +9,10 @@ from penstock.core.errors import ConfigError, nearest
 
 SAMPLERS = {
     "serial": "penstock.samplers.serial:SerialSampler",
+    "cpu": "penstock.samplers.cpu:CpuSampler",
+    "gpu": "penstock.samplers.gpu:GpuSampler",
+    "alternating": "penstock.samplers.gpu:AlternatingSampler",
+    "no-overlap-alternating": "penstock.samplers.gpu:NoOverlapAlternatingSampler",
 }
 """Samplers by the name that the command line knows."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -11,8 +12,21 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.layout import padded_rows
+from penstock.core.noise import Purpose, uniform
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.pool import EnvPool
+
+
+class Noise(NamedTuple):
+    """The address of a batch's noise; `first_slot` is the number of the pool's first slot."""
+
+    seed: int
+    purpose: Purpose
+    batch: int
+    first_slot: int = 0
+
+    def rows(self, T: int, B: int, n: int) -> np.ndarray[Any, Any]:
+        """[T, B, n] uniforms."""
+        return uniform(self.seed, self.purpose, self.batch, slice(self.first_slot, self.first_slot + B), T, n)
 
 
 class GroupViews:
@@ -62,23 +76,34 @@ class GroupViews:
         return torch.cat([x, x.new_zeros(self.padded - self.n, *x.shape[1:])]) if self.n != self.padded else x
 
 
+class Stepping(Protocol):
+    """The part of an `EnvPool` that the loop needs."""
+
+    groups: tuple[slice, ...]
+
+    def bind(self, out: SampleBatch) -> None: ...
+    def send(self, group: int, row: int) -> None: ...
+    def recv(self) -> int: ...
+
+
 def collect(
-    pool: EnvPool,
+    pool: Stepping,
     agent: Agent,
     batch: SampleBatch,
     views: list[GroupViews],
     states: list[Tree],
-    noise: np.ndarray[Any, Any] | None,
+    noise: Noise | None,
 ) -> None:
     """Fills `batch` with T rows of every slot; a group's row is served as soon as its step before has come back.
 
     Args:
         views: of `batch`, one for each of the pool's groups.
         states: recurrent state [padded, ...] of each group, replaced by the state after the batch.
-        noise: [T, B, noise_size] uniforms, or None to act deterministically.
+        noise: the address of the uniforms to act by, or None to act deterministically.
     """
-    T, _ = batch.spec
-    noises = [view.noise(noise, slots) for view, slots in zip(views, pool.groups)]
+    T, B = batch.spec
+    uniforms = None if noise is None else noise.rows(T, B, agent.noise_size)
+    noises = [view.noise(uniforms, slots) for view, slots in zip(views, pool.groups)]
     pool.bind(batch)
     for slots, view, state in zip(pool.groups, views, states):
         tree_map(lambda x, s, v=view, b=slots: x.__setitem__(b, s[: v.n].cpu().numpy()), batch.state, state)
@@ -103,3 +128,7 @@ def collect(
                 serve(group, rows[group])
             else:
                 unfinished -= 1
+
+
+Fill: TypeAlias = Callable[[Any, Agent, SampleBatch, list[GroupViews], list[Tree], "Noise | None"], None]
+"""`collect`, or what stands in for it: (pool, agent, batch, views, states, noise)."""

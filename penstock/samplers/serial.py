@@ -12,7 +12,7 @@ from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.serial_pool import Reset, SerialPool
 from penstock.envs.vector_pool import VectorPool, makes_vector_env
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import Crew, LiveSampler
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SerialSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> LocalSampler:
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> LiveSampler:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Raises:
@@ -57,8 +57,12 @@ class SerialSampler:
                 raise ConfigError("a native batched environment resets in the next step by itself; use reset='next_step' "
                                   "and max_decorrelation_steps=0")  # fmt: skip
             # No journal: nothing can be replayed into a native pool.
-            return LocalSampler(self.spec, VectorPool(config, seed, self.B), config, seed, self.discount, 0)
+            pool, crew = (
+                VectorPool(config, seed, self.B),
+                Crew(lambda B: VectorPool(config, seed, B, evaluation=True), self.B),
+            )
+            return LiveSampler(self.spec, pool, config, seed, self.discount, 0, crew)
         pool = SerialPool(
             config, seed, slice(0, self.B), reset=self.reset, max_decorrelation_steps=self.max_decorrelation_steps
         )
-        return LocalSampler(self.spec, pool, config, seed, self.discount, self.journal_steps)
+        return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps)

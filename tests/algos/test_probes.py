@@ -15,7 +15,7 @@ from penstock.algos.ppo import PPO
 from penstock.envs import toy
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import as_tensors, train_one_step
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 
 SEED = 0
@@ -26,7 +26,7 @@ each_algorithm = pytest.mark.parametrize("algo", [FAST, FAST_A2C], ids=["ppo", "
 
 def trained(
     env: Callable[..., Any], algo: PPO | A2C, batches: int, T: int = 16, B: int = 16, reset: Any = "next_step"
-) -> tuple[Policy, LocalSampler]:
+) -> tuple[Policy, LiveSampler]:
     """`batches` are PPO's; A2C, which updates once a batch, gets ten times as many of half the length."""
     if isinstance(algo, A2C):
         batches, T = 10 * batches, T // 2
@@ -39,7 +39,7 @@ def trained(
     return policy, sampler
 
 
-def values(policy: Policy, sampler: LocalSampler) -> tuple[Any, np.ndarray]:
+def values(policy: Policy, sampler: LiveSampler) -> tuple[Any, np.ndarray]:
     """Observations [N, *O] of a further batch's valid rows, and their values [N]."""
     batch = as_tensors(sampler.obtain_samples(10_000)[0], torch.device("cpu"))
     value = policy.agent.values(batch)[:-1][batch.valid].numpy()
@@ -48,7 +48,7 @@ def values(policy: Policy, sampler: LocalSampler) -> tuple[Any, np.ndarray]:
 
 
 def assert_values(
-    policy: Policy, sampler: LocalSampler, expected: Callable[[Any], Any], tolerance: float = 0.05
+    policy: Policy, sampler: LiveSampler, expected: Callable[[Any], Any], tolerance: float = 0.05
 ) -> None:
     obs, value = values(policy, sampler)
     assert np.abs(value - expected(obs)).max() < tolerance

@@ -169,17 +169,17 @@ class KeepsInfoOfTheBatchBefore(Broken):
 
 class ReseedsByInstance(Broken):
     def _env_seed(self, b: int) -> int:
-        return 100 * b + self._episode[b]
+        return 100 * b + self.episode[b]
 
 
 class RepeatsItsSeeds(Broken):
     def _env_seed(self, b: int) -> int:
-        return 100 * b + self._episode[b] % 4
+        return 100 * b + self.episode[b] % 4
 
 
 class SkipsAnEpisode(Broken):
     def reset_env(self, b: int, again: bool = False) -> Any:
-        self._episode[b] += self._episode[b] == 2
+        self.episode[b] += self.episode[b] == 2
         return super().reset_env(b, again)
 
 
@@ -330,7 +330,7 @@ def test_an_idle_slot_must_repeat_its_observation_and_wait_for_the_batch_to_end(
 
         def send(self, group: int, row: int) -> None:
             if self.early and row == 4:
-                self._idle = [False] * B
+                self.idle = [False] * B
             super().send(group, row)
             out = self._out
             assert out is not None

@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.run.checkpoint import find_checkpoint
 from penstock.run.trainer import Trainer
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import LiveSampler
 
 if TYPE_CHECKING:
     from conftest import Child, Zygote
@@ -238,7 +238,7 @@ def test_signal_in_an_evaluation(
     """It may be cut short; the resumed run does it again, or not if it was done, and is the run that was never stopped."""
     changes = {"eval_episodes": 3, "checkpoint_interval": 100, **STOPS[case]}
     train(EXPERIMENTS["a2c"], tmp_path / "whole", **changes)
-    inner, calls = LocalSampler.evaluate_agent, [0]
+    inner, calls = LiveSampler.evaluate_agent, [0]
 
     def evaluate_agent(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
@@ -249,7 +249,7 @@ def test_signal_in_an_evaluation(
             signal.raise_signal(signal.SIGTERM)
         return found
 
-    monkeypatch.setattr(LocalSampler, "evaluate_agent", evaluate_agent)
+    monkeypatch.setattr(LiveSampler, "evaluate_agent", evaluate_agent)
     with pytest.raises(SystemExit):
         train(EXPERIMENTS["a2c"], tmp_path / "run", **changes)
     assert calls == [1]

@@ -18,7 +18,7 @@ from penstock.envs.serial_pool import SerialPool
 from penstock.envs.toy import TMaze
 from penstock.samplers.collector import GroupViews, collect
 from penstock.samplers.conformance import EchoAgent, bits, check_sampler
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 
 
@@ -63,9 +63,9 @@ class Groups:
 SIZES = [(1,), (1, 2), (3, 5), (4, 1, 4)]
 
 
-def grouped(config: EnvConfig, seed: int, sizes: tuple[int, ...], order: str, T: int = 7) -> LocalSampler:
+def grouped(config: EnvConfig, seed: int, sizes: tuple[int, ...], order: str, T: int = 7) -> LiveSampler:
     pool = Groups(config, seed, sizes, order)
-    return LocalSampler(BatchSpec(T, sum(sizes)), pool, config, seed, 0.99, 1000)
+    return LiveSampler(BatchSpec(T, sum(sizes)), pool, config, seed, 0.99, 1000)
 
 
 @pytest.mark.parametrize("order", ["first", "last", "any"])
@@ -125,7 +125,7 @@ def test_every_forward_has_a_multiple_of_four_rows_and_padding_stays_outside_the
 
 def test_without_noise_the_agent_acts_deterministically_and_nothing_is_drawn():
     pool = SerialPool(echo_config(), 0, slice(0, 5))
-    sampler = LocalSampler(BatchSpec(6, 5), pool, echo_config(), 0, 0.99, 0)
+    sampler = LiveSampler(BatchSpec(6, 5), pool, echo_config(), 0, 0.99, 0)
     agent = Watching(pool.spec)
     sampler.initialize(agent)
     batch = sampler.last_batch

@@ -14,12 +14,12 @@ from penstock.envs.serial_pool import SerialPool
 from penstock.samplers import collector
 from penstock.samplers.conformance import Build, check_resume, check_sampler
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import LiveSampler
 
 T, B = 6, 3
 
 
-class Broken(LocalSampler):
+class Broken(LiveSampler):
     """A sampler that breaks nothing yet."""
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
@@ -105,7 +105,7 @@ class CountsInvalidSteps(Broken):
 
 class EvaluatesInItsTrainingEnvironments(Broken):
     def evaluate_agent(self, itr: int, episodes: int = 20, deterministic: bool = True) -> Episodes:
-        self._pool._envs[0].reset(seed=0)  # pyright: ignore
+        self._pool.envs[0].reset(seed=0)  # pyright: ignore
         return super().evaluate_agent(itr, episodes, deterministic)
 
 
@@ -170,7 +170,7 @@ class LeavesPoison(Broken):
         return batch, episodes
 
 
-PROMISES: dict[type[LocalSampler], str] = {
+PROMISES: dict[type[LiveSampler], str] = {
     ForgetsItsMemory: "the state before row 0 is not that after row T",
     KeepsMemoryOverResets: "recurrent age [3 3 3]; expected [3 0 3]",
     CountsItsCalls: "the noise is not that of (seed, itr, slot)",

@@ -16,7 +16,7 @@ from penstock.envs.toy import Counter, SeedEcho
 from penstock.run.plain import to_plain
 from penstock.samplers import local
 from penstock.samplers.conformance import EchoAgent, bits
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 
 COUNTS = [1, 5, 16, 20, 33]
@@ -42,7 +42,7 @@ class Logged(SeedEcho):
         self.closed += 1
 
 
-def live(env: Any, **settings: Any) -> LocalSampler:
+def live(env: Any, **settings: Any) -> LiveSampler:
     sampler = SerialSampler(**{"T": 5, "B": 3, **settings}).build(env, 7)
     sampler.initialize(EchoAgent(sampler.spec))
     return sampler

@@ -11,7 +11,7 @@ from penstock.envs.make import Checks, EnvConfig
 from penstock.envs.toy import FAULTS, FaultEnv
 from penstock.envs.toy.faults import CRASHES, DICT_FAULTS, OBS_FAULTS, RESULT_FAULTS
 from penstock.samplers.conformance import EchoAgent
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 
 SEED, SLOT = 9, 1
@@ -69,13 +69,13 @@ def faulty(fault: str, at: int, **kwargs: Any) -> Callable[[], FaultEnv]:
     return make
 
 
-def live(fault: str, at: int, checks: Checks = "sampled", **kwargs: Any) -> LocalSampler:
+def live(fault: str, at: int, checks: Checks = "sampled", **kwargs: Any) -> LiveSampler:
     sampler = SerialSampler(T=5, B=3).build(EnvConfig(faulty(fault, at, **kwargs), checks=checks), SEED)
     sampler.initialize(EchoAgent(sampler.spec))
     return sampler
 
 
-def caught(sampler: LocalSampler, batches: int) -> str | None:
+def caught(sampler: LiveSampler, batches: int) -> str | None:
     """The message of the fault, None if there was none. Checks the error's type and that the row is right."""
     for itr in range(batches):
         try:

@@ -19,7 +19,7 @@ from penstock.envs.serial_pool import Reset
 from penstock.envs.toy import Counter, FaultEnv, SeedEcho, TMaze
 from penstock.run.plain import from_plain, to_plain
 from penstock.samplers.conformance import EchoAgent, bits, check_resume
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 
 
@@ -39,7 +39,7 @@ def stored(state: Any) -> Any:
     return from_plain(torch.load(file, weights_only=True))
 
 
-def live(env: Any, T: int = 7, B: int = 4, seed: int = 5, recurrent: bool = False, **settings: Any) -> LocalSampler:
+def live(env: Any, T: int = 7, B: int = 4, seed: int = 5, recurrent: bool = False, **settings: Any) -> LiveSampler:
     sampler = SerialSampler(T=T, B=B, **settings).build(env, seed)
     net = Net(hidden=(8,), **({"recurrent": "lstm", "recurrent_size": 8, "prev_reward": True} if recurrent else {}))
     sampler.initialize(PPO(net=net).build(sampler.spec, 2).agent if recurrent else EchoAgent(sampler.spec))
@@ -302,7 +302,7 @@ def test_faults_after_resume_name_episode_and_step_as_if_there_had_been_no_cut(e
             sampler = live(config, T=4, B=2, max_decorrelation_steps=3)
             sampler.load_state_dict(state)
         pool: Any = sampler._pool
-        faulty = pool._envs[1]
+        faulty = pool.envs[1]
         faulty.fault, faulty.at = "raise_in_step", faulty.steps + 2
         with pytest.raises(EnvWorkerError, match="the arm fell off") as caught:
             for itr in range(6, 9):

@@ -15,7 +15,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.toy import SeedEcho
 from penstock.envs.vector_pool import VectorPool
 from penstock.samplers.conformance import bits, check_sampler
-from penstock.samplers.local import LocalSampler
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 
 
@@ -28,7 +28,7 @@ def test_the_contract(nested: bool, B: int, T: int):
     check_sampler(SerialSampler(T=T, B=B).build, nested=nested, env=batched, seeded=False)
 
 
-def cartpole(B: int, T: int, limit: int = 40, seed: int = 0) -> LocalSampler:
+def cartpole(B: int, T: int, limit: int = 40, seed: int = 0) -> LiveSampler:
     env = partial(CartPoleVectorEnv, num_envs=B, max_episode_steps=limit)
     sampler = SerialSampler(T=T, B=B).build(EnvConfig(env), seed)
     sampler.initialize(PPO().build(sampler.spec, 1).agent)

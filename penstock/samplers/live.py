@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs, SampleBatch, allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError, EnvContractError
 from penstock.core.layout import ROW_MULTIPLE
-from penstock.core.noise import Purpose, uniform
+from penstock.core.noise import Purpose
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.envs.make import EnvConfig
 from penstock.envs.pool import EnvPool
 from penstock.envs.serial_pool import SerialPool
-from penstock.envs.vector_pool import VectorPool
-from penstock.samplers.collector import GroupViews, collect
+from penstock.samplers.collector import Fill, GroupViews, Noise, collect
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal, join_episodes
 
 _EVAL_T = 64
@@ -28,28 +30,103 @@ _EVAL_B = 16
 _EVAL_MAX_STEPS = 200_000
 
 
-class LocalSampler:
+@dataclass(frozen=True)
+class Crew:
+    """Who does the work of a live sampler; as it is, everything happens in this process."""
+
+    evaluation: Callable[[int], EnvPool]
+    """Makes a pool of so many slots with evaluation seeds, which is closed with the sampler."""
+    evaluation_slots: int | None = None
+    """Slots of every evaluation where there is no choice; None for one for each episode, up to 16."""
+    fill: Fill = collect
+    """Fills a batch: the one loop, or whatever has it run elsewhere."""
+    place: Callable[[Any, list[SampleBatch], Tree, Agent], tuple[list[SampleBatch], Tree]] | None = None
+    """Moves a pool's buffers, and recurrent states [B, ...] if agents act in its workers, to where those see them."""
+    remote_agents: bool = False
+    """Agents act in the workers, and their recurrent states are in shared memory; else they are the loop's own."""
+    metrics: Callable[[], dict[str, float]] = dict
+    """Further `sampler/...` and `faults/...` metrics."""
+    faults: Counter[str] = field(default_factory=Counter[str])
+    """Counts that go into a checkpoint."""
+    close: Callable[[], None] = lambda: None
+    """Called once after the pools are closed."""
+
+
+class _Stage:
+    """A pool with the buffers, views and recurrent states that it plays in."""
+
+    def __init__(
+        self, pool: EnvPool, agent: Agent, spec: BatchSpec, crew: Crew, buffers: int, device: torch.device
+    ) -> None:
+        self.pool, self._agent, self._remote = pool, agent, crew.remote_agents
+        info, state = examples(agent, pool.spec)
+        self.batches = [allocate_batch(pool.spec, spec, info, state, pool.info_keys) for _ in range(buffers)]
+        rows = tree_map(lambda x: x.cpu().numpy().copy(), agent.initial_state(spec.B)) if crew.remote_agents else None
+        if crew.place is not None:
+            self.batches, rows = crew.place(pool, self.batches, rows, agent)
+        self.views: list[list[GroupViews]] = [
+            []
+            if crew.remote_agents
+            else [GroupViews(batch, slots, pool.spec.null_action, device) for slots in pool.groups]
+            for batch in self.batches
+        ]
+        self.states: list[Tree] = [rows]
+        if not crew.remote_agents:
+            self.states = [tree_map(lambda x: x.to(device), agent.initial_state(view.padded)) for view in self.views[0]]
+
+    def forget(self) -> None:
+        """Recurrent states as before an episode."""
+        for slots, state in zip(self.pool.groups, self.states):
+            rows = slots.stop - slots.start
+            fresh = self._agent.initial_state(len(tree_leaves(state)[0]) if state is not None else rows)
+            tree_map(lambda x, y: x.__setitem__(slice(None), y.cpu().numpy() if self._remote else y), state, fresh)
+
+    def get_states(self) -> Tree:
+        """[B, ...] arrays."""
+        parts = [tree_map(lambda x, n=slots.stop - slots.start: np.array(x[:n].cpu() if isinstance(x, Tensor) else x[:n]), state)
+                 for slots, state in zip(self.pool.groups, self.states)]  # fmt: skip
+        return tree_map(lambda *xs: np.concatenate(xs), *parts)
+
+    def set_states(self, rows: Tree) -> None:
+        """The inverse of `get_states`."""
+        for slots, state in zip(self.pool.groups, self.states):
+            n = slots.stop - slots.start
+            tree_map(
+                lambda x, y, b=slots, n=n: x.__setitem__(slice(0, n), y[b] if self._remote else torch.from_numpy(y[b])),
+                state,
+                rows,
+            )
+
+
+class LiveSampler:
     """`initialize(agent)`, then `obtain_samples(itr)` as often as wanted, then `shutdown()`.
 
-    The batch that `obtain_samples` returns is the live buffer: the next call overwrites it.
+    The batch that `obtain_samples` returns is a live buffer: the next call overwrites it.
+
+    Args:
+        device: where the acting agent is; None for where its parameters are.
     """
 
     def __init__(
-        self, batch_spec: BatchSpec, pool: EnvPool, config: EnvConfig, seed: int, discount: float, journal_steps: int
-    ) -> None:
+        self, batch_spec: BatchSpec, pool: EnvPool, config: EnvConfig, seed: int, discount: float, journal_steps: int,
+        crew: Crew | None = None, device: str | None = None,
+    ) -> None:  # fmt: skip
         self.batch_spec, self.spec = batch_spec, pool.spec
         self._pool, self._config, self._seed, self._discount = pool, config, seed, discount
+        self._crew = crew or Crew(lambda B: SerialPool(config, seed, slice(0, B), evaluation=True))
         self._stats = EpisodeStats(batch_spec.B, discount)
         self._journal = Journal(batch_spec.B, journal_steps)
+        self._device = device
         self._agent: Agent | None = None
         self._closed = False
-        self._eval_pool: SerialPool | VectorPool | None = None
+        self._stage: _Stage | None = None
+        self._eval_stage: _Stage | None = None
         self._collected = False
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
 
-    def initialize(self, agent: Agent) -> dict[str, Any]:
-        """Takes the agent that will act and allocates the batch.
+    def initialize(self, agent: Agent, buffers: int = 1) -> dict[str, Any]:
+        """Takes the agent that will act and allocates the batch, or several that are filled in turn.
 
         Returns:
             examples of one step of one slot: obs, action, info and recurrent state, without leading dimensions.
@@ -57,34 +134,35 @@ class LocalSampler:
         if agent.spec != self.spec:
             raise ConfigError(f"the agent was built for {agent.spec}; this sampler's environment has {self.spec}")
         self._agent = agent
-        info, state = _examples(agent, self.spec)
-        keys = getattr(self._pool, "info_keys", ())
-        self._batch = allocate_batch(self.spec, self.batch_spec, info, state, keys)
-        device = agent_device(agent)
-        self._views = [GroupViews(self._batch, slots, self.spec.null_action, device) for slots in self._pool.groups]
-        self._states: list[Tree] = [agent.initial_state(view.padded) for view in self._views]
+        self._stage = _Stage(self._pool, agent, self.batch_spec, self._crew, buffers, self._acts_on(agent))
+        self._batch = self._stage.batches[0]
+        info, state = examples(agent, self.spec)
         one = tree_map(lambda x: x[0], allocate(self.spec.obs, 1)), tree_map(lambda leaf: leaf.null(), self.spec.action)
         return {"obs": one[0], "action": one[1], "info": info, "state": state}
 
-    def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
+    def obtain_samples(self, itr: int, version: int | None = None) -> tuple[SampleBatch, Episodes]:
         """The next T steps of every slot, and the episodes that ended in them.
 
         Args:
-            itr: number of the batch from 0; it addresses the noise and is recorded as `version`.
+            itr: number of the batch from 0; it addresses the noise.
+            version: of the agent's parameters, for the record; `itr` if none is given.
 
         Raises:
             EnvWorkerError: an environment raised or broke its contract.
         """
-        agent, (T, B) = self._agent_or_raise(), self.batch_spec
-        noise = uniform(self._seed, Purpose.ACT, itr, slice(0, B), T, agent.noise_size)
-        collect(self._pool, agent, self._batch, self._views, self._states, noise)
-        self._batch.version[...] = itr
+        agent, stage = self._agent_or_raise(), self._stage
+        assert stage is not None
+        buffer = itr % len(stage.batches)
+        batch = self._batch = stage.batches[buffer]
+        noise = Noise(self._seed, Purpose.ACT, itr)
+        self._crew.fill(self._pool, agent, batch, stage.views[buffer], stage.states, noise)
+        batch.version[...] = itr if version is None else version
         if self._config.checks != "off":
-            _refuse_not_finite(self._batch, self._config)
+            _refuse_not_finite(batch, self._config)
         if not self._collected:
             self._begin()
-        self._journal.record(self._batch)
-        return self._batch, self._stats.update(self._batch)
+        self._journal.record(batch)
+        return batch, self._stats.update(batch)
 
     def evaluate_agent(
         self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
@@ -105,18 +183,17 @@ class LocalSampler:
         if episodes < 1:
             raise ConfigError(f"evaluate_agent(episodes={episodes}); expected at least 1")
         agent = self._agent_or_raise()
-        B = self.batch_spec.B if isinstance(self._pool, VectorPool) else min(episodes, _EVAL_B)
+        B = self._crew.evaluation_slots or min(episodes, _EVAL_B)
         counts = [episodes // B + (b < episodes % B) for b in range(B)]
         seed = self._seed + ((itr + 1) << 40)
-        pool = self._evaluation_pool(seed, counts)
-        info, state = _examples(agent, self.spec)
-        batch = allocate_batch(self.spec, BatchSpec(_EVAL_T, B), info, state, pool.info_keys)
-        views = [GroupViews(batch, slots, self.spec.null_action, agent_device(agent)) for slots in pool.groups]
-        states = [agent.initial_state(view.padded) for view in views]
+        stage = self._evaluation_stage(agent, B)
+        stage.pool.restart(seed, counts)
+        stage.forget()
+        batch, views = stage.batches[0], stage.views[0]
         stats, found, chunk = EpisodeStats(B, self._discount), Episodes(), 0
         while len(found) < episodes and chunk * _EVAL_T < _EVAL_MAX_STEPS:
-            noise = None if deterministic else _eval_noise(seed, itr, chunk, B, agent.noise_size)
-            collect(pool, agent, batch, views, states, noise)
+            noise = None if deterministic else Noise(seed, Purpose.EVALUATE, (itr << 24) + chunk)
+            self._crew.fill(stage.pool, agent, batch, views, stage.states, noise)
             found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
             chunk += 1
             if give_up is not None and give_up():
@@ -133,27 +210,35 @@ class LocalSampler:
 
     def blank_batch(self) -> SampleBatch:
         """A batch of zeros in which every row is valid, for timing."""
-        batch = allocate_batch(self.spec, self.batch_spec, *_examples(self._agent_or_raise(), self.spec))
+        batch = allocate_batch(self.spec, self.batch_spec, *examples(self._agent_or_raise(), self.spec))
         batch.valid[...] = True
         return batch
 
     def shutdown(self) -> None:
         """Closes the environments. A second call does nothing."""
         self._agent, self._closed = None, True
+        for stage in (self._stage, self._eval_stage):
+            if stage is not None:
+                stage.pool.close()
         self._pool.close()
-        if self._eval_pool is not None:
-            self._eval_pool.close()
+        self._crew.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Waits and faults since the run began, by the names under which they are logged."""
+        return self._crew.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches, as plain data, arrays and tensors."""
         row = self._batch
+        assert self._stage is not None
         return {
             "collected": self._collected,
             "pool": self._pool.get_state(),
             "row": {"obs": tree_map(lambda x: x[-1].copy(), row.obs), "first": row.first[-1].copy(),
                     "prev_action": tree_map(lambda x: x[-1].copy(), row.prev_action),
                     "prev_reward": row.prev_reward[-1].copy()},
-            "agent_states": [tree_map(torch.clone, state) for state in self._states],
+            "agent_states": self._stage.get_states(),
+            "faults": dict(self._crew.faults),
             "stats": self._stats.state_dict(),
             "journal": self._journal.state_dict(),
         }  # fmt: skip
@@ -173,8 +258,11 @@ class LocalSampler:
         self._collected = True
         self._stats.load_state_dict(state["stats"])
         self._journal.load_state_dict(state["journal"])
-        device = agent_device(self._agent_or_raise())
-        self._states = [tree_map(lambda x: x.to(device, copy=True), s) for s in state["agent_states"]]
+        self._agent_or_raise()
+        assert self._stage is not None
+        self._stage.set_states(state["agent_states"])
+        self._crew.faults.clear()
+        self._crew.faults.update(state["faults"])
         actions = [self._journal.actions(b) for b in range(self.batch_spec.B)]
         self.cut_slots = self._pool.set_state(state["pool"], batch, actions)
 
@@ -184,29 +272,25 @@ class LocalSampler:
                               "the sampler has no agent yet; call sampler.initialize(policy.agent) first")  # fmt: skip
         return self._agent
 
-    def _evaluation_pool(self, seed: int, counts: list[int]) -> SerialPool | VectorPool:
-        """Evaluation environments of which slot b plays counts[b] episodes; kept, since making some takes long."""
-        pool = self._eval_pool
-        if isinstance(self._pool, VectorPool):  # whose slots cannot stop: they play on, uncounted
-            if not isinstance(pool, VectorPool):
-                pool = self._eval_pool = VectorPool(self._config, seed, len(counts), evaluation=True)
-            pool.restart(seed)
-            return pool
-        if not isinstance(pool, SerialPool) or pool.groups[0].stop != len(counts):
-            if pool is not None:
-                pool.close()
-                self._eval_pool = None  # making the next one may fail
-            pool = self._eval_pool = SerialPool(self._config, seed, slice(0, len(counts)), evaluation=True)
-        pool.restart(seed, counts)
-        return pool
+    def _evaluation_stage(self, agent: Agent, B: int) -> _Stage:
+        """Where evaluations of B slots are played; kept, since making environments takes long."""
+        if self._eval_stage is None or len(self._eval_stage.batches[0].first[0]) != B:
+            if self._eval_stage is not None:
+                stale, self._eval_stage = self._eval_stage, None  # making the next one may fail
+                stale.pool.close()
+            pool = self._crew.evaluation(B)
+            self._eval_stage = _Stage(pool, agent, BatchSpec(_EVAL_T, B), self._crew, 1, self._acts_on(agent))
+        return self._eval_stage
+
+    def _acts_on(self, agent: Agent) -> torch.device:
+        return agent_device(agent) if self._device is None else torch.device(self._device)
 
     def _begin(self) -> None:
         """What happened before the first batch belongs to each slot's first episode."""
         self._collected = True
-        if isinstance(self._pool, SerialPool):
-            for b, (actions, rewards) in enumerate(self._pool.warmup()):
-                self._stats.begin(b, rewards)
-                self._journal.begin(b, tree_map(lambda *xs: np.stack(xs), *actions) if actions else None)
+        for b, (actions, rewards) in enumerate(self._pool.warmup()):
+            self._stats.begin(b, rewards)
+            self._journal.begin(b, tree_map(lambda *xs: np.stack(xs), *actions) if actions else None)
 
 
 def agent_device(agent: Agent) -> torch.device:
@@ -214,7 +298,7 @@ def agent_device(agent: Agent) -> torch.device:
     return next((p.device for p in agent.parameters()), torch.device("cpu"))
 
 
-def _examples(agent: Agent, spec: EnvSpec) -> tuple[Tree, Tree]:
+def examples(agent: Agent, spec: EnvSpec) -> tuple[Tree, Tree]:
     """Examples of what `act` records and of the recurrent state, one row without its leading dimension."""
     device = agent_device(agent)
     n = ROW_MULTIPLE
@@ -249,7 +333,3 @@ def _refuse_not_finite(batch: SampleBatch, config: EnvConfig) -> None:
                 f"slot {b} of {config.name}, row {t} of the batch: obs{path}{element}: got {x[t, b][tuple(element)]}, "
                 f"expected a finite number; last action {action}; env_checks='always' names the episode and step"
             )
-
-
-def _eval_noise(seed: int, itr: int, chunk: int, B: int, n: int) -> Any:
-    return uniform(seed, Purpose.EVALUATE, (itr << 24) + chunk, slice(0, B), _EVAL_T, n)

@@ -1,0 +1,100 @@
+"""Arrays in memory that processes share: an anonymous file (memfd) that is gone when the last of them is."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.core.tree import Tree, tree_leaves, tree_map
+
+_ALIGNMENT = 64
+"""Bytes of a cache line: two leaves, which two processes may write, never share one."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a leaf lies in a slab."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def places(tree: Tree) -> tuple[Tree, int]:
+    """A tree of `Place` for the arrays of `tree`, one after the other, and the bytes that they take.
+
+    Views of one array that overlap would get memory of their own each: pass the array, and take views again.
+    """
+    end = 0
+
+    def place(x: Any) -> Place:
+        nonlocal end
+        at = end
+        end = at + -(-x.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return Place(at, x.shape, x.dtype.str)
+
+    return tree_map(place, tree), max(end, _ALIGNMENT)
+
+
+def open_slab(name: str) -> int:
+    """The descriptor of an empty anonymous file; whoever inherits it sees the size it gets later."""
+    return os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC)
+
+
+def share(fd: int, tree: Tree, what: str) -> tuple[Tree, Tree]:
+    """Moves arrays into a slab: the tree of their places, and the tree of arrays there, with the same values.
+
+    Raises:
+        ConfigError: there is too little memory; asked before any is taken.
+    """
+    where, size = places(tree)
+    _require(size, what)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        raise ConfigError(
+            f"{what} needs {size:,} bytes of shared memory: {error.strerror}; use a smaller T or B"
+        ) from None
+    there = view(fd, where)
+    for x, y in zip(tree_leaves(there), tree_leaves(tree)):
+        x[...] = y
+    return where, there
+
+
+def view(fd: int, where: Tree) -> Tree:
+    """The arrays at these places, in this process; they keep the mapping alive, whatever becomes of `fd`."""
+    memory = mmap.mmap(fd, 0)
+    return tree_map(
+        lambda p: np.frombuffer(memory, np.dtype(p.dtype), _count(p.shape), p.offset).reshape(p.shape), where
+    )
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _require(size: int, what: str) -> None:
+    free = _available()
+    for path, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            with open(f"/sys/fs/cgroup/{path}") as limit, open(f"/sys/fs/cgroup/{used}") as now:
+                free = min(free, int(limit.read()) - int(now.read()))
+        except (OSError, ValueError):  # no such controller, or no limit ("max")
+            continue
+    if size > free:
+        raise ConfigError(f"{what} needs {size:,} bytes of shared memory, and {free:,} are free; use T or B smaller by a factor "
+                          f"of {size / max(free, 1):.1f}, or smaller observations")  # fmt: skip
+
+
+def _available() -> int:
+    """Bytes that can be had without swapping, as the kernel reckons."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))

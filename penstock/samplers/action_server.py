@@ -1,0 +1,74 @@
+"""ActionServer: acts for slots that are stepped elsewhere, one batched forward for each group and row."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.tree import Tree
+from penstock.samplers.collector import GroupViews, Noise, collect
+
+
+class ActionServer:
+    """Runs the one loop over worker processes, with the agent itself or with a copy on another device.
+
+    Args:
+        device: where to act; None for where the agent is.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        self._device = None if device is None else torch.device(device)
+        self._copy: Agent | None = None
+        self._waited = self._took = 0.0
+
+    def serve_actions(
+        self, pool: Any, agent: Agent, batch: SampleBatch, views: list[GroupViews], states: list[Tree], noise: Noise | None
+    ) -> None:  # fmt: skip
+        """Fills a training batch; arguments as of `collect`."""
+        started, waited = time.perf_counter(), pool.wait_s
+        collect(pool, self._acting(agent), batch, views, states, noise)
+        self._took += time.perf_counter() - started
+        self._waited += pool.wait_s - waited
+
+    def serve_actions_evaluation(
+        self, pool: Any, agent: Agent, batch: SampleBatch, views: list[GroupViews], states: list[Tree], noise: Noise | None
+    ) -> None:  # fmt: skip
+        """The same for a batch of an evaluation, whose waits are not counted."""
+        collect(pool, self._acting(agent), batch, views, states, noise)
+
+    def serve(
+        self, pool: Any, agent: Agent, batch: SampleBatch, views: list[GroupViews], states: list[Tree], noise: Noise | None
+    ) -> None:  # fmt: skip
+        """`serve_actions` or `serve_actions_evaluation`, as the pool is."""
+        serve = self.serve_actions_evaluation if pool.evaluation else self.serve_actions
+        serve(pool, agent, batch, views, states, noise)
+
+    def metrics(self) -> dict[str, float]:
+        """Shares of the sampling time: waiting for environments, and acting."""
+        if not self._took:
+            return {}
+        share = self._waited / self._took
+        return {"sampler/env_wait": share, "sampler/agent_wait": 1.0 - share}
+
+    def _acting(self, agent: Agent) -> Agent:
+        here = next((p.device for p in agent.parameters()), torch.device("cpu"))
+        if self._device is None or self._device == here:
+            return agent
+        if self._copy is None:
+            self._copy = copy.deepcopy(agent).to(self._device)
+        self._copy.load_state_dict(agent.state_dict())
+        return self._copy
+
+
+def require_device(name: str, setting: str) -> None:
+    """Raises ConfigError if this machine or this torch has no such device."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"{setting}={name!r} is not here: {str(error).splitlines()[0]}; use 'cpu'") from error

@@ -1,0 +1,133 @@
+"""How do the learner and its workers tell each other what is done? Counters in shared memory, and bells to sleep by.
+
+Each counter has one writer. A waiter looks at the counters for a short while, since a look costs 0.3 us and a
+wake-up 30; then it says that it sleeps, looks once more, and polls its bell. A writer moves its counter first, and
+rings if the other one sleeps. Between saying and looking each side passes a fence: without one, both could look
+before the other's store is visible, and a bell would be missed. Nobody holds a lock that another needs: a process
+that dies leaves counters that stand still.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+MAX_GROUPS = 8
+_LINE = 8
+"""Words of a cache line: what the learner writes and what a worker writes never share one."""
+
+# The learner writes these words of a worker's block ...
+COMMAND = 0
+"""Counts commands; the words that follow say what the last one is."""
+CODE, POOL, BUFFER, ITR, MODE, T = 1, 2, 3, 4, 5, 6
+SENT = _LINE
+"""SENT + g: rows of the current batch that group g may step."""
+# ... and the worker these.
+DONE_COMMAND = 2 * _LINE
+SLEEPS = 2 * _LINE + 1
+ROWS = 2 * _LINE + 2
+"""Rows of the batch that are whole, where the worker runs the loop itself; -1 before row 0 is."""
+BUSY_NS = 2 * _LINE + 3
+"""Nanoseconds spent stepping."""
+MARK = 3 * _LINE
+"""Six words that `SerialPool` keeps: see its `mark`."""
+MARK_WORDS = 6
+DONE = 4 * _LINE
+"""DONE + g: rows of the current batch that group g has stepped."""
+WORDS = 5 * _LINE
+
+BIND, COLLECT, MAIL, QUIT = 1, 2, 3, 4
+"""Command codes."""
+
+_WORD = 8
+_fence = threading.Lock()
+
+
+def fence() -> None:
+    """Makes what this process stored visible before what it loads next: taking a lock is a full barrier."""
+    with _fence:
+        pass
+
+
+class Control:
+    """The blocks of all workers, and one of the learner, in one shared page or two."""
+
+    def __init__(self, fd: int, workers: int) -> None:
+        size = (workers + 1) * WORDS * _WORD
+        if os.fstat(fd).st_size < size:
+            os.posix_fallocate(fd, 0, size)
+        self._memory = mmap.mmap(fd, size)
+        words = memoryview(self._memory).cast("q")
+        self.blocks = [words[w * WORDS : (w + 1) * WORDS] for w in range(workers)]
+        self.learner = words[workers * WORDS :]
+        """Word 0: the learner sleeps."""
+
+
+class Spin:
+    """How long to look before sleeping: as long as recent waits lasted, at most `limit_s`; not at all if they last longer.
+
+    Args:
+        limit_s: 0 where waiters and workers outnumber the cores.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._usual_s = 0.0
+
+    def until(self, ready: Callable[[], bool]) -> bool:
+        """True as soon as `ready()`; False once looking any longer is not worth it."""
+        if ready():
+            return True
+        if not self.limit_s:
+            return False
+        started = time.perf_counter()
+        limit = self.limit_s if self._usual_s < self.limit_s else self.limit_s / 8
+        found = False
+        while not found and time.perf_counter() - started < limit:
+            found = ready() or ready() or ready() or ready() or ready() or ready() or ready() or ready()
+        waited = time.perf_counter() - started if found else 2 * self.limit_s
+        self._usual_s += 0.125 * (waited - self._usual_s)
+        return found
+
+
+class Bell:
+    """An eventfd that wakes whoever polls it."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if fd is None else fd
+
+    def ring(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def drain(self) -> None:
+        """Forgets rings; it does not block."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def sleep_on(bell: Bell, block: memoryview, word: int, ready: Callable[[], bool], timeout_s: float) -> None:
+    """Sleeps until the bell rings or time is up, unless `ready()` by now; says so in `block[word]` meanwhile."""
+    block[word] = 1
+    fence()
+    if not ready():
+        poll = select.poll()
+        poll.register(bell.fd, select.POLLIN)
+        poll.poll(timeout_s * 1e3)
+    block[word] = 0
+    bell.drain()
+
+
+def spin_limit(processes: int) -> float:
+    """Seconds that a waiter may look at counters: none where `processes` that compute leave no core free."""
+    return 300e-6 if len(os.sched_getaffinity(0)) >= processes else 0.0

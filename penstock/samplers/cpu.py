@@ -1,0 +1,124 @@
+"""CpuSampler: each worker process steps its slots and runs its own copy of the agent.
+
+The learner wakes the workers once for each batch and waits until all are done; in between nobody waits for anybody.
+The agent's parameters lie in shared memory: the learner writes them before it wakes the workers, and never while one
+acts. A small forward in every worker costs more than one large one, and the observations stay where they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.placement import Placement
+from penstock.core.spec import BatchSpec
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.serial_pool import Reset
+from penstock.envs.vector_pool import makes_vector_env
+from penstock.samplers.faults import FaultPolicy, Faults
+from penstock.samplers.live import Crew, LiveSampler
+from penstock.samplers.process_pool import EVALUATION, TRAINING, ProcessPool, collect_in_workers
+from penstock.samplers.workers import Workers, pickled
+
+
+@dataclass(frozen=True)
+class CpuSampler:
+    """Settings of a sampler whose workers step and act, each for its share of the slots."""
+
+    T: int = 128
+    """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
+    B: int = 16
+    """Slots: environments stepped side by side, usually 4 or more for each worker."""
+    workers: int = 2
+    """Processes, usually one for each core; any number gives the same batches."""
+    reset: Reset = "next_step"
+    """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
+    max_decorrelation_steps: int = 0
+    """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
+    discount: float = 0.99
+    """Of the logged discounted episode return; no target is made with it."""
+    journal_steps: int = 100_000
+    """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
+    step_timeout_s: float = 60.0
+    """Seconds without progress of a `step` or `reset` after which a worker counts as hung and is killed."""
+    start_timeout_s: float = 300.0
+    """The same while a worker starts and makes its environments."""
+    fault_policy: FaultPolicy = "auto"
+    """After a fault: `auto` raises what an environment raised and replaces workers that died or hang; `raise`,
+    `restart`, or `drop` (go on without the slots of that worker)."""
+    affinity: Placement | None = None
+    """CPUs of each worker, as `penstock.run.affinity.plan` gives them; None leaves it to the kernel."""
+
+    def __post_init__(self) -> None:
+        check_process_settings(self)
+
+    @property
+    def spec(self) -> BatchSpec:
+        """T and B."""
+        return BatchSpec(self.T, self.B)
+
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> LiveSampler:
+        """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Raises:
+            ConfigError: the environment cannot be made, or does not fit these settings.
+            EnvWorkerError: the environment's own code raised while it was made.
+        """
+        config = as_env_config(env)
+        refuse_native(config, type(self).__name__)
+        workers = start_workers(self, config, seed, computing=self.workers)
+        try:
+            pool = ProcessPool(workers, TRAINING, config, seed, self.B, reset=self.reset,
+                               max_decorrelation_steps=self.max_decorrelation_steps)  # fmt: skip
+        except BaseException:
+            workers.close()
+            raise
+        crew = Crew(
+            lambda B: ProcessPool(workers, EVALUATION, config, seed, B), fill=collect_in_workers,
+            place=lambda pool, batches, states, agent: pool.attach(batches, states, agent),
+            remote_agents=True, metrics=workers.faults.metrics, faults=workers.faults.counts,
+        )  # fmt: skip
+        return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew)
+
+
+def check_process_settings(settings: Any) -> None:
+    """Raises ConfigError for settings of a sampler with worker processes that contradict each other."""
+    check_fields(settings)
+    groups = getattr(settings, "groups", 1)
+    if min(settings.T, settings.B, settings.workers, groups) < 1:
+        raise ConfigError(f"sampler.T={settings.T}, B={settings.B}, workers={settings.workers}, groups={groups}; each must be at "
+                          "least 1")  # fmt: skip
+    if settings.max_decorrelation_steps < 0 or settings.journal_steps < 0:
+        raise ConfigError(f"sampler.max_decorrelation_steps={settings.max_decorrelation_steps}, "
+                          f"journal_steps={settings.journal_steps}; neither may be negative")  # fmt: skip
+    if min(settings.step_timeout_s, settings.start_timeout_s) <= 0:
+        raise ConfigError(f"sampler.step_timeout_s={settings.step_timeout_s}, start_timeout_s={settings.start_timeout_s}; both "
+                          "must be positive, usually 60 and 300")  # fmt: skip
+    needed = settings.workers * groups
+    if needed > settings.B:
+        text = f"{settings.workers} workers" + (f" x {groups} groups" if groups > 1 else "")
+        most = settings.B // groups
+        fix = f"B>={needed}" + (f" or workers<={most}" if most else f" or groups<={settings.B}")
+        raise ConfigError(f"sampler.B={settings.B} leaves {needed - settings.B} of {text} without a slot; use {fix}")
+    if settings.affinity is not None and len(settings.affinity.workers) != settings.workers:
+        raise ConfigError(f"sampler.affinity places {len(settings.affinity.workers)} workers and sampler.workers="
+                          f"{settings.workers}; make them equal")  # fmt: skip
+
+
+def refuse_native(config: EnvConfig, name: str) -> None:
+    """Raises ConfigError for a native batched environment, which steps in threads of its own."""
+    if makes_vector_env(config):
+        raise ConfigError(f"{config.name} is a native batched environment, which steps in threads of its own; {name} steps one "
+                          "environment for each slot in worker processes: use SerialSampler, or AlternatingSampler for two "
+                          "groups")  # fmt: skip
+
+
+def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int) -> Workers:
+    """The worker processes of a sampler; the environment's settings are tried for pickling before any is started."""
+    pickled({f.name: getattr(config, f.name) for f in fields(config)})
+    cpus = () if settings.affinity is None else settings.affinity.workers
+    return Workers(settings.workers, seed, Faults(settings.fault_policy), settings.step_timeout_s, settings.start_timeout_s, cpus,
+                   computing)  # fmt: skip

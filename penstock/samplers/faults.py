@@ -1,0 +1,115 @@
+"""What becomes of a worker that failed: the error, or a replacement within a budget; and the counts of it all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections import Counter
+from typing import Any, Literal, NamedTuple
+
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError
+
+FaultKind = Literal["exception", "contract", "signal", "exit", "oom", "timeout"]
+FaultPolicy = Literal["auto", "raise", "restart", "drop"]
+
+_BUDGET = 5
+_BUDGET_S = 600.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
+_WARN_EVERY_S = 60.0
+
+
+class Fault(NamedTuple):
+    """What happened to a worker, and where."""
+
+    kind: FaultKind | Literal["config"]
+    message: str
+
+    def error(self) -> PenstockError:
+        """The exception that tells a caller."""
+        if self.kind == "config":
+            return ConfigError(self.message)
+        return (EnvContractError if self.kind == "contract" else EnvWorkerError)(self.message)
+
+
+class Faults:
+    """Counts faults, and decides by `fault_policy` what comes of each."""
+
+    def __init__(self, policy: FaultPolicy) -> None:
+        self.policy = policy
+        self.counts: Counter[str] = Counter()
+        self._restarts: dict[int, list[float]] = {}
+        self._warned: dict[int, float] = {}
+
+    def decide(self, worker: int, fault: Fault) -> float | None:
+        """Seconds after which to start a replacement, or None to go on without this worker.
+
+        Raises:
+            EnvWorkerError, EnvContractError, ConfigError: the policy says so, or the budget of restarts is used up.
+        """
+        if fault.kind == "config":
+            raise fault.error()
+        self.counts[fault.kind] += 1
+        ours = fault.kind in ("exception", "contract")
+        if self.policy == "raise" or (self.policy == "auto" and ours):
+            raise fault.error()
+        if self.policy == "drop":
+            self._warn(worker, f"{fault.message.splitlines()[0]}; its slots are dropped (fault_policy='drop')")
+            return None
+        now = time.monotonic()
+        recent = [t for t in self._restarts.get(worker, []) if now - t < _BUDGET_S]
+        if len(recent) >= _BUDGET:
+            raise Fault(fault.kind, f"{fault.message}\nworker {worker} was replaced {_BUDGET} times within "
+                        f"{_BUDGET_S / 60:.0f} minutes; mend the environment, or use fault_policy='drop'").error()  # fmt: skip
+        self._restarts[worker] = [*recent, now]
+        self.counts["restarts"] += 1
+        self._warn(worker, f"{fault.message.splitlines()[0]}; the worker is replaced")
+        return 0.0 if not recent else min(_FIRST_DELAY_S * 2.0 ** len(recent), _LONGEST_DELAY_S)
+
+    def metrics(self) -> dict[str, float]:
+        """`faults/...` counts since the run began; empty while there is none."""
+        return {f"faults/{name}": float(n) for name, n in self.counts.items()}
+
+    def _warn(self, worker: int, text: str) -> None:
+        now = time.monotonic()
+        if now - self._warned.get(worker, -_WARN_EVERY_S) >= _WARN_EVERY_S:
+            self._warned[worker] = now
+            warnings.warn(text, stacklevel=2)
+
+
+def describe_exit(status: int | None, oom_before: int, report: Any, crash: str) -> Fault:
+    """What a worker died of: its own report, or else its exit status and what the fault handler wrote.
+
+    Args:
+        status: as `Popen.returncode`. oom_before: `oom_kills()` when the worker started.
+    """
+    if isinstance(report, dict) and "error" in report:
+        return Fault(report["error"]["kind"], report["error"]["text"])
+    tail = f"\n{crash}" if crash else ""
+    if status is not None and status < 0:
+        number = -status
+        name = signal.Signals(number).name if number in {s.value for s in signal.Signals} else "?"
+        if number == signal.SIGKILL and oom_kills() > oom_before:
+            return Fault(
+                "oom", f"killed by signal 9 (SIGKILL), likely out of memory: the kernel reports such a kill{tail}"
+            )
+        return Fault("signal", f"killed by signal {number} ({name}){tail}")
+    return Fault("exit", f"the process ended with exit code {status}{tail}")
+
+
+def oom_kills() -> int:
+    """Processes of this control group that the kernel killed for want of memory; 0 where it does not say."""
+    try:
+        with open("/sys/fs/cgroup/memory.events") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
+def kill_group(pid: int) -> None:
+    """Kills a worker's process group: the worker, and what its environments started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

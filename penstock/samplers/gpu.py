@@ -1,0 +1,117 @@
+"""GpuSampler and its alternating forms: workers step environments, an ActionServer here acts for all of them.
+
+One group is lockstep: the forward waits for the slowest worker, the workers wait for the forward. With two groups of
+slots one is stepped while the other is served. `NoOverlapAlternatingSampler` never has both stepping, for environments
+that would fight for the same cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.placement import Placement
+from penstock.core.spec import BatchSpec
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.serial_pool import Reset
+from penstock.samplers.action_server import ActionServer, require_device
+from penstock.samplers.cpu import check_process_settings, refuse_native, start_workers
+from penstock.samplers.faults import FaultPolicy
+from penstock.samplers.live import Crew, LiveSampler
+from penstock.samplers.process_pool import EVALUATION, TRAINING, ProcessPool
+
+
+@dataclass(frozen=True)
+class GpuSampler:
+    """Settings of a sampler whose workers step and whose agent acts here, on any device, for all slots at once."""
+
+    T: int = 128
+    """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
+    B: int = 16
+    """Slots: environments stepped side by side, usually 16 to 1024."""
+    workers: int = 2
+    """Processes, usually one for each core but one; any number gives the same batches."""
+    groups: int = 1
+    """Groups of slots that take turns, 1 to 8; each worker has some slots of each."""
+    overlap: bool = True
+    """Groups may step at the same time; without it the next one starts when the one before has finished."""
+    device: str | None = None
+    """Where the agent acts: cpu, cuda or cuda:1. None for where it learns; elsewhere it gets a copy, refreshed for every
+    batch."""
+    reset: Reset = "next_step"
+    """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
+    max_decorrelation_steps: int = 0
+    """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
+    discount: float = 0.99
+    """Of the logged discounted episode return; no target is made with it."""
+    journal_steps: int = 100_000
+    """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
+    step_timeout_s: float = 60.0
+    """Seconds without progress of a `step` or `reset` after which a worker counts as hung and is killed."""
+    start_timeout_s: float = 300.0
+    """The same while a worker starts and makes its environments."""
+    fault_policy: FaultPolicy = "auto"
+    """After a fault: `auto` raises what an environment raised and replaces workers that died or hang; `raise`,
+    `restart`, or `drop` (go on without the slots of that worker)."""
+    affinity: Placement | None = None
+    """CPUs of each worker and of this process, as `penstock.run.affinity.plan` gives them; None leaves it to the kernel."""
+
+    def __post_init__(self) -> None:
+        check_process_settings(self)
+
+    @property
+    def spec(self) -> BatchSpec:
+        """T and B."""
+        return BatchSpec(self.T, self.B)
+
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> LiveSampler:
+        """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Raises:
+            ConfigError: the environment cannot be made, or does not fit these settings.
+            EnvWorkerError: the environment's own code raised while it was made.
+        """
+        config = as_env_config(env)
+        refuse_native(config, type(self).__name__)
+        if self.device is not None:
+            require_device(self.device, "sampler.device")
+        workers = start_workers(self, config, seed, computing=self.workers + 1)
+        try:
+            pool = ProcessPool(
+                workers, TRAINING, config, seed, self.B, groups=self.groups, reset=self.reset, exclusive=not self.overlap,
+                max_decorrelation_steps=self.max_decorrelation_steps,
+            )  # fmt: skip
+        except BaseException:
+            workers.close()
+            raise
+
+        def evaluation(B: int) -> ProcessPool:
+            groups = min(self.groups, B)
+            return ProcessPool(workers, EVALUATION, config, seed, B, groups=groups, exclusive=not self.overlap)
+
+        server = ActionServer(self.device)
+        crew = Crew(
+            evaluation, fill=server.serve,
+            place=lambda pool, batches, states, agent: pool.attach(batches, states, None),
+            metrics=lambda: {**workers.faults.metrics(), **server.metrics()}, faults=workers.faults.counts,
+        )  # fmt: skip
+        return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew, self.device)
+
+
+@dataclass(frozen=True)
+class AlternatingSampler(GpuSampler):
+    """`GpuSampler` with two groups of slots: one is stepped while the other is served."""
+
+    groups: int = 2
+    """Groups of slots that take turns, 2 to 8; each worker has some slots of each."""
+
+
+@dataclass(frozen=True)
+class NoOverlapAlternatingSampler(GpuSampler):
+    """`AlternatingSampler` in which never two groups step at the same time."""
+
+    groups: int = 2
+    """Groups of slots that take turns, 2 to 8; each worker has some slots of each."""
+    overlap: bool = False
+    """Groups may step at the same time; without it the next one starts when the one before has finished."""

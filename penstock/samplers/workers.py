@@ -1,0 +1,367 @@
+"""The learner's side of its worker processes: starts them, waits for them, sees them die, and replaces them.
+
+Nothing here waits without a limit: every wait polls the workers' bells together with their pidfds, and a worker that
+owes an answer and shows no progress for `step_timeout_s` is killed and counts as dead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import cloudpickle
+
+import penstock.core.errors as errors
+from penstock.core.slab import open_slab
+from penstock.core.wire import decode
+from penstock.samplers import control
+from penstock.samplers.control import Bell, Control, Spin, spin_limit
+from penstock.samplers.faults import Fault, Faults, describe_exit, kill_group, oom_kills
+from penstock.samplers.worker import Boot, Start
+
+SLABS = 5
+"""Shared files that every worker inherits, empty at first: batches and ledger of two pools, and parameters."""
+_THREAD_SETTINGS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_LONGEST_SLEEP_S = 0.25
+_SHUTDOWN_S = 5.0
+
+
+class Owner(Protocol):
+    """Whoever must know that a worker died: its pools."""
+
+    def messages(self, w: int, replaces: bool) -> list[Any]:
+        """What a new worker must be told."""
+        ...
+
+    def whereabouts(self, w: int, block: Any) -> str:
+        """The slot at work and all that is known of it, as a sentence begins."""
+        ...
+
+    def lost(self, w: int) -> None:
+        """Closes what the dead worker owed."""
+        ...
+
+
+class _Worker:
+    """One place among the workers; processes may follow each other in it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.bell, self.mail = Bell(), os.memfd_create("penstock-mail", os.MFD_CLOEXEC)
+        self.report, self.crash = (
+            os.memfd_create(name, os.MFD_CLOEXEC) for name in ("penstock-report", "penstock-crash")
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd = -1
+        self.up = False
+        """It has answered its first message, and not died since."""
+        self.start_at: float | None = None
+        """When a replacement is due to be started."""
+        self.oom_before = 0
+        self.token, self.moved_at = b"", 0.0
+
+    def close(self) -> None:
+        self.bell.close()
+        for fd in (self.mail, self.report, self.crash):
+            os.close(fd)
+        self.release()
+
+    @property
+    def exited(self) -> bool:
+        """It is over, though not reaped: until then its number, and that of its process group, stay its own."""
+        if self.pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def release(self) -> None:
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Workers:
+    """N worker processes.
+
+    Args:
+        cpus: CPUs of each worker; empty for all. step_timeout_s: longest time without progress. start_timeout_s: the
+            same while environments are made.
+    """
+
+    def __init__(
+        self, count: int, seed: int, faults: Faults, step_timeout_s: float, start_timeout_s: float,
+        cpus: Sequence[tuple[int, ...]] = (), computing: int | None = None,
+    ) -> None:  # fmt: skip
+        _require_linux()
+        self.count, self.faults, self._seed = count, faults, seed
+        self._timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
+        self._cpus = list(cpus) or [()] * count
+        self._control_fd = open_slab("control")
+        self.control = Control(self._control_fd, count)
+        self.bell = Bell()
+        self.slabs = [open_slab(f"slab-{i}") for i in range(SLABS)]
+        self._alive, self._alive_end = os.pipe2(os.O_CLOEXEC)
+        self.workers = [_Worker(w) for w in range(count)]
+        self.spin_s = spin_limit(count + 1 if computing is None else computing)
+        self.spin = Spin(self.spin_s)
+        self.owners: list[Owner] = []
+        self.dropped: set[int] = set()
+        self.starting_s: float | None = None
+        self._closed = False
+        fds = [self._control_fd, self.bell.fd, *self.slabs, self._alive, self._alive_end]
+        self._finalizer = weakref.finalize(self, _abandon, self.workers, fds)
+
+    @property
+    def live(self) -> list[int]:
+        """Workers that take part in the next batch."""
+        return [w.index for w in self.workers if w.index not in self.dropped]
+
+    def start(self, owner: Owner) -> list[Any]:
+        """Starts all processes side by side; gives the answers to their first messages."""
+        self.owners.append(owner)
+        for worker in self.workers:
+            self._spawn(worker)
+        self.settle()
+        return [self._answer(w) for w in range(self.count)]
+
+    def settle(self) -> None:
+        """Waits until every worker that is being started or replaced is up."""
+        self._wait(lambda: all(worker.up or worker.index in self.dropped for worker in self.workers))
+
+    def call(self, messages: Sequence[list[Any] | None]) -> list[Any]:
+        """Sends each worker its messages; gives their answers, None where there were none or the worker died of it."""
+        self.settle()
+        called = [w for w in self.live if messages[w] is not None]
+        for w in called:
+            self._write_mail(self.workers[w], messages[w])
+            self.command(w, control.MAIL)
+        self.wait_for_commands(called)
+        return [self._answer(w) if w in called and self.workers[w].up else None for w in range(self.count)]
+
+    def command(self, w: int, code: int, **words: int) -> None:
+        """Begins a command; `wait_for_commands` waits for it."""
+        block = self.control.blocks[w]
+        block[control.CODE] = code
+        for name, value in words.items():
+            block[getattr(control, name)] = value
+        block[control.COMMAND] += 1
+        control.fence()
+        if block[control.SLEEPS]:
+            self.workers[w].bell.ring()
+
+    def wait_for_commands(self, called: Sequence[int]) -> None:
+        """Waits until each of these workers has done its command, or died."""
+        blocks = [(self.workers[w], self.control.blocks[w]) for w in called]
+
+        def ready() -> bool:
+            return all(b[control.COMMAND] == b[control.DONE_COMMAND] or not worker.up for worker, b in blocks)
+
+        self.wait(ready)
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Returns once `ready()`, which must hold when all workers have died.
+
+        Raises:
+            EnvWorkerError and its like: a worker died and the policy does not replace it.
+        """
+        if not self.spin.until(ready):
+            self._wait(ready)
+
+    def ring(self, w: int) -> None:
+        """Wakes a worker."""
+        self.workers[w].bell.ring()
+
+    def close(self) -> None:
+        """Ends the processes: asks, then kills. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for worker in self.workers:
+            if worker.up:
+                self.command(worker.index, control.QUIT)
+        deadline = time.monotonic() + min(_SHUTDOWN_S, self._timeout_s)
+        for worker in self.workers:
+            while worker.up and not worker.exited and time.monotonic() < deadline:
+                time.sleep(0.001)
+        self._finalizer()
+
+    def _spawn(self, worker: _Worker) -> None:
+        """A new process with the same descriptors; its bell is drained and its block as if all were done."""
+        replaces = worker.process is not None
+        messages = [m for owner in self.owners for m in owner.messages(worker.index, replaces)]
+        worker.bell.drain()
+        block = self.control.blocks[worker.index]
+        for i in range(control.WORDS):
+            block[i] = 0
+        block[control.COMMAND] = 1
+        for fd in (worker.report, worker.crash):
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+        boot = Boot(worker.index, self.count, os.getpid(), self._control_fd, worker.bell.fd, self.bell.fd, worker.mail,
+                    worker.report, worker.crash, self._alive, tuple(self.slabs))  # fmt: skip
+        start = Start(list(sys.path), self._cpus[worker.index], self._seed, self.spin_s, messages)
+        self._write_mail(worker, start)
+        worker.start_at, worker.oom_before = None, oom_kills()
+        worker.token, worker.moved_at = b"", time.monotonic()
+        parent = str(Path(errors.__file__).parent.parent.parent)
+        path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
+        worker.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "penstock.samplers.worker", json.dumps(asdict(boot))],
+            pass_fds=boot.fds(), process_group=0, stdin=subprocess.DEVNULL,
+            env={**os.environ, **_THREAD_SETTINGS, "PYTHONPATH": path},
+        )  # fmt: skip
+        worker.release()
+        worker.pidfd = os.pidfd_open(worker.process.pid)
+
+    def _write_mail(self, worker: _Worker, message: Any) -> None:
+        data = pickled(message)
+        os.ftruncate(worker.mail, 0)
+        os.pwrite(worker.mail, len(data).to_bytes(8, "little") + data, 0)
+
+    def _answer(self, w: int) -> Any:
+        report = _read_report(self.workers[w].report)
+        return report["answer"] if isinstance(report, dict) and "answer" in report else None
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        learner = self.control.learner
+        started = time.monotonic()
+        for worker in self.workers:
+            worker.token = b""
+        while not self._look(ready):
+            learner[0] = 1
+            control.fence()
+            try:
+                if not ready():
+                    self._sleep(started)
+            finally:
+                learner[0] = 0
+            self.bell.drain()
+            self._supervise()
+
+    def _look(self, ready: Callable[[], bool]) -> bool:
+        for worker in self.workers:
+            block = self.control.blocks[worker.index]
+            if not worker.up and worker.process is not None and worker.start_at is None \
+                    and block[control.DONE_COMMAND] == block[control.COMMAND] and not worker.exited:  # fmt: skip
+                worker.up = "answer" in (_read_report(worker.report) or {})
+        return ready()
+
+    def _sleep(self, since: float) -> None:
+        poll = select.poll()
+        poll.register(self.bell.fd, select.POLLIN)
+        due = _LONGEST_SLEEP_S
+        for worker in self.workers:
+            if worker.start_at is not None:
+                due = min(due, max(worker.start_at - time.monotonic(), 0.0))
+            elif worker.pidfd >= 0:
+                poll.register(worker.pidfd, select.POLLIN)
+        poll.poll(due * 1e3)
+
+    def _supervise(self) -> None:
+        now = time.monotonic()
+        for worker in self.workers:
+            if worker.index in self.dropped or worker.process is None:
+                continue
+            if worker.start_at is not None:
+                if now >= worker.start_at:
+                    self._spawn(worker)
+            elif worker.exited:
+                self._died(worker, None)
+            elif self._owes(worker):
+                block = self.control.blocks[worker.index]
+                token = block[2 * 8 :].tobytes()
+                limit = self._timeout_s if worker.up else self._start_timeout_s
+                if token != worker.token:
+                    worker.token, worker.moved_at = token, now
+                elif now - worker.moved_at > limit:
+                    self._died(worker, f"no progress for {limit:g} s (step_timeout_s)" if worker.up
+                               else f"not started within {limit:g} s (start_timeout_s)")  # fmt: skip
+
+    def _owes(self, worker: _Worker) -> bool:
+        b = self.control.blocks[worker.index]
+        groups = range(control.MAX_GROUPS)
+        return b[control.COMMAND] != b[control.DONE_COMMAND] or any(
+            b[control.SENT + g] > b[control.DONE + g] for g in groups
+        )
+
+    def _died(self, worker: _Worker, hang: str | None) -> None:
+        process, w = worker.process, worker.index
+        assert process is not None
+        if hang is not None:
+            os.kill(process.pid, signal.SIGUSR2)  # the fault handler writes where it is
+            time.sleep(0.05)
+        kill_group(process.pid)
+        status = process.wait(timeout=_SHUTDOWN_S)
+        crash = os.pread(worker.crash, 1 << 16, 0).decode(errors="replace").strip()
+        if hang is not None:
+            cause = Fault("timeout", f"{hang}\n{crash}")
+        else:
+            cause = describe_exit(status, worker.oom_before, _read_report(worker.report), crash)
+        block = self.control.blocks[w]
+        if cause.kind in ("exception", "contract", "config"):
+            fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {cause.message}")
+        else:
+            where = next((text for owner in self.owners if (text := owner.whereabouts(w, block))), f"{process.args}")
+            fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {where}: {cause.message}")
+        worker.up = False
+        delay = self.faults.decide(w, fault)
+        for owner in self.owners:
+            owner.lost(w)
+        if delay is None:
+            self.dropped.add(w)
+            worker.release()
+            if len(self.dropped) == self.count:
+                raise Fault(fault.kind, f"{fault.message}\nno worker is left (fault_policy='drop')").error()
+        else:
+            worker.start_at = time.monotonic() + delay
+            if not delay:
+                self._spawn(worker)
+
+
+def pickled(message: Any) -> bytes:
+    """The message as bytes for a worker. Raises ConfigError that says what in it cannot be pickled."""
+    try:
+        return cloudpickle.dumps(message)
+    except Exception as error:
+        raise errors.ConfigError(
+            f"the environment, its arguments or the agent cannot be sent to a worker process: {type(error).__name__}: "
+            f"{error}; make files, locks, sockets and the like inside the factory, or use SerialSampler"
+        ) from error
+
+
+def _read_report(fd: int) -> Any:
+    head = os.pread(fd, 8, 0)
+    if len(head) < 8:
+        return None
+    size = int.from_bytes(head, "little")
+    data = os.pread(fd, size, 8)
+    return decode(data) if len(data) == size else None
+
+
+def _require_linux() -> None:
+    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(os, "eventfd")):
+        raise errors.ConfigError(
+            f"worker processes need Linux 5.3 or newer; this is {sys.platform}: use SerialSampler, which works everywhere"
+        )
+
+
+def _abandon(workers: list[_Worker], fds: list[int]) -> None:
+    """Kills what still runs and gives back every descriptor; also called when a sampler is forgotten."""
+    for worker in workers:
+        if worker.process is not None:
+            kill_group(worker.process.pid)  # also what its environments left behind
+            worker.process.wait(timeout=_SHUTDOWN_S)
+        worker.close()
+    for fd in fds:
+        os.close(fd)
