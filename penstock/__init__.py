@@ -16,6 +16,11 @@ _WHERE = {
     "ActorCritic": "penstock.agents.actor_critic",
     "Agent": "penstock.agents.agent",
     "AlternatingSampler": "penstock.samplers.gpu",
+    "AsyncAlternatingSampler": "penstock.samplers.asynchronous",
+    "AsyncCpuSampler": "penstock.samplers.asynchronous",
+    "AsyncGpuSampler": "penstock.samplers.asynchronous",
+    "AsyncSampler": "penstock.samplers.asynchronous",
+    "AsyncSerialSampler": "penstock.samplers.asynchronous",
     "BatchSpec": "penstock.core.spec",
     "CheckpointError": "penstock.core.errors",
     "ConfigError": "penstock.core.errors",
@@ -36,6 +41,7 @@ _WHERE = {
     "Output": "penstock.agents.actor_critic",
     "PPO": "penstock.algos.ppo",
     "PenstockError": "penstock.core.errors",
+    "Placement": "penstock.core.placement",
     "Policy": "penstock.learn.policy",
     "Result": "penstock.run.runner",
     "ResultDict": "penstock.learn.algorithm",
@@ -88,6 +94,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.joining import concat_samples as concat_samples
     from penstock.core.joining import split_by_episode as split_by_episode
+    from penstock.core.placement import Placement as Placement
     from penstock.core.schedule import Schedule as Schedule
     from penstock.core.schedule import cosine as cosine
     from penstock.core.schedule import linear as linear
@@ -113,9 +120,14 @@ if TYPE_CHECKING:
     from penstock.run.runner import Result as Result
     from penstock.run.runner import Runner as Runner
     from penstock.run.trainer import Trainer as Trainer
+    from penstock.samplers.asynchronous import AsyncAlternatingSampler as AsyncAlternatingSampler
+    from penstock.samplers.asynchronous import AsyncCpuSampler as AsyncCpuSampler
+    from penstock.samplers.asynchronous import AsyncGpuSampler as AsyncGpuSampler
+    from penstock.samplers.asynchronous import AsyncSampler as AsyncSampler
+    from penstock.samplers.asynchronous import AsyncSerialSampler as AsyncSerialSampler
+    from penstock.samplers.cpu import CpuSampler as CpuSampler
     from penstock.samplers.episodes import Episodes as Episodes
     from penstock.samplers.gpu import AlternatingSampler as AlternatingSampler
-    from penstock.samplers.cpu import CpuSampler as CpuSampler
     from penstock.samplers.gpu import GpuSampler as GpuSampler
     from penstock.samplers.gpu import NoOverlapAlternatingSampler as NoOverlapAlternatingSampler
     from penstock.samplers.serial import SerialSampler as SerialSampler

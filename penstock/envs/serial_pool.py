@@ -102,6 +102,10 @@ class SerialPool:
         self._unstarted = True
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
 
+    def mark_in(self, mark: MutableSequence[int]) -> None:
+        """Keeps another `mark` up to date from now on."""
+        self._mark = mark
+
     def take_over(self, previous: SampleBatch | None) -> None:
         """Goes on for a pool that died, of which the ledger and the last batch are left (None: there was none).
 

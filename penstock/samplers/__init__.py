@@ -13,6 +13,10 @@ SAMPLERS = {
     "gpu": "penstock.samplers.gpu:GpuSampler",
     "alternating": "penstock.samplers.gpu:AlternatingSampler",
     "no-overlap-alternating": "penstock.samplers.gpu:NoOverlapAlternatingSampler",
+    "async-serial": "penstock.samplers.asynchronous:AsyncSerialSampler",
+    "async-cpu": "penstock.samplers.asynchronous:AsyncCpuSampler",
+    "async-gpu": "penstock.samplers.asynchronous:AsyncGpuSampler",
+    "async-alternating": "penstock.samplers.asynchronous:AsyncAlternatingSampler",
 }
 """Samplers by the name that the command line knows."""
 

@@ -60,8 +60,11 @@ class CpuSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> LiveSampler:
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0, slab: int | None = None) -> LiveSampler:
         """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Args:
+            slab: descriptor of the shared memory to hold the batches, if another process is to see them.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
@@ -69,7 +72,7 @@ class CpuSampler:
         """
         config = as_env_config(env)
         refuse_native(config, type(self).__name__)
-        workers = start_workers(self, config, seed, computing=self.workers)
+        workers = start_workers(self, config, seed, self.workers, slab)
         try:
             pool = ProcessPool(workers, TRAINING, config, seed, self.B, reset=self.reset,
                                max_decorrelation_steps=self.max_decorrelation_steps)  # fmt: skip
@@ -116,9 +119,9 @@ def refuse_native(config: EnvConfig, name: str) -> None:
                           "groups")  # fmt: skip
 
 
-def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int) -> Workers:
+def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, slab: int | None) -> Workers:
     """The worker processes of a sampler; the environment's settings are tried for pickling before any is started."""
     pickled({f.name: getattr(config, f.name) for f in fields(config)})
     cpus = () if settings.affinity is None else settings.affinity.workers
     return Workers(settings.workers, seed, Faults(settings.fault_policy), settings.step_timeout_s, settings.start_timeout_s, cpus,
-                   computing)  # fmt: skip
+                   computing, slab=slab)  # fmt: skip

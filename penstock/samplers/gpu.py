@@ -65,8 +65,11 @@ class GpuSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> LiveSampler:
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0, slab: int | None = None) -> LiveSampler:
         """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Args:
+            slab: descriptor of the shared memory to hold the batches, if another process is to see them.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
@@ -76,7 +79,7 @@ class GpuSampler:
         refuse_native(config, type(self).__name__)
         if self.device is not None:
             require_device(self.device, "sampler.device")
-        workers = start_workers(self, config, seed, computing=self.workers + 1)
+        workers = start_workers(self, config, seed, self.workers + 1, slab)
         try:
             pool = ProcessPool(
                 workers, TRAINING, config, seed, self.B, groups=self.groups, reset=self.reset, exclusive=not self.overlap,

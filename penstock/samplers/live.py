@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,6 +222,16 @@ class LiveSampler:
                 stage.pool.close()
         self._pool.close()
         self._crew.close()
+
+    @property
+    def info_keys(self) -> tuple[str, ...]:
+        """Keys of the env info in every batch."""
+        return self._pool.info_keys
+
+    def watched_by(self, mark: MutableSequence[int]) -> None:
+        """Has a SerialSampler's environments say in `mark` what they are doing; others watch their workers themselves."""
+        if isinstance(self._pool, SerialPool):
+            self._pool.mark_in(mark)
 
     def metrics(self) -> dict[str, float]:
         """Waits and faults since the run began, by the names under which they are logged."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.batch import SampleBatch
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.slab import share
 from penstock.core.spec import BatchSpec
+from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.pool import EnvPool
 from penstock.envs.serial_pool import Reset, SerialPool
 from penstock.envs.vector_pool import VectorPool, makes_vector_env
 from penstock.samplers.live import Crew, LiveSampler
@@ -45,13 +50,17 @@ class SerialSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> LiveSampler:
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0, slab: int | None = None) -> LiveSampler:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Args:
+            slab: descriptor of the shared memory to hold the batches, if another process is to see them.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
         """
         config = as_env_config(env)
+        place = None if slab is None else functools.partial(place_in, slab)
         if makes_vector_env(config):
             if self.reset != "next_step" or self.max_decorrelation_steps:
                 raise ConfigError("a native batched environment resets in the next step by itself; use reset='next_step' "
@@ -59,10 +68,20 @@ class SerialSampler:
             # No journal: nothing can be replayed into a native pool.
             pool, crew = (
                 VectorPool(config, seed, self.B),
-                Crew(lambda B: VectorPool(config, seed, B, evaluation=True), self.B),
+                Crew(lambda B: VectorPool(config, seed, B, evaluation=True), self.B, place=place),
             )
             return LiveSampler(self.spec, pool, config, seed, self.discount, 0, crew)
         pool = SerialPool(
             config, seed, slice(0, self.B), reset=self.reset, max_decorrelation_steps=self.max_decorrelation_steps
         )
-        return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps)
+        crew = Crew(lambda B: SerialPool(config, seed, slice(0, B), evaluation=True), place=place)
+        return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew)
+
+
+def place_in(
+    slab: int, pool: EnvPool, batches: list[SampleBatch], states: Tree, agent: Any
+) -> tuple[list[SampleBatch], Tree]:
+    """Moves a training pool's buffers into shared memory; those of an evaluation stay."""
+    if len(batches) == 1:
+        return batches, states
+    return share(slab, (batches, states), f"{len(batches)} batches of {batches[0].spec}")[1]

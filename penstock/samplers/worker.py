@@ -62,7 +62,6 @@ class Boot:
 class Start:
     """The first message: what holds for the whole life of the worker."""
 
-    path: list[str]
     cpus: tuple[int, ...]
     seed: int
     spin_s: float
@@ -157,15 +156,19 @@ def die_with_the_learner(alive: int, learner_pid: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def sampling_process(boot: Boot) -> None:
-    """Obeys commands until told to quit; whatever goes wrong is reported as text before the process ends."""
+def run_process(kind: type[Host]) -> None:
+    """Sets the process up and serves; whatever goes wrong is reported as text before the process ends.
+
+    Its one argument is a `Boot` as JSON.
+    """
+    fields = json.loads(sys.argv[1])
+    boot = Boot(**{**fields, "slabs": tuple(fields["slabs"])})
     try:
         start: Start = _read_mail(boot.mail)
-        sys.path[:] = start.path
         initialize_worker(boot, start.cpus, start.seed)
-        worker = _Worker(boot, start)
-        worker.answer([worker.read(message) for message in start.messages])
-        worker.serve()
+        host = kind(boot, start)
+        host.answer([host.read(message) for message in start.messages])
+        host.serve()
     except BaseException as error:
         os.pwrite(boot.report, _pack({"error": describe(error)}), 0)
         os._exit(1)
@@ -183,13 +186,48 @@ def describe(error: BaseException) -> dict[str, str]:
     return {"kind": "exception", "text": f"{type(error).__name__}: {error}\n{text}"}
 
 
-class _Worker:
+class Host:
+    """What every kind of child process has: its block, its bells, and the way it answers."""
+
     def __init__(self, boot: Boot, start: Start) -> None:
         self.boot = boot
         shared = Control(boot.control, boot.workers)
         self.blocks, self.block, self.learner = shared.blocks, shared.blocks[boot.index], shared.learner
         self.bell, self.learner_bell = Bell(boot.bell), Bell(boot.learner_bell)
         self.spin = Spin(start.spin_s)
+
+    def serve(self) -> None:
+        """Obeys until told to quit."""
+        raise NotImplementedError
+
+    def read(self, message: Any) -> Any:
+        """Does what one message says and gives the answer, which `penstock.core.wire` can send."""
+        raise NotImplementedError
+
+    def mail(self) -> list[Any]:
+        """The messages that wait."""
+        return _read_mail(self.boot.mail)
+
+    def answer(self, value: Any) -> None:
+        """Answers messages: a list of what each came to."""
+        data = _pack({"answer": value})
+        os.ftruncate(self.boot.report, 0)
+        os.pwrite(self.boot.report, data, 0)
+        self.done()
+
+    def done(self) -> None:
+        """The command is done."""
+        self.block[control.DONE_COMMAND] = self.block[control.COMMAND]
+        fence()
+        if self.learner[0]:
+            self.learner_bell.ring()
+
+
+class SamplingProcess(Host):
+    """Steps its slots in lockstep with the learner, or runs the whole loop over them."""
+
+    def __init__(self, boot: Boot, start: Start) -> None:
+        super().__init__(boot, start)
         self.pools: dict[int, list[SerialPool | None]] = {}
         self.shares: dict[int, tuple[slice | None, ...]] = {}
         self.batches: dict[int, list[list[SampleBatch | None]]] = {}
@@ -244,7 +282,7 @@ class _Worker:
             self.done()
             return False
         if code == control.MAIL:
-            self.answer([self.read(message) for message in _read_mail(self.boot.mail)])
+            self.answer([self.read(message) for message in self.mail()])
         elif code == control.BIND:
             self.bind()
             self.done()
@@ -270,7 +308,8 @@ class _Worker:
                 pool.bind(out)
             block[control.DONE + g] = 0
 
-    def read(self, mail: Any) -> Any:
+    def read(self, message: Any) -> Any:
+        mail = message
         if isinstance(mail, MakePool):
             return self.make(mail)
         if isinstance(mail, Attach):
@@ -338,18 +377,6 @@ class _Worker:
                 if pool is not None:
                     pool.close()
 
-    def answer(self, value: Any) -> None:
-        data = _pack({"answer": value})
-        os.ftruncate(self.boot.report, 0)
-        os.pwrite(self.boot.report, data, 0)
-        self.done()
-
-    def done(self) -> None:
-        self.block[control.DONE_COMMAND] = self.block[control.COMMAND]
-        fence()
-        if self.learner[0]:
-            self.learner_bell.ring()
-
 
 def _pack(value: Any) -> bytes:
     data = encode(value)
@@ -360,16 +387,18 @@ def _read_mail(fd: int) -> Any:
     import cloudpickle
 
     size = int.from_bytes(os.pread(fd, 8, 0), "little")
-    return cloudpickle.loads(os.pread(fd, size, 8))
+    path_size = int.from_bytes(os.pread(fd, 8, 8), "little")
+    if path_size:
+        sys.path[:] = json.loads(os.pread(fd, path_size, 16))
+    return cloudpickle.loads(os.pread(fd, size, 16 + path_size))
 
 
-def main() -> None:
-    """Entry point of the process; its one argument is a `Boot` as JSON."""
-    fields = json.loads(sys.argv[1])
-    sampling_process(Boot(**{**fields, "slabs": tuple(fields["slabs"])}))
+def sampling_process() -> None:
+    """Entry point of the process."""
+    run_process(SamplingProcess)
 
 
 if __name__ == "__main__":
     from penstock.samplers import worker  # messages name the module's classes, not `__main__`'s
 
-    worker.main()
+    worker.sampling_process()

@@ -96,14 +96,17 @@ class Workers:
 
     Args:
         cpus: CPUs of each worker; empty for all. step_timeout_s: longest time without progress. start_timeout_s: the
-            same while environments are made.
+            same while environments are made. computing: processes that compute at a time, which decides whether to spin.
+        module: what the processes run. slab: descriptor of shared memory for the training batches, if not of its own.
     """
 
     def __init__(
         self, count: int, seed: int, faults: Faults, step_timeout_s: float, start_timeout_s: float,
         cpus: Sequence[tuple[int, ...]] = (), computing: int | None = None,
+        module: str = "penstock.samplers.worker", slab: int | None = None,
     ) -> None:  # fmt: skip
         _require_linux()
+        self._module = module
         self.count, self.faults, self._seed = count, faults, seed
         self._timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
         self._cpus = list(cpus) or [()] * count
@@ -111,6 +114,8 @@ class Workers:
         self.control = Control(self._control_fd, count)
         self.bell = Bell()
         self.slabs = [open_slab(f"slab-{i}") for i in range(SLABS)]
+        if slab is not None:
+            os.dup2(slab, self.slabs[0], inheritable=False)
         self._alive, self._alive_end = os.pipe2(os.O_CLOEXEC)
         self.workers = [_Worker(w) for w in range(count)]
         self.spin_s = spin_limit(count + 1 if computing is None else computing)
@@ -139,14 +144,14 @@ class Workers:
         """Waits until every worker that is being started or replaced is up."""
         self._wait(lambda: all(worker.up or worker.index in self.dropped for worker in self.workers))
 
-    def call(self, messages: Sequence[list[Any] | None]) -> list[Any]:
+    def call(self, messages: Sequence[list[Any] | None], watch: Callable[[], None] | None = None) -> list[Any]:
         """Sends each worker its messages; gives their answers, None where there were none or the worker died of it."""
         self.settle()
         called = [w for w in self.live if messages[w] is not None]
         for w in called:
             self._write_mail(self.workers[w], messages[w])
             self.command(w, control.MAIL)
-        self.wait_for_commands(called)
+        self.wait_for_commands(called, watch)
         return [self._answer(w) if w in called and self.workers[w].up else None for w in range(self.count)]
 
     def command(self, w: int, code: int, **words: int) -> None:
@@ -160,11 +165,13 @@ class Workers:
         if block[control.SLEEPS]:
             self.workers[w].bell.ring()
 
-    def wait_for_commands(self, called: Sequence[int]) -> None:
-        """Waits until each of these workers has done its command, or died."""
+    def wait_for_commands(self, called: Sequence[int], watch: Callable[[], None] | None = None) -> None:
+        """Waits until each of these workers has done its command, or died; `watch` is called now and then meanwhile."""
         blocks = [(self.workers[w], self.control.blocks[w]) for w in called]
 
         def ready() -> bool:
+            if watch is not None:
+                watch()
             return all(b[control.COMMAND] == b[control.DONE_COMMAND] or not worker.up for worker, b in blocks)
 
         self.wait(ready)
@@ -210,14 +217,14 @@ class Workers:
             os.lseek(fd, 0, os.SEEK_SET)
         boot = Boot(worker.index, self.count, os.getpid(), self._control_fd, worker.bell.fd, self.bell.fd, worker.mail,
                     worker.report, worker.crash, self._alive, tuple(self.slabs))  # fmt: skip
-        start = Start(list(sys.path), self._cpus[worker.index], self._seed, self.spin_s, messages)
+        start = Start(self._cpus[worker.index], self._seed, self.spin_s, messages)
         self._write_mail(worker, start)
         worker.start_at, worker.oom_before = None, oom_kills()
         worker.token, worker.moved_at = b"", time.monotonic()
         parent = str(Path(errors.__file__).parent.parent.parent)
         path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
         worker.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "penstock.samplers.worker", json.dumps(asdict(boot))],
+            [sys.executable, "-P", "-m", self._module, json.dumps(asdict(boot))],
             pass_fds=boot.fds(), process_group=0, stdin=subprocess.DEVNULL,
             env={**os.environ, **_THREAD_SETTINGS, "PYTHONPATH": path},
         )  # fmt: skip
@@ -227,7 +234,9 @@ class Workers:
     def _write_mail(self, worker: _Worker, message: Any) -> None:
         data = pickled(message)
         os.ftruncate(worker.mail, 0)
-        os.pwrite(worker.mail, len(data).to_bytes(8, "little") + data, 0)
+        # The import path comes first, in plain text: unpickling needs it.
+        path = json.dumps(sys.path).encode() if isinstance(message, Start) else b""
+        os.pwrite(worker.mail, len(data).to_bytes(8, "little") + len(path).to_bytes(8, "little") + path + data, 0)
 
     def _answer(self, w: int) -> Any:
         report = _read_report(self.workers[w].report)

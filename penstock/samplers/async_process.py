@@ -1,0 +1,164 @@
+"""The process in which an AsyncSampler's inner sampler lives: `python -m penstock.samplers.async_process`.
+
+It collects batch DONE while DONE is below SENT, and obeys messages in between.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.core.slab import view
+from penstock.core.tree import Tree
+from penstock.core.wire import encode
+from penstock.envs.make import EnvConfig
+from penstock.samplers import control
+from penstock.samplers.actor import parameters_of
+from penstock.samplers.control import fence, sleep_on
+from penstock.samplers.episodes import Episodes
+from penstock.samplers.worker import Boot, Host, Start, run_process
+
+BATCHES, RESULTS, PARAMETERS = 0, 1, 4
+"""Slabs."""
+NEWEST, STOP = control.ITR, control.MODE
+"""Words of the learner: the newest version, and whether an evaluation is to give up."""
+_LOOK_AROUND_S = 2.0
+
+
+@dataclass(frozen=True)
+class MakeInner:
+    """Message: build the inner sampler."""
+
+    inner: Any
+    config: EnvConfig
+    seed: int
+
+
+@dataclass(frozen=True)
+class AttachInner:
+    """Message: the agent, where versions of its parameters are (the last one for evaluations), and the rules."""
+
+    agent: Agent
+    parameters: list[Tree]
+    buffers: int
+    depth: int
+    exact: bool
+    result_size: int
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Message: `evaluate_agent` with the evaluation's parameters."""
+
+    itr: int
+    episodes: int
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class GetInner:
+    """Message: the inner sampler's `state_dict`."""
+
+
+@dataclass(frozen=True)
+class SetInner:
+    """Message: load the inner sampler's state, `done` batches having been collected."""
+
+    state: dict[str, Any]
+    done: int
+
+
+class AsyncHost(Host):
+    """Obeys the messages of an AsyncLive."""
+
+    def __init__(self, boot: Boot, start: Start) -> None:
+        super().__init__(boot, start)
+        self.inner: Any = None
+
+    def serve(self) -> None:
+        block = self.block
+
+        def called() -> bool:
+            return block[control.COMMAND] != block[control.DONE_COMMAND] or block[control.SENT] > block[control.DONE]
+
+        while True:
+            while not called():
+                sleep_on(self.bell, block, control.SLEEPS, called, _LOOK_AROUND_S)
+                if os.getppid() != self.boot.learner_pid:
+                    os.killpg(0, signal.SIGKILL)
+            if block[control.COMMAND] == block[control.DONE_COMMAND]:
+                self.collect(block[control.DONE])
+            elif block[control.CODE] == control.QUIT:
+                self.inner.shutdown()
+                self.done()
+                return
+            else:
+                self.answer([self.read(message) for message in self.mail()])
+
+    def collect(self, itr: int) -> None:
+        """Batch `itr`, with the parameters that the rules say; its episodes and metrics are stored beside it."""
+        block, rules = self.block, self.rules
+        version = max(itr - rules.depth, 0) if rules.exact else block[NEWEST]
+        self.load(version % (rules.depth + 2))
+        _, episodes = self.inner.obtain_samples(itr, version)
+        result = encode({"episodes": plain_episodes(episodes), "metrics": self.inner.metrics()})
+        at = (itr % rules.buffers) * rules.result_size
+        os.pwrite(self.boot.slabs[RESULTS], len(result).to_bytes(8, "little") + result, at)
+        block[control.DONE] = itr + 1
+        fence()
+        if self.learner[0]:
+            self.learner_bell.ring()
+
+    def load(self, place: int) -> None:
+        with torch.no_grad():
+            for name, x in parameters_of(self.agent).items():
+                x.copy_(self.versions[place][name])
+
+    def read(self, message: Any) -> Any:
+        if isinstance(message, MakeInner):
+            self.inner = message.inner.build(message.config, message.seed, slab=self.boot.slabs[BATCHES])
+            self.inner.watched_by(self.block[control.MARK : control.MARK + control.MARK_WORDS])
+            return {"spec": self.inner.spec.to_plain(), "info_keys": list(self.inner.info_keys)}
+        if isinstance(message, AttachInner):
+            torch.set_num_threads(1)
+            self.agent, self.rules = message.agent, message
+            fd = self.boot.slabs[PARAMETERS]
+            self.versions: list[dict[str, torch.Tensor]] = [
+                {name: torch.from_numpy(x) for name, x in view(fd, where).items()} for where in message.parameters
+            ]
+            self.inner.initialize(message.agent, message.buffers)
+            return None
+        if isinstance(message, Evaluate):
+            self.load(-1)
+            found = self.inner.evaluate_agent(
+                message.itr, message.episodes, message.deterministic, lambda: bool(self.block[STOP])
+            )
+            return plain_episodes(found)
+        if isinstance(message, GetInner):
+            return self.inner.state_dict()
+        assert isinstance(message, SetInner)
+        self.inner.load_state_dict(message.state)
+        self.block[control.DONE] = message.done
+        return self.inner.cut_slots
+
+
+def plain_episodes(episodes: Episodes) -> dict[str, Any]:
+    """The fields of `Episodes`, which makes one again of them."""
+    names = ("return_", "length", "discounted_return", "slot", "terminated")
+    return {**{name: getattr(episodes, name) for name in names}, "columns": dict(episodes.columns)}
+
+
+def main() -> None:
+    """Entry point of the process."""
+    run_process(AsyncHost)
+
+
+if __name__ == "__main__":
+    from penstock.samplers import async_process  # messages name the module's classes, not `__main__`'s
+
+    async_process.main()

@@ -1,0 +1,121 @@
+"""AsyncSampler: an inner sampler runs in a process of its own, and collects while the learner trains.
+
+Batch k starts when training on batch k - 1 - depth is finished. With `weights="exact"` it acts with the parameters of
+version k - depth (0 at first), so depth 0 is the synchronous sampler and every depth gives the same batches from run
+to run; with `weights="newest"` it takes whatever was published last. Parameters are published as copies in a ring of
+depth + 2 places: the place that is written is never one that may be read. The batches lie in a ring of as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.samplers.async_live import AsyncLive
+from penstock.samplers.cpu import CpuSampler
+from penstock.samplers.faults import FaultPolicy, Faults
+from penstock.samplers.gpu import AlternatingSampler, GpuSampler
+from penstock.samplers.serial import SerialSampler
+from penstock.samplers.workers import Workers, pickled
+
+Weights = Literal["exact", "newest"]
+
+
+@dataclass(frozen=True)
+class AsyncSampler:
+    """Settings of a sampler that collects while the learner trains."""
+
+    inner: Any = SerialSampler()
+    """Settings of the sampler that collects, in a process of its own."""
+    depth: int = 1
+    """How many batches it may be ahead, usually 1; 0 waits for the learner as the inner sampler would."""
+    weights: Weights = "exact"
+    """Parameters that batch k acts with: `exact`, those of version k - depth, is reproducible; `newest` is freshest."""
+    step_timeout_s: float = 60.0
+    """Seconds without progress after which the sampling process counts as hung; its workers have their own limit."""
+    start_timeout_s: float = 300.0
+    """The same while it starts and makes its environments."""
+    fault_policy: FaultPolicy = "auto"
+    """After the sampling process itself died: `auto` and `restart` start it anew, every slot with its next episode;
+    `raise`. What happens in its workers is a matter of the inner sampler's policy."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.depth < 0:
+            raise ConfigError(f"sampler.depth={self.depth}; expected 0 or more, usually 1")
+        if isinstance(self.inner, AsyncSampler) or not callable(getattr(self.inner, "build", None)):
+            raise ConfigError(f"sampler.inner={self.inner!r}; expected a synchronous sampler's settings, e.g. "
+                              "ps.CpuSampler(T=128, B=16, workers=2)")  # fmt: skip
+        if self.fault_policy == "drop":
+            raise ConfigError(
+                "sampler.fault_policy='drop' would leave no slot of an AsyncSampler; set it at the inner sampler"
+            )
+
+    @property
+    def spec(self) -> BatchSpec:
+        """T and B of the inner sampler."""
+        return self.inner.spec
+
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> AsyncLive:
+        """The live sampler, its process started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Raises:
+            ConfigError: the environment cannot be made, or does not fit these settings.
+            EnvWorkerError: the environment's own code raised while it was made.
+        """
+        config = as_env_config(env)
+        pickled({f.name: getattr(config, f.name) for f in fields(config)})
+        # Inside of a batch only a SerialSampler's process shows progress; the others watch their own workers.
+        supervised = hasattr(self.inner, "step_timeout_s")
+        limit = self.step_timeout_s * (self.spec.T + 1 if supervised else 1)
+        workers = Workers(
+            1,
+            seed,
+            Faults(self.fault_policy),
+            limit,
+            self.start_timeout_s,
+            computing=2,
+            module="penstock.samplers.async_process",
+        )
+        try:
+            return AsyncLive(self.inner, self.depth, self.weights, config, seed, workers)
+        except BaseException:
+            workers.close()
+            raise
+
+
+@dataclass(frozen=True)
+class AsyncSerialSampler(AsyncSampler):
+    """`AsyncSampler` around a SerialSampler: one process collects, this one trains."""
+
+    inner: SerialSampler = SerialSampler()
+    """Settings of the sampler that collects, in a process of its own."""
+
+
+@dataclass(frozen=True)
+class AsyncCpuSampler(AsyncSampler):
+    """`AsyncSampler` around a CpuSampler: its workers step and act while this process trains."""
+
+    inner: CpuSampler = CpuSampler()
+    """Settings of the sampler that collects, in a process tree of its own."""
+
+
+@dataclass(frozen=True)
+class AsyncGpuSampler(AsyncSampler):
+    """`AsyncSampler` around a GpuSampler: the action server has a process of its own."""
+
+    inner: GpuSampler = GpuSampler()
+    """Settings of the sampler that collects, in a process tree of its own."""
+
+
+@dataclass(frozen=True)
+class AsyncAlternatingSampler(AsyncSampler):
+    """`AsyncSampler` around an AlternatingSampler."""
+
+    inner: AlternatingSampler = AlternatingSampler()
+    """Settings of the sampler that collects, in a process tree of its own."""
