@@ -95,6 +95,8 @@ class PPO:
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
     batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
     """T and B of the sampler, where a run names none."""
+    takes_stale: ClassVar[bool] = True
+    """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -51,10 +51,9 @@ def run(argv: list[str]) -> int:
         found = named_preset(args.preset if "/" in args.preset else f"{algo}/{args.preset}")
     exp: Experiment = with_preset(algo, args.env or "", found)
     if args.sampler is not None:
-        from penstock.samplers import find_sampler
+        from penstock.samplers import find_sampler, sized
 
-        kept = {name: getattr(exp.sampler, name) for name in ("T", "B")}
-        exp = replace(exp, sampler=find_sampler(args.sampler)(**kept))
+        exp = replace(exp, sampler=sized(find_sampler(args.sampler)(), exp.sampler.spec))
     if wants_help:
         parser.print_help()
     settings = _settings(exp, rest)
@@ -124,7 +123,12 @@ def _parser() -> Parser:
     parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
     parser.add_argument("--env-checks", choices=("sampled", "always", "finite", "off"),
                         help="how often observations are checked for NaN and bounds (default sampled)")  # fmt: skip
-    parser.add_argument("--sampler", metavar="NAME", help="serial, or module:NAME")
+    parser.add_argument(
+        "--sampler",
+        metavar="NAME",
+        help="serial, cpu, gpu, alternating, no-overlap-alternating, async-serial, async-cpu, async-gpu, "
+        "async-alternating, or module:NAME",
+    )
     parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
     parser.add_argument("--seeds", type=_seeds, metavar="1,2,3", help="one run for each seed")

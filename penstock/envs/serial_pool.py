@@ -41,8 +41,8 @@ class SerialPool:
         episodes: for each slot how many episodes it plays before it idles for good; None for no limit.
         evaluation: use the evaluation seeds, which no training episode uses.
         mark: kept up to date for whoever must say where this process died: slot within this pool, what it does, a count
-            that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation. ledger: [B, 3] int64 of each slot: number of its
-            episode, episodes left or -1, and the tick of its reset.
+            that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation.
+        ledger: [B, 3] int64 of each slot: number of its episode, episodes left or -1, tick of its reset.
     """
 
     def __init__(

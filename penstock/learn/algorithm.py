@@ -45,7 +45,11 @@ OptimizerFn: TypeAlias = Callable[[Agent, Any], Optimizers]
 
 
 class Algorithm(Protocol):
-    """Frozen settings of an algorithm. Any frozen dataclass with these two members is one."""
+    """Frozen settings of an algorithm. Any frozen dataclass with these two members is one.
+
+    With `takes_stale = True` it also learns from batches that an earlier policy collected, as an AsyncSampler of depth
+    1 or more gives; the recorded `logp` and `version` say which.
+    """
 
     @property
     def batch(self) -> BatchSpec:

@@ -22,6 +22,7 @@ from penstock.agents.networks import NatureCNN
 from penstock.agents.recurrent import Memory
 from penstock.core.layout import ROW_MULTIPLE, padded_rows
 from penstock.core.version import VERSION
+from penstock.run.affinity import allowed_cpus, cpu_quota, default_workers, memory_limit, plan, ranges, read_machine
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -102,28 +103,14 @@ def _release(version: str) -> tuple[int, ...]:
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, float | None]:
     """Cores that this process may run on, and the share of them that its control group grants, None for no limit."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _numbers(cgroup / "cpu.max")
-    if len(quota) == 2 and quota[1] > 0:
-        return mine, quota[0] / quota[1]
-    quota, period = _numbers(cgroup / "cpu/cpu.cfs_quota_us"), _numbers(cgroup / "cpu/cpu.cfs_period_us")
-    return mine, quota[0] / period[0] if quota and period and quota[0] > 0 else None
+    return len(allowed_cpus()), cpu_quota(cgroup)
 
 
 def usable_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
     """Bytes that are free now, and bytes in all: the machine's, or the control group's limit if that is lower."""
     memory = psutil.virtual_memory()
-    limits = [*_numbers(cgroup / "memory.max"), *_numbers(cgroup / "memory/memory.limit_in_bytes"), memory.total]
-    total = int(min(limits))
+    total = min(memory.total, memory_limit(cgroup) or memory.total)
     return min(memory.available, total), total
-
-
-def _numbers(file: Path) -> list[float]:
-    """The numbers in a file of the kernel's; none if it is not there or says "max"."""
-    try:
-        return [float(word) for word in file.read_text().split()]
-    except (OSError, ValueError):
-        return []
 
 
 def accelerators() -> list[str]:
@@ -255,6 +242,10 @@ def _machine() -> Table:
     table = Table("what", "here", title="Machine", title_justify="left")
     table.add_row("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
     table.add_row("cores", f"{cores} of {os.cpu_count()} usable by this process{limit}")
+    here = read_machine()
+    workers = default_workers(here, B=64)
+    table.add_row("layout", str(here))
+    table.add_row("placement", f"for 64 slots, {plan(here, workers).why}")
     table.add_row("vector instructions", torch.backends.cpu.get_cpu_capability())
     table.add_row("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")
     table.add_row("accelerator", "\n".join(accelerators()) or f"none{built}")
@@ -270,14 +261,3 @@ def _rows_table(measured: Iterable[RowBits]) -> Table:
         groups = "   ".join([*together, *([f"each alone: {alone}"] if alone else [])])
         table.add_row(x.network, groups, Text("the same", "green") if x.padded else Text("they differ", "red"))
     return table
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """1, 2, 3, 7 as "1-3, 7"; numbers in rising order."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)

@@ -45,7 +45,7 @@ def evaluate(
     run_seed = exp.run.seed
     step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
     policy = load(run_dir, which)
-    B = exp.sampler.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
+    B = exp.sampler.spec.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
     sampler = SerialSampler(T=1, B=B).build(config, run_seed if seed is None else seed)
     try:
         sampler.initialize(policy.agent)

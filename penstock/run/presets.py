@@ -13,7 +13,7 @@ from penstock.algos import find_algo
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.run.experiment import Experiment
-from penstock.samplers import find_sampler
+from penstock.samplers import find_sampler, sized
 
 _FOLDER = Path(__file__).parent.parent / "presets"
 _NOTES = ("why",)
@@ -71,8 +71,7 @@ def with_preset(algo: str, env: Any, found: Preset | None) -> Experiment:
     """An experiment of an algorithm's defaults, changed by a preset if there is one."""
     settings = find_algo(algo)()
     changes = dict(found.changes) if found else {}
-    T, B = settings.batch
-    sampler = find_sampler(changes.pop("sampler.name", "serial"))(T=T, B=B)
+    sampler = sized(find_sampler(changes.pop("sampler.name", "serial"))(), settings.batch)
     try:
         return override(Experiment(env=env, algo=settings, sampler=sampler), changes)
     except ConfigError as error:

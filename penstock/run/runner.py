@@ -220,6 +220,13 @@ class Runner:
             )
         if self.trainer.policy.skipped:
             rows["updates skipped"] = f"{self.trainer.policy.skipped} of {self.trainer.policy.updates} (not finite)"
+        faults = {
+            name.removeprefix("faults/"): n
+            for name, n in self.trainer.sampler.metrics().items()
+            if name.startswith("faults/")
+        }
+        if faults:
+            rows["faults"] = ", ".join(f"{n:,.0f} {name.replace('_', ' ')}" for name, n in faults.items())
         if self._lost_checkpoints:
             rows["checkpoints lost"] = str(self._lost_checkpoints)
         rows["run directory"] = str(run)

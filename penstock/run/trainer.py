@@ -55,6 +55,10 @@ class Trainer:
         if self.policy.recurrent and minibatch is not None and minibatch < rows:
             raise ConfigError(f"minibatch={minibatch} with a recurrent net and sampler.T={rows}: minibatches are whole columns of T "
                               f"rows; use minibatch >= {rows}")  # fmt: skip
+        depth = getattr(exp.sampler, "depth", 0)
+        if depth and not getattr(exp.algo, "takes_stale", False):
+            raise ConfigError(f"sampler.depth={depth} with {type(exp.algo).__name__}, which learns from nothing but batches of its "
+                              "present policy; use depth=0, a synchronous sampler, or PPO")  # fmt: skip
         self.sampler = exp.sampler.build(exp.env_config, exp.run.seed)
         try:
             self.sampler.initialize(self.policy.agent)
@@ -102,6 +106,7 @@ class Trainer:
             **self.recent.metrics(),
             "rollout/episodes": float(self.episodes_seen),
             **step.metrics,
+            **self.sampler.metrics(),
             "time/iterations": float(self.itr),
             "time/total_timesteps": float(self.env_steps),
             "time/time_elapsed": self.elapsed_s,

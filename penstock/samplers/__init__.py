@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, nearest
+from penstock.core.spec import BatchSpec
 
 SAMPLERS = {
     "serial": "penstock.samplers.serial:SerialSampler",
@@ -26,3 +28,15 @@ def find_sampler(name: str) -> Any:
     if ":" not in name and name not in SAMPLERS:
         raise ConfigError(f"unknown sampler {name!r}; {nearest(name, SAMPLERS)}")
     return import_object(SAMPLERS.get(name, name))
+
+
+def sized(sampler: Any, spec: BatchSpec) -> Any:
+    """The settings with this T and B, those of an inner sampler included; fewer workers and groups where B demands it."""
+    if hasattr(sampler, "inner"):
+        return replace(sampler, inner=sized(sampler.inner, spec))
+    changes: dict[str, Any] = {"T": spec.T, "B": spec.B}
+    if hasattr(sampler, "groups"):
+        changes["groups"] = min(sampler.groups, spec.B)
+    if hasattr(sampler, "workers"):
+        changes["workers"] = max(min(sampler.workers, spec.B // changes.get("groups", 1)), 1)
+    return replace(sampler, **changes)

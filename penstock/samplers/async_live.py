@@ -34,7 +34,7 @@ from penstock.samplers.async_process import (
     plain_episodes,
 )  # fmt: skip
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
-from penstock.samplers.live import examples
+from penstock.samplers.stage import examples
 from penstock.samplers.workers import Workers
 
 _RESULT_BYTES_PER_ROW = 64

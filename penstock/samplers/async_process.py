@@ -6,7 +6,6 @@ It collects batch DONE while DONE is below SENT, and obeys messages in between.
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +18,15 @@ from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
 from penstock.samplers import control
 from penstock.samplers.actor import parameters_of
-from penstock.samplers.control import fence, sleep_on
+from penstock.samplers.control import fence
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.worker import Boot, Host, Start, run_process
+from penstock.samplers.host import Host, run_process
+from penstock.samplers.messages import Boot, Start
 
 BATCHES, RESULTS, PARAMETERS = 0, 1, 4
 """Slabs."""
 NEWEST, STOP = control.ITR, control.MODE
 """Words of the learner: the newest version, and whether an evaluation is to give up."""
-_LOOK_AROUND_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ class AsyncHost(Host):
 
     def __init__(self, boot: Boot, start: Start) -> None:
         super().__init__(boot, start)
+        self.spin.limit_s = 0.0  # batches are far apart
         self.inner: Any = None
 
     def serve(self) -> None:
@@ -87,10 +87,7 @@ class AsyncHost(Host):
             return block[control.COMMAND] != block[control.DONE_COMMAND] or block[control.SENT] > block[control.DONE]
 
         while True:
-            while not called():
-                sleep_on(self.bell, block, control.SLEEPS, called, _LOOK_AROUND_S)
-                if os.getppid() != self.boot.learner_pid:
-                    os.killpg(0, signal.SIGKILL)
+            self.sleep_until(called)
             if block[control.COMMAND] == block[control.DONE_COMMAND]:
                 self.collect(block[control.DONE])
             elif block[control.CODE] == control.QUIT:

@@ -9,6 +9,7 @@ that dies leaves counters that stand still.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
@@ -105,10 +106,8 @@ class Bell:
 
     def drain(self) -> None:
         """Forgets rings; it does not block."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        except BlockingIOError:
-            pass
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -18,10 +18,12 @@ from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.serial_pool import Reset
 from penstock.envs.vector_pool import makes_vector_env
+from penstock.samplers.child import pickled
 from penstock.samplers.faults import FaultPolicy, Faults
-from penstock.samplers.live import Crew, LiveSampler
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.process_pool import EVALUATION, TRAINING, ProcessPool, collect_in_workers
-from penstock.samplers.workers import Workers, pickled
+from penstock.samplers.stage import Crew
+from penstock.samplers.workers import Workers
 
 
 @dataclass(frozen=True)

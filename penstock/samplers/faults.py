@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -109,7 +110,5 @@ def oom_kills() -> int:
 
 def kill_group(pid: int) -> None:
     """Kills a worker's process group: the worker, and what its environments started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

@@ -18,8 +18,9 @@ from penstock.envs.serial_pool import Reset
 from penstock.samplers.action_server import ActionServer, require_device
 from penstock.samplers.cpu import check_process_settings, refuse_native, start_workers
 from penstock.samplers.faults import FaultPolicy
-from penstock.samplers.live import Crew, LiveSampler
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.process_pool import EVALUATION, TRAINING, ProcessPool
+from penstock.samplers.stage import Crew
 
 
 @dataclass(frozen=True)

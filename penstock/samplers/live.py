@@ -3,99 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, MutableSequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import Inputs, SampleBatch, allocate_batch
+from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError, EnvContractError
-from penstock.core.layout import ROW_MULTIPLE
 from penstock.core.noise import Purpose
-from penstock.core.spec import BatchSpec, EnvSpec, allocate
-from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
+from penstock.core.spec import BatchSpec, allocate
+from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.envs.make import EnvConfig
 from penstock.envs.pool import EnvPool
 from penstock.envs.serial_pool import SerialPool
-from penstock.samplers.collector import Fill, GroupViews, Noise, collect
+from penstock.samplers.collector import Noise
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal, join_episodes
+from penstock.samplers.stage import Crew, Stage, agent_device, examples
 
 _EVAL_T = 64
 _EVAL_B = 16
 _EVAL_MAX_STEPS = 200_000
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Who does the work of a live sampler; as it is, everything happens in this process."""
-
-    evaluation: Callable[[int], EnvPool]
-    """Makes a pool of so many slots with evaluation seeds, which is closed with the sampler."""
-    evaluation_slots: int | None = None
-    """Slots of every evaluation where there is no choice; None for one for each episode, up to 16."""
-    fill: Fill = collect
-    """Fills a batch: the one loop, or whatever has it run elsewhere."""
-    place: Callable[[Any, list[SampleBatch], Tree, Agent], tuple[list[SampleBatch], Tree]] | None = None
-    """Moves a pool's buffers, and recurrent states [B, ...] if agents act in its workers, to where those see them."""
-    remote_agents: bool = False
-    """Agents act in the workers, and their recurrent states are in shared memory; else they are the loop's own."""
-    metrics: Callable[[], dict[str, float]] = dict
-    """Further `sampler/...` and `faults/...` metrics."""
-    faults: Counter[str] = field(default_factory=Counter[str])
-    """Counts that go into a checkpoint."""
-    close: Callable[[], None] = lambda: None
-    """Called once after the pools are closed."""
-
-
-class _Stage:
-    """A pool with the buffers, views and recurrent states that it plays in."""
-
-    def __init__(
-        self, pool: EnvPool, agent: Agent, spec: BatchSpec, crew: Crew, buffers: int, device: torch.device
-    ) -> None:
-        self.pool, self._agent, self._remote = pool, agent, crew.remote_agents
-        info, state = examples(agent, pool.spec)
-        self.batches = [allocate_batch(pool.spec, spec, info, state, pool.info_keys) for _ in range(buffers)]
-        rows = tree_map(lambda x: x.cpu().numpy().copy(), agent.initial_state(spec.B)) if crew.remote_agents else None
-        if crew.place is not None:
-            self.batches, rows = crew.place(pool, self.batches, rows, agent)
-        self.views: list[list[GroupViews]] = [
-            []
-            if crew.remote_agents
-            else [GroupViews(batch, slots, pool.spec.null_action, device) for slots in pool.groups]
-            for batch in self.batches
-        ]
-        self.states: list[Tree] = [rows]
-        if not crew.remote_agents:
-            self.states = [tree_map(lambda x: x.to(device), agent.initial_state(view.padded)) for view in self.views[0]]
-
-    def forget(self) -> None:
-        """Recurrent states as before an episode."""
-        for slots, state in zip(self.pool.groups, self.states):
-            rows = slots.stop - slots.start
-            fresh = self._agent.initial_state(len(tree_leaves(state)[0]) if state is not None else rows)
-            tree_map(lambda x, y: x.__setitem__(slice(None), y.cpu().numpy() if self._remote else y), state, fresh)
-
-    def get_states(self) -> Tree:
-        """[B, ...] arrays."""
-        parts = [tree_map(lambda x, n=slots.stop - slots.start: np.array(x[:n].cpu() if isinstance(x, Tensor) else x[:n]), state)
-                 for slots, state in zip(self.pool.groups, self.states)]  # fmt: skip
-        return tree_map(lambda *xs: np.concatenate(xs), *parts)
-
-    def set_states(self, rows: Tree) -> None:
-        """The inverse of `get_states`."""
-        for slots, state in zip(self.pool.groups, self.states):
-            n = slots.stop - slots.start
-            tree_map(
-                lambda x, y, b=slots, n=n: x.__setitem__(slice(0, n), y[b] if self._remote else torch.from_numpy(y[b])),
-                state,
-                rows,
-            )
 
 
 class LiveSampler:
@@ -119,8 +48,8 @@ class LiveSampler:
         self._device = device
         self._agent: Agent | None = None
         self._closed = False
-        self._stage: _Stage | None = None
-        self._eval_stage: _Stage | None = None
+        self._stage: Stage | None = None
+        self._eval_stage: Stage | None = None
         self._collected = False
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
@@ -134,7 +63,7 @@ class LiveSampler:
         if agent.spec != self.spec:
             raise ConfigError(f"the agent was built for {agent.spec}; this sampler's environment has {self.spec}")
         self._agent = agent
-        self._stage = _Stage(self._pool, agent, self.batch_spec, self._crew, buffers, self._acts_on(agent))
+        self._stage = Stage(self._pool, agent, self.batch_spec, self._crew, buffers, self._acts_on(agent))
         self._batch = self._stage.batches[0]
         info, state = examples(agent, self.spec)
         one = tree_map(lambda x: x[0], allocate(self.spec.obs, 1)), tree_map(lambda leaf: leaf.null(), self.spec.action)
@@ -282,14 +211,14 @@ class LiveSampler:
                               "the sampler has no agent yet; call sampler.initialize(policy.agent) first")  # fmt: skip
         return self._agent
 
-    def _evaluation_stage(self, agent: Agent, B: int) -> _Stage:
+    def _evaluation_stage(self, agent: Agent, B: int) -> Stage:
         """Where evaluations of B slots are played; kept, since making environments takes long."""
         if self._eval_stage is None or len(self._eval_stage.batches[0].first[0]) != B:
             if self._eval_stage is not None:
                 stale, self._eval_stage = self._eval_stage, None  # making the next one may fail
                 stale.pool.close()
             pool = self._crew.evaluation(B)
-            self._eval_stage = _Stage(pool, agent, BatchSpec(_EVAL_T, B), self._crew, 1, self._acts_on(agent))
+            self._eval_stage = Stage(pool, agent, BatchSpec(_EVAL_T, B), self._crew, 1, self._acts_on(agent))
         return self._eval_stage
 
     def _acts_on(self, agent: Agent) -> torch.device:
@@ -301,36 +230,6 @@ class LiveSampler:
         for b, (actions, rewards) in enumerate(self._pool.warmup()):
             self._stats.begin(b, rewards)
             self._journal.begin(b, tree_map(lambda *xs: np.stack(xs), *actions) if actions else None)
-
-
-def agent_device(agent: Agent) -> torch.device:
-    """Where the agent's parameters are; the CPU if it has none."""
-    return next((p.device for p in agent.parameters()), torch.device("cpu"))
-
-
-def examples(agent: Agent, spec: EnvSpec) -> tuple[Tree, Tree]:
-    """Examples of what `act` records and of the recurrent state, one row without its leading dimension."""
-    device = agent_device(agent)
-    n = ROW_MULTIPLE
-
-    def rows(tree: Tree) -> Tree:
-        return tree_map(lambda x: torch.as_tensor(x, device=device), tree)
-
-    action = tree_map(lambda leaf: np.broadcast_to(leaf.null(), (n, *leaf.shape)).copy(), spec.action)
-    inputs = Inputs(
-        rows(allocate(spec.obs, n)),
-        rows(action),
-        torch.zeros(n, device=device),
-        torch.ones(n, dtype=torch.bool, device=device),
-    )
-    for leaf, x in zip(tree_leaves(spec.obs), tree_leaves(inputs.obs)):
-        x += torch.as_tensor(leaf.null(), device=device)
-    with torch.inference_mode():
-        state = agent.initial_state(n)
-        _, info, _ = agent.act(inputs, state, torch.full((n, agent.noise_size), 0.5, device=device))
-    if not isinstance(info, dict) or "env" in info:
-        raise ConfigError(f"act() recorded {type(info).__name__} {list(info)}; expected a dict without the key 'env'")
-    return tree_map(lambda x: x[0].cpu().numpy(), info), tree_map(lambda x: x[0].cpu().numpy(), state)
 
 
 def _refuse_not_finite(batch: SampleBatch, config: EnvConfig) -> None:

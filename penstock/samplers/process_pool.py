@@ -16,29 +16,22 @@ from typing import Any
 import numpy as np
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
-from penstock.core.errors import ConfigError
-from penstock.core.noise import env_seed
+from penstock.core.batch import SampleBatch
 from penstock.core.slab import share
-from penstock.core.spec import EnvSpec, describe
-from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.blame import last
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.serial_pool import MAKING, RESETTING, Reset
+from penstock.envs.serial_pool import STEPPING, Reset
 from penstock.samplers import control
 from penstock.samplers.collector import Noise
-from penstock.samplers.worker import Attach, Call, MakePool, SetState, TakeOver
+from penstock.samplers.columns import at_work, carry_columns, cut, even_split, one_spec, part
+from penstock.samplers.messages import Attach, Call, MakePool, SetState, TakeOver
 from penstock.samplers.workers import Workers
 
 TRAINING, EVALUATION = 0, 1
 """Numbers of a sampler's two pools."""
 _PARAMETERS = 4
 """The slab of the agent's parameters; a pool has slabs 2 * number (batches) and 2 * number + 1 (ledger)."""
-
-
-def even_split(n: int, parts: int) -> list[int]:
-    """Sizes that differ by at most one, the larger ones first."""
-    return [n // parts + (i < n % parts) for i in range(parts)]
 
 
 class ProcessPool:
@@ -59,7 +52,7 @@ class ProcessPool:
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         starts = np.cumsum([0, *even_split(B, groups)]).tolist()
         self.groups = tuple(slice(a, b) for a, b in zip(starts, starts[1:]))
-        self.shares = [[_part(group, workers.count, w) for group in self.groups] for w in range(workers.count)]
+        self.shares = [[part(group, workers.count, w) for group in self.groups] for w in range(workers.count)]
         self._owners = [w for w in range(workers.count) if any(self.shares[w])]
         self._ledger_places, self.ledger = share(
             workers.slabs[2 * number + 1], np.zeros((B, 3), np.int64), "the ledger"
@@ -83,7 +76,7 @@ class ProcessPool:
         else:
             workers.owners.append(self)
             made = [a and a[0] for a in workers.call([[self._make(w, False)] for w in range(workers.count)])]
-        self.spec = _one_spec([EnvSpec.from_plain(spec) for spec in made if spec is not None], config)
+        self.spec = one_spec([EnvSpec.from_plain(spec) for spec in made if spec is not None], config)
 
     # What the workers' supervisor asks: see `Owner`.
 
@@ -94,27 +87,21 @@ class ProcessPool:
         return out
 
     def whereabouts(self, w: int, block: Any) -> str:
-        local, doing, _, first, tick, evaluation = block[control.MARK : control.MARK + control.MARK_WORDS]
-        if evaluation != (self._number == EVALUATION):
+        mark = block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
+        if mark[5] != self.evaluation:
             return ""
-        kind, slot = "evaluation slot" if evaluation else "slot", first + local
-        if not doing:
+        if not mark[1]:
             columns = ", ".join(f"{s.start} to {s.stop - 1}" for s in self.shares[w] if s)
-            return f"between steps of {self._config.name}, {kind}s {columns}"
-        if doing == MAKING:
-            return f"{kind} {slot} of {self._config.name} in its construction"
-        episode, _, began = self.ledger[slot].tolist()
-        seed = env_seed(self.seed, slot, max(episode, 0), self._number == EVALUATION)
-        phase, step = ("reset", 0) if doing == RESETTING else ("step", tick - began - 1)
+            return f"between steps of {self._config.name}, slots {columns}"
+        slot = mark[3] + mark[0]
         action = None
-        if phase == "step" and self._current >= 0:
+        if mark[1] == STEPPING and self._current >= 0:
             batch = self._batches[self._current]
             g = next(g for g, group in enumerate(self.groups) if slot < group.stop)
             row = max(block[control.ROWS] if self._collecting else block[control.DONE + g], 0)
             if row < batch.spec.T:
                 action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
-        text = f"{kind} {slot} of {self._config.name} in {phase}() at episode {episode}, step {step}, seed {seed}"
-        return text + last(action)
+        return at_work(self._config.name, self.seed, mark, self.ledger[slot].tolist(), action)
 
     def lost(self, w: int) -> None:
         if w not in self._active:
@@ -128,7 +115,7 @@ class ProcessPool:
         for g, slots in enumerate(self.shares[w]):
             if slots is not None:
                 row = block[control.ROWS] if self._collecting else block[control.DONE + g]
-                self._cut(self._batches[self._current], slots, row)
+                self._cut(slots, row)
                 if not self._collecting:
                     self._members[g] = [m for m in self._members[g] if m[1] != w]
 
@@ -215,13 +202,13 @@ class ProcessPool:
         # Of slots without a worker: they go on with their next episode.
         gone = {"episode": [n for n, _, _ in ledger], "ended": [True] * B, "idle": [False] * B,
                 "left": [None if n < 0 else n for _, n, _ in ledger], "began": [0] * B, "snapshot": [None] * B}  # fmt: skip
-        parts = [(slots, part) for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ()))
-                 for slots, part in zip(self.shares[w], answer or ()) if slots is not None and part is not None]  # fmt: skip
-        tick = max((part["tick"] for _, part in parts), default=0)
-        for slots, part in parts:
-            part["began"] = [n + tick - part["tick"] for n in part["began"]]
+        parts = [(slots, mine) for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ()))
+                 for slots, mine in zip(self.shares[w], answer or ()) if slots is not None and mine is not None]  # fmt: skip
+        tick = max((mine["tick"] for _, mine in parts), default=0)
+        for slots, mine in parts:
+            mine["began"] = [n + tick - mine["tick"] for n in mine["began"]]
             for name in gone:
-                gone[name][slots] = part[name]
+                gone[name][slots] = mine[name]
         return {**gone, "tick": tick}
 
     def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
@@ -294,29 +281,18 @@ class ProcessPool:
         self._binding, self._unbound = False, set()
 
     def _absent(self, w: int) -> None:
-        batch = self._batches[self._current]
+        """The columns of a worker that takes no part: the last row of the batch before, and nothing valid."""
         for slots in self.shares[w]:
-            if slots is None:
-                continue
-            if self._previous >= 0:
-                for name in ROWS_AND_NEXT:
-                    tree_map(lambda x, y, s=slots: x.__setitem__((0, s), y[-1, s]), getattr(batch, name),
-                             getattr(self._batches[self._previous], name))  # fmt: skip
-            self._cut(batch, slots, 0)
+            if slots is not None:
+                if self._previous >= 0:
+                    carry_columns(self._batches[self._previous], self._batches[self._current], slots)
+                self._cut(slots, 0)
 
-    def _cut(self, batch: SampleBatch, slots: slice, row: int) -> None:
-        """From this row on nothing in these columns is valid; the observation stands still, as of an idle slot."""
-        T = batch.spec.T
-        if row >= T:
-            return
-        self._workers.faults.counts["lost_steps"] += (T - row) * (slots.stop - slots.start)
-        tree_map(lambda x: x.__setitem__((slice(row + 1, None), slots), x[row, slots]), batch.obs)
-        tree_map(lambda x, null: x.__setitem__((slice(row, None), slots), null), batch.action, self.spec.null_action)
-        batch.first[row + 1 :, slots] = False
-        for x in (batch.reward, batch.terminated, batch.truncated, batch.valid):
-            x[row:, slots] = 0
-        for column in tree_leaves(batch.info.get("env")):
-            column[row:, slots] = np.nan
+    def _cut(self, slots: slice, row: int) -> None:
+        """From this row on nothing in these columns of the current batch is valid."""
+        lost = cut(self._batches[self._current], slots, row, self.spec.null_action)
+        if lost:
+            self._workers.faults.counts["lost_steps"] += lost
 
     def _index(self, out: SampleBatch) -> int:
         return next(i for i, batch in enumerate(self._batches) if batch is out)
@@ -342,9 +318,9 @@ class ProcessPool:
 
     def _gather(self, method: str, out: list[Any]) -> list[Any]:
         for w, answer in enumerate(self._call(method, lambda slots: None if slots is None else ())):
-            for slots, part in zip(self.shares[w], answer or ()):
-                if slots is not None and part is not None:
-                    out[slots] = part
+            for slots, mine in zip(self.shares[w], answer or ()):
+                if slots is not None and mine is not None:
+                    out[slots] = mine
         return out
 
     def _share_parameters(self, agent: Agent) -> tuple[Tree, Agent]:
@@ -369,19 +345,3 @@ def collect_in_workers(
 
     pool.publish(agent)
     pool.collect(batch, 0 if noise is None else noise.batch, DETERMINISTIC if noise is None else int(noise.purpose))
-
-
-def _part(group: slice, workers: int, w: int) -> slice | None:
-    sizes = even_split(group.stop - group.start, workers)
-    start = group.start + sum(sizes[:w])
-    return slice(start, start + sizes[w]) if sizes[w] else None
-
-
-def _one_spec(specs: list[EnvSpec], config: EnvConfig) -> EnvSpec:
-    for spec in specs:
-        if spec != specs[0]:
-            raise ConfigError(
-                f"{config.name} differs between workers: one shows {describe(specs[0].obs)} and takes {describe(specs[0].action)}, "
-                f"another shows {describe(spec.obs)} and takes {describe(spec.action)}; make its spaces the same in every instance"
-            )
-    return specs[0]

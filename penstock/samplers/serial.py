@@ -17,7 +17,8 @@ from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pool import EnvPool
 from penstock.envs.serial_pool import Reset, SerialPool
 from penstock.envs.vector_pool import VectorPool, makes_vector_env
-from penstock.samplers.live import Crew, LiveSampler
+from penstock.samplers.live import LiveSampler
+from penstock.samplers.stage import Crew
 
 
 @dataclass(frozen=True)

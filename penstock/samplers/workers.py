@@ -6,28 +6,22 @@ owes an answer and shows no progress for `step_timeout_s` is killed and counts a
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
-
-import cloudpickle
 
 import penstock.core.errors as errors
 from penstock.core.slab import open_slab
-from penstock.core.wire import decode
 from penstock.samplers import control
+from penstock.samplers.child import Child
 from penstock.samplers.control import Bell, Control, Spin, spin_limit
-from penstock.samplers.faults import Fault, Faults, describe_exit, kill_group, oom_kills
-from penstock.samplers.worker import Boot, Start
+from penstock.samplers.faults import Fault, Faults, describe_exit
+from penstock.samplers.messages import Boot, Start
 
 SLABS = 5
 """Shared files that every worker inherits, empty at first: batches and ledger of two pools, and parameters."""
@@ -50,45 +44,6 @@ class Owner(Protocol):
     def lost(self, w: int) -> None:
         """Closes what the dead worker owed."""
         ...
-
-
-class _Worker:
-    """One place among the workers; processes may follow each other in it."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.bell, self.mail = Bell(), os.memfd_create("penstock-mail", os.MFD_CLOEXEC)
-        self.report, self.crash = (
-            os.memfd_create(name, os.MFD_CLOEXEC) for name in ("penstock-report", "penstock-crash")
-        )
-        self.process: subprocess.Popen[bytes] | None = None
-        self.pidfd = -1
-        self.up = False
-        """It has answered its first message, and not died since."""
-        self.start_at: float | None = None
-        """When a replacement is due to be started."""
-        self.oom_before = 0
-        self.token, self.moved_at = b"", 0.0
-
-    def close(self) -> None:
-        self.bell.close()
-        for fd in (self.mail, self.report, self.crash):
-            os.close(fd)
-        self.release()
-
-    @property
-    def exited(self) -> bool:
-        """It is over, though not reaped: until then its number, and that of its process group, stay its own."""
-        if self.pidfd < 0:
-            return True
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def release(self) -> None:
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
 
 
 class Workers:
@@ -117,7 +72,7 @@ class Workers:
         if slab is not None:
             os.dup2(slab, self.slabs[0], inheritable=False)
         self._alive, self._alive_end = os.pipe2(os.O_CLOEXEC)
-        self.workers = [_Worker(w) for w in range(count)]
+        self.workers = [Child(w) for w in range(count)]
         self.spin_s = spin_limit(count + 1 if computing is None else computing)
         self.spin = Spin(self.spin_s)
         self.owners: list[Owner] = []
@@ -149,7 +104,7 @@ class Workers:
         self.settle()
         called = [w for w in self.live if messages[w] is not None]
         for w in called:
-            self._write_mail(self.workers[w], messages[w])
+            self.workers[w].write(messages[w])
             self.command(w, control.MAIL)
         self.wait_for_commands(called, watch)
         return [self._answer(w) if w in called and self.workers[w].up else None for w in range(self.count)]
@@ -203,43 +158,20 @@ class Workers:
                 time.sleep(0.001)
         self._finalizer()
 
-    def _spawn(self, worker: _Worker) -> None:
+    def _spawn(self, worker: Child) -> None:
         """A new process with the same descriptors; its bell is drained and its block as if all were done."""
         replaces = worker.process is not None
         messages = [m for owner in self.owners for m in owner.messages(worker.index, replaces)]
-        worker.bell.drain()
         block = self.control.blocks[worker.index]
         for i in range(control.WORDS):
             block[i] = 0
         block[control.COMMAND] = 1
-        for fd in (worker.report, worker.crash):
-            os.ftruncate(fd, 0)
-            os.lseek(fd, 0, os.SEEK_SET)
         boot = Boot(worker.index, self.count, os.getpid(), self._control_fd, worker.bell.fd, self.bell.fd, worker.mail,
                     worker.report, worker.crash, self._alive, tuple(self.slabs))  # fmt: skip
-        start = Start(self._cpus[worker.index], self._seed, self.spin_s, messages)
-        self._write_mail(worker, start)
-        worker.start_at, worker.oom_before = None, oom_kills()
-        worker.token, worker.moved_at = b"", time.monotonic()
-        parent = str(Path(errors.__file__).parent.parent.parent)
-        path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
-        worker.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._module, json.dumps(asdict(boot))],
-            pass_fds=boot.fds(), process_group=0, stdin=subprocess.DEVNULL,
-            env={**os.environ, **_THREAD_SETTINGS, "PYTHONPATH": path},
-        )  # fmt: skip
-        worker.release()
-        worker.pidfd = os.pidfd_open(worker.process.pid)
-
-    def _write_mail(self, worker: _Worker, message: Any) -> None:
-        data = pickled(message)
-        os.ftruncate(worker.mail, 0)
-        # The import path comes first, in plain text: unpickling needs it.
-        path = json.dumps(sys.path).encode() if isinstance(message, Start) else b""
-        os.pwrite(worker.mail, len(data).to_bytes(8, "little") + len(path).to_bytes(8, "little") + path + data, 0)
+        worker.launch(self._module, boot, Start(self._cpus[worker.index], self._seed, self.spin_s, messages))
 
     def _answer(self, w: int) -> Any:
-        report = _read_report(self.workers[w].report)
+        report = self.workers[w].read_report()
         return report["answer"] if isinstance(report, dict) and "answer" in report else None
 
     def _wait(self, ready: Callable[[], bool]) -> None:
@@ -263,7 +195,7 @@ class Workers:
             block = self.control.blocks[worker.index]
             if not worker.up and worker.process is not None and worker.start_at is None \
                     and block[control.DONE_COMMAND] == block[control.COMMAND] and not worker.exited:  # fmt: skip
-                worker.up = "answer" in (_read_report(worker.report) or {})
+                worker.up = "answer" in (worker.read_report() or {})
         return ready()
 
     def _sleep(self, since: float) -> None:
@@ -297,26 +229,25 @@ class Workers:
                     self._died(worker, f"no progress for {limit:g} s (step_timeout_s)" if worker.up
                                else f"not started within {limit:g} s (start_timeout_s)")  # fmt: skip
 
-    def _owes(self, worker: _Worker) -> bool:
+    def _owes(self, worker: Child) -> bool:
         b = self.control.blocks[worker.index]
         groups = range(control.MAX_GROUPS)
         return b[control.COMMAND] != b[control.DONE_COMMAND] or any(
             b[control.SENT + g] > b[control.DONE + g] for g in groups
         )
 
-    def _died(self, worker: _Worker, hang: str | None) -> None:
+    def _died(self, worker: Child, hang: str | None) -> None:
         process, w = worker.process, worker.index
         assert process is not None
         if hang is not None:
             os.kill(process.pid, signal.SIGUSR2)  # the fault handler writes where it is
             time.sleep(0.05)
-        kill_group(process.pid)
-        status = process.wait(timeout=_SHUTDOWN_S)
+        status = worker.kill()
         crash = os.pread(worker.crash, 1 << 16, 0).decode(errors="replace").strip()
         if hang is not None:
             cause = Fault("timeout", f"{hang}\n{crash}")
         else:
-            cause = describe_exit(status, worker.oom_before, _read_report(worker.report), crash)
+            cause = describe_exit(status, worker.oom_before, worker.read_report(), crash)
         block = self.control.blocks[w]
         if cause.kind in ("exception", "contract", "config"):
             fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {cause.message}")
@@ -338,26 +269,6 @@ class Workers:
                 self._spawn(worker)
 
 
-def pickled(message: Any) -> bytes:
-    """The message as bytes for a worker. Raises ConfigError that says what in it cannot be pickled."""
-    try:
-        return cloudpickle.dumps(message)
-    except Exception as error:
-        raise errors.ConfigError(
-            f"the environment, its arguments or the agent cannot be sent to a worker process: {type(error).__name__}: "
-            f"{error}; make files, locks, sockets and the like inside the factory, or use SerialSampler"
-        ) from error
-
-
-def _read_report(fd: int) -> Any:
-    head = os.pread(fd, 8, 0)
-    if len(head) < 8:
-        return None
-    size = int.from_bytes(head, "little")
-    data = os.pread(fd, size, 8)
-    return decode(data) if len(data) == size else None
-
-
 def _require_linux() -> None:
     if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(os, "eventfd")):
         raise errors.ConfigError(
@@ -365,12 +276,11 @@ def _require_linux() -> None:
         )
 
 
-def _abandon(workers: list[_Worker], fds: list[int]) -> None:
+def _abandon(workers: list[Child], fds: list[int]) -> None:
     """Kills what still runs and gives back every descriptor; also called when a sampler is forgotten."""
     for worker in workers:
         if worker.process is not None:
-            kill_group(worker.process.pid)  # also what its environments left behind
-            worker.process.wait(timeout=_SHUTDOWN_S)
+            worker.kill()
         worker.close()
     for fd in fds:
         os.close(fd)
