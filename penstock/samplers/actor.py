@@ -89,3 +89,11 @@ def live_in(agent: Agent, arrays: dict[str, Any]) -> None:
 def parameters_of(agent: Agent) -> dict[str, torch.Tensor]:
     """Parameters and buffers by name: all that acting depends on."""
     return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
+
+
+def copy_parameters(agent: Agent, out: dict[str, torch.Tensor]) -> None:
+    """Writes parameters and buffers into tensors on the CPU that have their names."""
+    sources = [x.detach() for x in parameters_of(agent).values()]
+    targets = list(out.values())
+    with torch.no_grad():
+        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]

@@ -19,7 +19,7 @@ from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.make import EnvConfig
 from penstock.samplers import control
-from penstock.samplers.actor import parameters_of
+from penstock.samplers.actor import copy_parameters, parameters_of
 from penstock.samplers.async_process import (
     BATCHES,
     NEWEST,
@@ -230,8 +230,7 @@ class AsyncLive:
         self._block[NEWEST] = version
 
     def _write(self, agent: Agent, place: int) -> None:
-        for name, x in parameters_of(agent).items():
-            self._published[place][name].copy_(x.detach())
+        copy_parameters(agent, self._published[place])
 
     def _release(self, itr: int) -> None:
         self._released = itr + self._depth + 1

@@ -66,8 +66,9 @@ def run_process(kind: type[Host]) -> None:
 
     Its one argument is a `Boot` as JSON.
     """
-    fields = json.loads(sys.argv[1])
-    boot = Boot(**{**fields, "slabs": tuple(fields["slabs"])})
+    fields: dict[str, Any] = json.loads(sys.argv[1])
+    fields["slabs"] = tuple(fields["slabs"])
+    boot = Boot(**fields)
     try:
         start: Start = _read_mail(boot.mail)
         initialize_worker(boot, start.cpus, start.seed)

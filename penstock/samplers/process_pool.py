@@ -200,9 +200,9 @@ class ProcessPool:
         B = self.groups[-1].stop
         ledger = self.ledger.tolist()
         # Of slots without a worker: they go on with their next episode.
-        gone = {"episode": [n for n, _, _ in ledger], "ended": [True] * B, "idle": [False] * B,
+        gone: dict[str, Any] = {"episode": [n for n, _, _ in ledger], "ended": [True] * B, "idle": [False] * B,
                 "left": [None if n < 0 else n for _, n, _ in ledger], "began": [0] * B, "snapshot": [None] * B}  # fmt: skip
-        parts = [(slots, mine) for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ()))
+        parts: list[tuple[slice, Any]] = [(slots, mine) for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ()))
                  for slots, mine in zip(self.shares[w], answer or ()) if slots is not None and mine is not None]  # fmt: skip
         tick = max((mine["tick"] for _, mine in parts), default=0)
         for slots, mine in parts:
@@ -237,10 +237,9 @@ class ProcessPool:
 
     def publish(self, agent: Agent) -> None:
         """Writes the agent's parameters where its copies in the workers read them; only between two batches."""
-        from penstock.samplers.actor import parameters_of
+        from penstock.samplers.actor import copy_parameters
 
-        for name, x in parameters_of(agent).items():
-            self._parameters[name].copy_(x.detach())
+        copy_parameters(agent, self._parameters)
 
     def _ready(self) -> bool:
         for i, (group, row) in enumerate(self._out):
