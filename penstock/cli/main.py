@@ -15,6 +15,7 @@ COMMANDS = {
     "train": "train an algorithm on an environment",
     "eval": "play episodes with a trained policy, on video if you like",
     "resume": "go on with a run as if it had never stopped",
+    "launch": "train many runs on this machine: a grid of settings x seeds",
     "plot": "draw learning curves of runs",
     "envs": "list environment ids",
     "algos": "list algorithms and their presets",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import gymnasium as gym
@@ -60,8 +61,8 @@ class VectorPool:
         ]
         self.restart(seed)
 
-    def restart(self, seed: int) -> None:
-        """Forgets every episode: the next batch begins with a reset of all environments."""
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        """Forgets every episode: the next batch begins with a reset of all environments, which play on without limit."""
         self._seed, self._restarts = seed, 0
         self._out: SampleBatch | None = None
 
@@ -121,6 +122,10 @@ class VectorPool:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
+        """Nothing happens before the first batch."""
+        return [([], [])] * len(self._ended)
 
     def get_state(self) -> dict[str, Any]:
         return {"restarts": self._restarts}

@@ -74,7 +74,8 @@ def read_machine(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Ma
     """
     cpus = sorted(allowed_cpus() if allowed is None else set(allowed))
     node_of = _nodes(root)
-    siblings = {cpu: _siblings(root, cpu) for cpu in cpus}
+    folder = root / "sys/devices/system/cpu"
+    siblings = {cpu: _cpu_list(folder / f"cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
     cores = {tuple(x for x in cpus if x == cpu or x in siblings[cpu]) for cpu in cpus}
     in_order = sorted(cores, key=lambda core: (node_of.get(core[0], 0), core))
     groups, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
@@ -136,7 +137,7 @@ def plan(machine: Machine, workers: int, groups: int = 1, server: bool = False, 
         words.append(f"server on {ranges(server_cpus)}" if server_cpus else "server anywhere")
     shared = " with the server" if learner_cpus and learner_cpus == server_cpus else ""
     words.append(
-        f"learner on {ranges(learner_cpus)}{shared}" if learner_cpus else "learner anywhere: no core is left over"
+        f"learner on {ranges(learner_cpus)}{shared}" if learner_cpus else "learner anywhere, since no core is left over"
     )
     if machine.quota is not None and machine.quota < workers:
         words.append(f"a control group grants {machine.quota:g} CPUs of time, fewer than there are workers")
@@ -228,10 +229,6 @@ def _spread(units: Sequence[_Unit], count: int) -> list[_Unit]:
 
 def _cpus_of(units: Iterable[_Unit]) -> tuple[int, ...]:
     return tuple(sorted(cpu for core, _ in units for cpu in core))
-
-
-def _siblings(root: Path, cpu: int) -> set[int]:
-    return _cpu_list(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
 
 
 def _nodes(root: Path) -> dict[int, int]:

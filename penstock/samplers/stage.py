@@ -63,14 +63,12 @@ class Stage:
         ]
         self.states: list[Tree] = [rows]
         if not crew.remote_agents:
-            self.states = [tree_map(lambda x: x.to(device), agent.initial_state(view.padded)) for view in self.views[0]]
+            self.states = [None] * len(pool.groups)
+            self.forget()
 
     def forget(self) -> None:
         """Recurrent states as before an episode."""
-        for slots, state in zip(self.pool.groups, self.states):
-            rows = slots.stop - slots.start
-            fresh = self._agent.initial_state(len(tree_leaves(state)[0]) if state is not None else rows)
-            tree_map(lambda x, y: x.__setitem__(slice(None), y.cpu().numpy() if self._remote else y), state, fresh)
+        self.set_states(None)
 
     def get_states(self) -> Tree:
         """[B, ...] arrays."""
@@ -79,14 +77,16 @@ class Stage:
         return tree_map(lambda *xs: np.concatenate(xs), *parts)
 
     def set_states(self, rows: Tree) -> None:
-        """The inverse of `get_states`."""
-        for slots, state in zip(self.pool.groups, self.states):
-            n = slots.stop - slots.start
-            tree_map(
-                lambda x, y, b=slots, n=n: x.__setitem__(slice(0, n), y[b] if self._remote else torch.from_numpy(y[b])),
-                state,
-                rows,
-            )
+        """The inverse of `get_states`; None for those before an episode."""
+        if self._remote:  # in shared memory, so in place
+            fresh = tree_map(lambda x: x.cpu().numpy(), self._agent.initial_state(len(self.batches[0].first[0])))
+            tree_map(np.copyto, self.states[0], fresh if rows is None else rows)
+            return
+        for group, (slots, view) in enumerate(zip(self.pool.groups, self.views[0])):
+            state = tree_map(lambda x, v=view: x.to(v.device), self._agent.initial_state(view.padded))
+            if rows is not None:
+                tree_map(lambda x, y, b=slots, n=view.n: x[:n].copy_(torch.from_numpy(y[b])), state, rows)
+            self.states[group] = state
 
 
 def agent_device(agent: Agent) -> torch.device:

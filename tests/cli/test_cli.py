@@ -163,6 +163,21 @@ WRONG = {
     "eval's option": (["eval", "nowhere", "--episods", "3"], 2, "--episodes"),
     "plot nothing": (["plot", "nowhere"], 2, "nothing to plot"),
     "plot's option": (["plot", "nowhere", "--metrc", "x"], 2, "--metric"),
+    "launch nothing": (["launch"], 2, "ALGO, or the DIR"),
+    "launch without env": (["launch", "ppo", "--dir", "x"], 2, "--env is missing"),
+    "launch without dir": (["launch", "ppo", "--env", "CartPole-v1"], 2, "--dir is missing"),
+    "launch no launch": (["launch", "nowhere/x"], 5, "holds no launch.json"),
+    "launch's option": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--sed", "1"], 2, "--seeds"),
+    "launch's environment": (["launch", "ppo", "--env", "CartPol-v1", "--dir", "x"], 2, "'CartPole-v1'"),
+    "launch's grid": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lrr=1,2"], 2, "--algo.lr "),
+    "launch's value": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr=1e-3,zz"], 2, "'zz'"),
+    "launch grid's form": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr"], 2, "setting=value,value"),
+    "launch value twice": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr=1,1"], 2, "twice"),
+    "launch seed in grid": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "run.seed=1,2"], 2, "use --seeds"),
+    "launch seed": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--run.seed", "1"], 2, "use --seeds"),
+    "launch run.dir": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--run.dir=y"], 2, "use --dir"),
+    "launch slots": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "9999"], 2, "9999 slots on"),
+    "launch no slots": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "0"], 2, "whole number from 1"),
     "envs' option": (["envs", "--imprt", "x"], 2, "--import"),
     "no such env": (["envs", "zzz"], 2, "--import"),
     "algos' option": (["algos", "--x"], 2, "unknown option --x"),
@@ -468,3 +483,61 @@ def test_algos(cli: Cli) -> None:
     assert "penstock.algos.ppo:PPO" in out
     assert "CartPole-v1" in out
     assert "a2c" in out
+
+
+# launch
+
+
+def test_launch_a_grid_then_the_rest_of_it(cli: Cli, tmp_path: Path) -> None:
+    """Two real runs; then one of them as if the launcher had been killed, and one as if it had failed."""
+    grid = (
+        "launch",
+        "a2c",
+        "--env",
+        "CartPole-v1",
+        "--dir",
+        "x",
+        "--seeds",
+        "1",
+        "--grid",
+        "algo.lr=1e-3,2e-3",
+        *SHORT,
+    )
+    said = cli(*grid, "--slots", "1")
+    assert said.code == 0, said.both
+    assert "2 of 2 runs to do, 1 at a time on" in said.out
+    assert "x: 2 of 2 runs finished" in said.out
+    assert [config(tmp_path / "x" / f"lr={lr}_s1")["algo"]["lr"] for lr in ("1e-3", "2e-3")] == [1e-3, 2e-3]
+    assert config(tmp_path / "x" / "lr=1e-3_s1")["run"]["seed"] == 1
+    file = tmp_path / "x" / "launch.json"
+    state = json.loads(file.read_text())
+    state["runs"]["lr=1e-3_s1"]["status"] = "running"  # it finished, and its launcher died before it noticed
+    state["runs"]["lr=2e-3_s1"]["status"] = "failed"
+    file.write_text(json.dumps(state))
+    shutil.rmtree(tmp_path / "x" / "lr=2e-3_s1" / "checkpoints")
+    said = cli(*grid)
+    assert said.code == 1
+    assert "nothing is left to do" in said.out
+    assert "1 of 2 runs finished, 1 failed" in said.out
+    said = cli("launch", "x", "--retry")
+    assert said.code == 0, said.both
+    assert "lr=2e-3_s1: finished" in said.out
+    assert cli("launch", "x").code == 0
+    assert cli("plot", "x").code == 0
+    for other, message in (
+        ((*grid, "--run.keep", "2"), "holds another sweep: the options of train"),
+        (("launch", "x", "--seeds", "3"), "only --slots and --retry"),
+        (("launch", "x", "--retry", "lr=1e-3_s1"), "it is finished"),
+    ):
+        said = cli(*other)
+        assert said.code == 2
+        assert message in said.err
+
+
+def test_launch_leaves_a_folder_of_something_else_alone(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "thesis.tex").touch()
+    said = cli("launch", "ppo", "--env", "CartPole-v1", "--dir", "x")
+    assert said.code == 2
+    assert "x is not empty" in said.err
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["thesis.tex"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,18 @@ def test_a_quota_of_one_and_a_half_cpus(tree: Tree) -> None:
     assert "grants" not in plan(found, 1).why
 
 
+def test_nvidia_smi_where_the_driver_has_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if Path("/proc/driver/nvidia/gpus").exists():
+        pytest.skip("the driver has them here")
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100, 80GB, GPU-ab'\necho 'NVIDIA T4, GPU-cd'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert read_machine().gpus == (Gpu("NVIDIA H100, 80GB", "GPU-ab"), Gpu("NVIDIA T4", "GPU-cd"))
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert read_machine().gpus == ()
+
+
 def test_this_machine() -> None:
     found = read_machine()
     assert set(found.cpus) == (os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(found.cpus))
@@ -245,7 +258,7 @@ def test_every_plan_is_whole(cores: int, threads: int, server: bool) -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"workers": 0}, {"workers": 1, "groups": 0}, {"workers": 1, "learner_cores": 0}])
-def test_refuses_to_place_nothing(numbers: dict[str, int]) -> None:
+def test_refuses_to_place_nothing(numbers: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         plan(machine(4), **numbers)
 

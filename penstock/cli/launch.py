@@ -1,0 +1,197 @@
+"""`penstock launch ALGO --env ID --grid ... --seeds ... --dir DIR`: many runs on this machine, some at a time."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.options import Parser, here_on_path, import_modules, key_values
+from penstock.cli.train import _parser as train_parser  # pyright: ignore[reportPrivateUsage]
+from penstock.cli.train import _seeds, _settings  # pyright: ignore[reportPrivateUsage]
+from penstock.core.errors import ConfigError
+
+_DESCRIPTION = """Trains every combination of a grid of settings with every seed, as many at a time as there are slots.
+
+  penstock launch ppo --env CartPole-v1 --seeds 1,2,3 --grid algo.lr=1e-3,3e-4 sampler.B=8,16 --dir runs/sweep
+  penstock launch runs/sweep                        go on with what was interrupted
+  penstock launch runs/sweep --retry                run again what failed
+
+All other options are those of `penstock train`, for every run. Runs are `python -m penstock train` processes pinned to
+the CPUs of their slot, each with a directory DIR/NAME and a log DIR/logs/NAME.log. The same command again skips what
+has finished and goes on with what was interrupted. The first Ctrl-C has every run save and end, the second kills them.
+Exit code 1 if a run failed.
+"""
+_OURS = {"run.seed": "--seeds", "run.dir": "--dir", "seeds": "--seeds"}
+
+
+def run(argv: list[str]) -> int:
+    """Launches as the arguments say; gives the exit code."""
+    parser = _parser()
+    first = argv[0] if argv and not argv[0].startswith("-") else None
+    args, rest = parser.parse_known_args(argv[first is not None :])
+    if first is None:
+        parser.print_help(sys.stderr)
+        print("\npenstock launch: what to run comes first: ALGO, or the DIR of an earlier launch", file=sys.stderr)
+        return 2
+    here_on_path()
+    from penstock.run.affinity import ranges, read_machine, slices
+    from penstock.run.launch import Launcher
+    from penstock.run.launch_view import LaunchView, report
+    from penstock.run.lock import RunLock
+    from penstock.run.sweep import STATE, choose, new_queue, read_queue, require_same
+
+    sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
+    folder = Path(first if sweep is None else args.dir)
+    with contextlib.ExitStack() as stack:
+        if (folder / STATE).exists():
+            stack.enter_context(RunLock(folder))
+        queue = read_queue(folder) if sweep is None or (folder / STATE).exists() else new_queue(folder, sweep)
+        if sweep is not None:
+            require_same(queue, sweep)
+        experiments = [_experiment(queue.sweep.arguments(c)) for c in queue.sweep.combinations()]
+        for exp in {repr(exp.env_config): exp for exp in experiments}.values():
+            exp.env_config.make().close()  # an unknown id is said now, not by every run
+        todo, machine = choose(queue, args.retry), read_machine()
+        count = args.slots or max(1, min(machine.busy_cores // _cores(experiments), len(todo)))
+        slots = slices(machine, count)
+        if not (folder / STATE).exists():
+            _refuse_other_things(folder, STATE)
+            stack.enter_context(RunLock(folder))
+        queue.save()
+        where = "; ".join(f"slot {k + 1}: CPU {ranges(slot.cpus)}" for k, slot in enumerate(slots))
+        what = f"{len(todo)} of {len(queue.runs)} runs to do, {count} at a time on {machine} ({where})"
+        print(what if todo else "nothing has failed" if args.retry is not None else "nothing is left to do", flush=True)
+        steps = [exp.run.steps for exp in experiments for _ in queue.sweep.seeds]
+        with LaunchView(queue, dict(zip((r.name for r in queue.runs), steps))) as view:
+            stopped = Launcher(queue, todo, slots, view).work()
+    report(queue)
+    if stopped is not None:
+        return 128 + stopped
+    return int(queue.count("failed") > 0 or any(r.status != "finished" for r in todo))
+
+
+def _refuse_other_things(folder: Path, state: str) -> None:
+    if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+        raise ConfigError(
+            f"{folder} is not empty and holds no {state}; nothing in it was touched. Choose another --dir"
+        )
+
+
+def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
+    """Is it the directory of an earlier launch that comes first, not an algorithm?"""
+    if any(text.split("=")[0] == "--env" for text in rest) or any(text.startswith("env=") for text in args.grid):
+        return False
+    if "/" not in first and not Path(first).exists():
+        return False
+    if args.grid or args.dir or args.seeds:
+        raise ConfigError(f"{first} has its grid, seeds and directory already; only --slots and --retry go with a DIR")
+    if rest:
+        _parser().refuse(rest[0])
+    return True
+
+
+def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Any:
+    from penstock.run.sweep import Sweep, split_values
+
+    if args.dir is None:
+        raise ConfigError("--dir is missing: where the runs and their logs go, e.g. --dir runs/sweep")
+    for option in rest:
+        name = option.removeprefix("--").split("=")[0]
+        if option.startswith("--") and name in _OURS:
+            raise ConfigError(f"{option.split('=')[0]} is set for each run; use {_OURS[name]}")
+    grid: dict[str, tuple[str, ...]] = {}
+    for key, value in _pairs(args.grid):
+        if key in _OURS:
+            raise ConfigError(f"--grid {key}: it is set for each run; use {_OURS[key]}")
+        values = split_values(value)
+        if key in grid or len(set(values)) < len(values) or not all(values):
+            raise ConfigError(
+                f"--grid {key}={value} names {'a setting' if key in grid else 'a value'} twice, or an empty value"
+            )
+        grid[key] = values
+    return Sweep(algo, (*rest, *_quiet(rest)), grid, tuple(args.seeds or (0,)))
+
+
+def _quiet(rest: Sequence[str]) -> tuple[str, ...]:
+    """A log wants lines; a display is for terminals."""
+    return () if any(text.split("=")[0] == "--run.progress" for text in rest) else ("--run.progress", "plain")
+
+
+def _pairs(grid: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for text in grid:
+        key, equals, value = text.removeprefix("--").partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f"--grid {text!r}; expected setting=value,value, e.g. --grid algo.lr=1e-3,3e-4 sampler.B=8,16"
+            )
+        pairs.append((key, value))
+    return pairs
+
+
+def _experiment(argv: Sequence[str]) -> Any:
+    """What `penstock train` would carry out with these arguments; raises or exits as it does."""
+    from penstock.core.config import import_object
+    from penstock.run.presets import find_preset, named_preset, with_preset
+    from penstock.samplers import find_sampler
+
+    parser = train_parser()
+    algo, *options = argv
+    args, rest = parser.parse_known_args(options)
+    if args.env is None:
+        raise ConfigError("--env is missing: penstock launch ALGO --env ID --dir DIR")
+    import_modules(args.imports)
+    found = None
+    if args.preset is None:
+        found = find_preset(algo, args.env)
+    elif args.preset != "none":
+        found = named_preset(args.preset if "/" in args.preset else f"{algo}/{args.preset}")
+    exp = with_preset(algo, args.env, found)
+    if args.sampler is not None:
+        exp = replace(exp, sampler=find_sampler(args.sampler)(T=exp.sampler.T, B=exp.sampler.B))
+    try:
+        settings = _settings(exp, rest)
+    except SystemExit:
+        print(f"penstock launch: nothing was started; these options are wrong: {' '.join(argv)}", file=sys.stderr)
+        raise
+    exp = replace(
+        exp, algo=settings.algo, sampler=settings.sampler, run=settings.run,
+        env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
+        wrappers=(*exp.wrappers, *args.wrappers), info_keys=(*exp.info_keys, *args.info_keys),
+        imports=(*exp.imports, *args.imports), env_checks=args.env_checks or exp.env_checks,
+    )  # fmt: skip
+    return exp if args.agent is None else replace(exp, algo=replace(exp.algo, agent=import_object(args.agent)))
+
+
+def _cores(experiments: Sequence[Any]) -> int:
+    """Cores that the largest run keeps busy."""
+    workers = [getattr(exp.sampler, "workers", 0) for exp in experiments]
+    return max(1, *(w + (getattr(exp.sampler, "groups", None) is not None) for w, exp in zip(workers, experiments)))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "launch", _DESCRIPTION, usage="penstock launch ALGO --env ID --dir DIR [OPTIONS]   or   penstock launch DIR"
+    )
+    parser.add_argument("--dir", metavar="DIR", help="directory of all runs, e.g. runs/sweep")
+    parser.add_argument("--grid", nargs="+", action="extend", default=[], metavar="K=V,V",
+                        help="settings that vary, and their values; [64,64] is one value of several numbers")  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=_seeds, metavar="1,2,3", help="one run of each combination for each seed (default 0)"
+    )
+    parser.add_argument(
+        "--slots", type=_positive, metavar="N", help="runs at a time (default: as many as keep the cores busy)"
+    )
+    parser.add_argument("--retry", nargs="*", metavar="NAME", help="with DIR: run again what failed, all or by name")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
+    return int(text)
