@@ -33,6 +33,13 @@ class Groups:
         self._sent: list[tuple[int, int]] = []
         self._order, self._rng = order, generator(0, 7)  # pyright: ignore[reportArgumentType]
 
+    def restart(self, seed: int, episodes: Any = None) -> None:
+        for pool, slots in zip(self._pools, self.groups):
+            pool.restart(seed, None if episodes is None else episodes[slots])
+
+    def warmup(self) -> list[Any]:
+        return [part for pool in self._pools for part in pool.warmup()]
+
     def bind(self, out: SampleBatch) -> None:
         assert not self._sent
         for pool, slots in zip(self._pools, self.groups):

@@ -28,7 +28,8 @@ class Broken(LiveSampler):
 
 class ForgetsItsMemory(Broken):
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
-        self._states = [tree_map(lambda x: x * 0, state) for state in self._states]
+        stage: Any = self._stage
+        stage.states = [tree_map(lambda x: x * 0, state) for state in stage.states]
         return super().obtain_samples(itr)
 
 
@@ -111,7 +112,8 @@ class EvaluatesInItsTrainingEnvironments(Broken):
 
 class EvaluatesWithItsTrainingMemory(Broken):
     def evaluate_agent(self, itr: int, episodes: int = 20, deterministic: bool = True) -> Episodes:
-        self._states = [tree_map(lambda x: x * 0, state) for state in self._states]
+        stage: Any = self._stage
+        stage.states = [tree_map(lambda x: x * 0, state) for state in stage.states]
         return super().evaluate_agent(itr, episodes, deterministic)
 
 

@@ -14,7 +14,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.serial_pool import Reset
 from penstock.envs.toy import Counter, SeedEcho
 from penstock.run.plain import to_plain
-from penstock.samplers import local
+from penstock.samplers import live as module
 from penstock.samplers.conformance import EchoAgent, bits
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
@@ -183,7 +183,7 @@ def test_a_recurrent_agent_starts_each_evaluation_without_a_memory():
 
 
 def test_an_evaluation_gives_up_on_slots_that_never_end_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "_EVAL_MAX_STEPS", 128)
+    monkeypatch.setattr(module, "_EVAL_MAX_STEPS", 128)
     made: list[int] = []
 
     def make() -> Counter:

@@ -202,7 +202,8 @@ def test_steps_are_counted_from_the_reset_where_random_steps_come_before_the_fir
 def test_faults_of_an_evaluation_say_so():
     sampler = live("raise_in_step", 4)
     made = FaultEnv("raise_in_step", at=4)
-    pool: Any = sampler._evaluation_pool(SEED, [1, 1, 1])
+    sampler.evaluate_agent(0, 3)
+    pool: Any = sampler._eval_stage.pool  # pyright: ignore
     pool._steps[2] = made.step
     made.reset(seed=0)
     with pytest.raises(
