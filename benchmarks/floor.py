@@ -2,18 +2,26 @@
 
 It stores observations, actions, log-probabilities, values, rewards and ends. It has no episode statistics, no learner,
 no recurrent state, no checks of what environments return and no noise that can be reproduced: a ceiling for a design
-that steps Python environments in one process, not a framework.
+that steps Python environments in one process, or in several that meet once a batch, not a framework.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 Layers = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+_DTYPES = {"action": np.int64, "logp": np.float32, "value": np.float32, "reward": np.float32, "done": np.bool_}
+_OBS_SIZE = 4
+_LINE = 8
+"""Words of a cache line: no two processes write the same one."""
 
 
 def mlp(x: np.ndarray[Any, Any], layers: Layers) -> np.ndarray[Any, Any]:
@@ -33,26 +41,31 @@ def random_layers(rng: np.random.Generator, *sizes: int, last: float) -> Layers:
     ]
 
 
-def floor(env_id: str, T: int, B: int, seconds: float, seed: int = 0) -> float:
-    """Environment steps per second of B environments over at least `seconds`, in batches of T rows."""
-    rng = np.random.default_rng(seed)
-    envs = [gym.make(env_id, disable_env_checker=True) for _ in range(B)]
-    obs = np.stack([env.reset(seed=seed + b)[0] for b, env in enumerate(envs)])
-    actor = random_layers(rng, obs.shape[1], 64, 64, int(envs[0].action_space.n), last=0.01)
-    critic = random_layers(rng, obs.shape[1], 64, 64, 1, last=1.0)
-    observations, actions = np.zeros((T, B, obs.shape[1]), np.float32), np.zeros((T, B), np.int64)
-    logps, values, rewards = (np.zeros((T, B), np.float32) for _ in range(3))
-    dones = np.zeros((T, B), bool)
-    slots, steps, batches, started = np.arange(B), 0, 0, 0.0
-    while batches < 3 or time.perf_counter() - started < seconds:
-        if batches == 2:  # two to warm up
-            steps, started = 0, time.perf_counter()
-        for t in range(T):
+class Loop:
+    """N environments and the arrays [T, N] that they fill, batch after batch."""
+
+    def __init__(self, env_id: str, T: int, N: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.envs = [gym.make(env_id, disable_env_checker=True) for _ in range(N)]
+        self.obs = np.stack([env.reset(seed=seed + b)[0] for b, env in enumerate(self.envs)])
+        space: Any = self.envs[0].action_space
+        self.actor = random_layers(self.rng, self.obs.shape[1], 64, 64, int(space.n), last=0.01)
+        self.critic = random_layers(self.rng, self.obs.shape[1], 64, 64, 1, last=1.0)
+        self.T = T
+
+    def batch(self, out: dict[str, Any]) -> None:
+        """T steps of every environment, into `out`."""
+        rng, envs, obs, actor, critic = self.rng, self.envs, self.obs, self.actor, self.critic
+        observations, actions, logps = out["obs"], out["action"], out["logp"]
+        values, rewards, dones = out["value"], out["reward"], out["done"]
+        N = len(envs)
+        slots = np.arange(N)
+        for t in range(self.T):
             logits = mlp(obs, actor)
             logits -= logits.max(1, keepdims=True)
             p = np.exp(logits)
             p /= p.sum(1, keepdims=True)
-            action = (p[:, :-1].cumsum(1) < rng.random((B, 1))).sum(1)
+            action = (p[:, :-1].cumsum(1) < rng.random((N, 1))).sum(1)
             observations[t], actions[t], values[t] = obs, action, mlp(obs, critic)[:, 0]
             logps[t] = np.log(p[slots, action])
             for b, env in enumerate(envs):
@@ -60,10 +73,98 @@ def floor(env_id: str, T: int, B: int, seconds: float, seed: int = 0) -> float:
                 dones[t, b] = terminated or truncated
                 if dones[t, b]:
                     obs[b] = env.reset()[0]
-        steps, batches = steps + T * B, batches + 1
-    return steps / (time.perf_counter() - started)
+
+
+def arrays(T: int, B: int, memory: mmap.mmap) -> dict[str, Any]:
+    """What a batch stores, [T, B] each and obs [T, B, 4], in this memory."""
+    out: dict[str, Any] = {"obs": np.frombuffer(memory, np.float32, T * B * _OBS_SIZE).reshape(T, B, _OBS_SIZE)}
+    end = out["obs"].nbytes
+    for name, dtype in _DTYPES.items():
+        out[name] = np.frombuffer(memory, dtype, T * B, end).reshape(T, B)
+        end += T * B * 8
+    return out
+
+
+def _size(T: int, B: int) -> int:
+    return T * B * (4 * _OBS_SIZE + 8 * len(_DTYPES))
+
+
+def floor(env_id: str, T: int, B: int, seconds: float, seed: int = 0) -> float:
+    """Environment steps per second of B environments over at least `seconds`, in batches of T rows."""
+    loop, out = Loop(env_id, T, B, seed), arrays(T, B, mmap.mmap(-1, _size(T, B)))
+    batches, started = 0, 0.0
+    while batches < 3 or time.perf_counter() - started < seconds:
+        if batches == 2:  # two to warm up
+            started = time.perf_counter()
+        loop.batch(out)
+        batches += 1
+    return (batches - 2) * T * B / (time.perf_counter() - started)
+
+
+def shared_floor(
+    env_id: str, T: int, B: int, seconds: float, seed: int = 0, processes: int = 2, cpus: Sequence[int] = ()
+) -> float:
+    """The same of several processes with a share of the environments each, which meet once a batch.
+
+    They write their columns of one batch in shared memory and wait for each other by looking at counters there; nobody
+    locks, and nobody goes to sleep. A learner is none of them.
+
+    Args:
+        cpus: one for each process; empty leaves it to the kernel.
+    """
+    out = arrays(T, B, mmap.mmap(-1, _size(T, B)))
+    done: Any = memoryview(mmap.mmap(-1, (processes + 1) * _LINE * 8)).cast("q")
+    last, share = processes * _LINE, B // processes
+    children = [_forked(w, env_id, out, share, seed, done, last, cpus) for w in range(1, processes)]
+    try:
+        if cpus:
+            os.sched_setaffinity(0, {cpus[0]})
+        loop = Loop(env_id, T, share, seed)
+        mine = {name: x[:, :share] for name, x in out.items()}
+        batches, started = 0, 0.0
+        while batches < 3 or time.perf_counter() - started < seconds:
+            if batches == 2:
+                started = time.perf_counter()
+            done[last] = batches + 1  # go
+            loop.batch(mine)
+            batches += 1
+            for w in range(1, processes):
+                while done[w * _LINE] < batches:
+                    pass
+        rate = (batches - 2) * T * share * processes / (time.perf_counter() - started)
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return rate
+
+
+def _forked(
+    w: int, env_id: str, out: dict[str, Any], share: int, seed: int, done: Any, last: int, cpus: Sequence[int]
+) -> int:
+    """A process that fills its columns each time the counter at `last` goes up; its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    parent = os.getppid()
+    try:
+        if cpus:
+            os.sched_setaffinity(0, {cpus[w]})
+        loop = Loop(env_id, out["obs"].shape[0], share, seed + 1000 * w)
+        mine = {name: x[:, w * share : (w + 1) * share] for name, x in out.items()}
+        looks = 0
+        while True:
+            while done[last] <= done[w * _LINE]:
+                looks += 1
+                if looks % 100_000 == 0 and os.getppid() != parent:
+                    os._exit(0)
+            loop.batch(mine)
+            done[w * _LINE] += 1
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":
     for B in (16, 64):
         print(f"CartPole-v1, B={B}: {floor('CartPole-v1', 128, B, 3.0):,.0f} steps/s")
+        print(f"CartPole-v1, B={B}, two processes: {shared_floor('CartPole-v1', 128, B, 3.0):,.0f} steps/s")

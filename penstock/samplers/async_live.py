@@ -22,6 +22,7 @@ from penstock.samplers import control
 from penstock.samplers.actor import copy_parameters, parameters_of
 from penstock.samplers.async_process import (
     BATCHES,
+    FIRST,
     NEWEST,
     PARAMETERS,
     RESULTS,
@@ -56,7 +57,7 @@ class AsyncLive:
         self._attached: AttachInner | None = None
         self._continues: SetInner | None = None
         self._closed = False
-        self._next = 0
+        self._next = self._first = 0
         self._released = 0
         self._results: dict[int, Episodes] = {}
         self._metrics: dict[str, float] = {}
@@ -134,7 +135,7 @@ class AsyncLive:
             raise ConfigError(f"obtain_samples({itr}) where batch {self._next} is next: an AsyncSampler works ahead, so batches "
                               "are numbered one after the other")  # fmt: skip
         if not self._released:
-            self._block[control.DONE] = itr  # before anything was asked for
+            self._block[control.DONE] = self._next = self._first = itr  # before anything was asked for
         self._publish(agent, itr)
         self._release(itr)
         self._workers.wait(lambda: self._ready(itr))
@@ -234,6 +235,7 @@ class AsyncLive:
 
     def _release(self, itr: int) -> None:
         self._released = itr + self._depth + 1
+        self._block[FIRST] = self._first
         self._block[control.SENT] = self._released
         control.fence()
         if self._block[control.SLEEPS]:

@@ -25,8 +25,8 @@ from penstock.samplers.messages import Boot, Start
 
 BATCHES, RESULTS, PARAMETERS = 0, 1, 4
 """Slabs."""
-NEWEST, STOP = control.ITR, control.MODE
-"""Words of the learner: the newest version, and whether an evaluation is to give up."""
+NEWEST, STOP, FIRST = control.ITR, control.MODE, control.T
+"""Words of the learner: the newest version, whether an evaluation is to give up, and the number of the first batch."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class AsyncHost(Host):
     def collect(self, itr: int) -> None:
         """Batch `itr`, with the parameters that the rules say; its episodes and metrics are stored beside it."""
         block, rules = self.block, self.rules
-        version = max(itr - rules.depth, 0) if rules.exact else block[NEWEST]
+        version = max(itr - rules.depth, block[FIRST]) if rules.exact else block[NEWEST]
         self.load(version % (rules.depth + 2))
         _, episodes = self.inner.obtain_samples(itr, version)
         result = encode({"episodes": plain_episodes(episodes), "metrics": self.inner.metrics()})

@@ -72,7 +72,7 @@ class Stage:
 
     def get_states(self) -> Tree:
         """[B, ...] arrays."""
-        parts = [tree_map(lambda x, n=slots.stop - slots.start: np.array(x[:n].cpu() if isinstance(x, Tensor) else x[:n]), state)
+        parts = [tree_map(lambda x, n=slots.stop - slots.start: x[:n].cpu().numpy().copy() if isinstance(x, Tensor) else x[:n].copy(), state)
                  for slots, state in zip(self.pool.groups, self.states)]  # fmt: skip
         return tree_map(lambda *xs: np.concatenate(xs), *parts)
 

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "pendulum": ("Pendulum-v1", ps.PPO(minibatch=64, net=ps.Net(normalize_obs=True, normalize_reward=True))),
     "cartpole": ("CartPole-v1", ps.PPO(minibatch=64)),
     "lstm": (TMaze, ps.PPO(minibatch=64, net=ps.Net(recurrent="lstm", recurrent_size=16))),
-    "cnn": (PixelCatch, ps.PPO(minibatch=64, epochs=1)),
+    "cnn": (EnvConfig(PixelCatch, {"scale": 5}), ps.PPO(minibatch=64, epochs=1)),
 }
 
 
@@ -161,7 +161,9 @@ CONTRACTS = [
 def test_the_contract(place: str, reset: Any, decorrelated: bool) -> None:
     settings = PLACES[place](7, 6, reset=reset, max_decorrelation_steps=9 * decorrelated)
     consecutive = "async" in place  # works ahead, so it begins where it is told and goes on
-    check_sampler(settings.build, nested=place == "cpu-2", reset=reset, decorrelated=decorrelated, batches=6 + consecutive)
+    check_sampler(
+        settings.build, nested=place == "cpu-2", reset=reset, decorrelated=decorrelated, batches=6 + consecutive
+    )
 
 
 @pytest.mark.parametrize("place", ["cpu-2", "alternating-2", "no-overlap", "async-serial-0", "async-cpu-0"])
