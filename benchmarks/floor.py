@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ _DTYPES = {"action": np.int64, "logp": np.float32, "value": np.float32, "reward"
 _OBS_SIZE = 4
 _LINE = 8
 """Words of a cache line: no two processes write the same one."""
+_LOOKS = 100_000
+"""Looks at a counter between two at whether the other process lives."""
 
 
 def mlp(x: np.ndarray[Any, Any], layers: Layers) -> np.ndarray[Any, Any]:
@@ -128,9 +131,13 @@ def shared_floor(
             done[last] = batches + 1  # go
             loop.batch(mine)
             batches += 1
-            for w in range(1, processes):
+            for w, pid in enumerate(children, 1):
+                looks = 0
                 while done[w * _LINE] < batches:
-                    pass
+                    looks += 1
+                    if looks % _LOOKS == 0 and os.waitpid(pid, os.WNOHANG)[0]:
+                        children.remove(pid)
+                        raise RuntimeError(f"process {w} of the floor ended; its traceback is above")
         rate = (batches - 2) * T * share * processes / (time.perf_counter() - started)
     finally:
         for pid in children:
@@ -156,10 +163,12 @@ def _forked(
         while True:
             while done[last] <= done[w * _LINE]:
                 looks += 1
-                if looks % 100_000 == 0 and os.getppid() != parent:
+                if looks % _LOOKS == 0 and os.getppid() != parent:
                     os._exit(0)
             loop.batch(mine)
             done[w * _LINE] += 1
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)
 

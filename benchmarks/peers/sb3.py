@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing as mp
+import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -28,17 +29,19 @@ ENV, T = "CartPole-v1", 128
 class ChunkedVecEnv(VecEnv):
     """A VecEnv whose processes step several environments each: SubprocVecEnv with a DummyVecEnv in every process."""
 
-    def __init__(self, num_envs: int, processes: int, seed: int) -> None:
+    def __init__(self, num_envs: int, processes: int, seed: int, cpus: list[int]) -> None:
+        if num_envs % processes:
+            raise ValueError(f"{num_envs} environments in {processes} processes; expected a multiple")
         context, share = mp.get_context("forkserver"), num_envs // processes
         self._pipes: list[Connection] = []
-        self.processes: list[Any] = []
         for w in range(processes):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, share, seed + w * share), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
-            self.processes.append(process)
+            if cpus and process.pid:
+                os.sched_setaffinity(process.pid, {cpus[w % len(cpus)]})
         self._share = share
         one = gym.make(ENV)
         super().__init__(num_envs, one.observation_space, one.action_space)
@@ -54,7 +57,12 @@ class ChunkedVecEnv(VecEnv):
 
     def step_wait(self) -> Any:
         obs, rewards, dones, infos = zip(*(pipe.recv() for pipe in self._pipes))
-        return np.concatenate(obs), np.concatenate(rewards), np.concatenate(dones), sum(infos, [])
+        return (
+            np.concatenate(obs),
+            np.concatenate(rewards),
+            np.concatenate(dones),
+            [info for part in infos for info in part],
+        )
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -83,17 +91,19 @@ def _serve(pipe: Connection, num_envs: int, seed: int) -> None:
         pipe.send(envs.reset() if command == "reset" else envs.step(actions))
 
 
-def _make(B: int, processes: int, seed: int) -> VecEnv:
+def _make(B: int, processes: int, seed: int, cpus: list[int]) -> VecEnv:
     if processes == 0:
         return make_vec_env(ENV, n_envs=B, seed=seed, vec_env_cls=DummyVecEnv)
     if processes == B:
         return make_vec_env(ENV, n_envs=B, seed=seed, vec_env_cls=SubprocVecEnv)
-    return ChunkedVecEnv(B, processes, seed)
+    return ChunkedVecEnv(B, processes, seed, cpus)
 
 
-def measure(B: int, processes: int, seconds: float, seed: int) -> float:
+def measure(B: int, processes: int, seconds: float, seed: int, cpus: list[int]) -> float:
     """Steps per second after two batches to warm up."""
-    envs = _make(B, processes, seed)
+    envs = _make(B, processes, seed, cpus[1:])
+    if cpus:
+        os.sched_setaffinity(0, {cpus[0]})
     model = PPO("MlpPolicy", envs, n_steps=T, seed=seed, device="cpu")
     _, callback = model._setup_learn(1 << 40)
     collect: Callable[..., Any] = model.collect_rollouts
@@ -112,6 +122,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     for name, kind in (("B", int), ("processes", int), ("seconds", float), ("seed", int)):
         parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument(
+        "--cpus", default="", help="of this process and the others, by comma; empty leaves it to the kernel"
+    )
     args = parser.parse_args()
+    cpus = [int(cpu) for cpu in args.cpus.split(",") if cpu]
     torch.set_num_threads(1)
-    print(json.dumps({"value": measure(args.B, args.processes, args.seconds, args.seed)}))
+    print(json.dumps({"value": measure(args.B, args.processes, args.seconds, args.seed, cpus)}))

@@ -16,6 +16,7 @@ COMMANDS = {
     "eval": "play episodes with a trained policy, on video if you like",
     "resume": "go on with a run as if it had never stopped",
     "launch": "train many runs on this machine: a grid of settings x seeds",
+    "bench": "measure which sampler is the fastest here",
     "plot": "draw learning curves of runs",
     "envs": "list environment ids",
     "algos": "list algorithms and their presets",

@@ -50,7 +50,9 @@ def run(argv: list[str]) -> int:
     elif args.preset != "none":
         found = named_preset(args.preset if "/" in args.preset else f"{algo}/{args.preset}")
     exp: Experiment = with_preset(algo, args.env or "", found)
-    if args.sampler is not None:
+    if args.sampler == "auto" and hasattr(exp.sampler, "inner"):
+        exp = replace(exp, sampler=exp.sampler.inner)
+    elif args.sampler not in (None, "auto"):
         from penstock.samplers import find_sampler, sized
 
         exp = replace(exp, sampler=sized(find_sampler(args.sampler)(), exp.sampler.spec))
@@ -75,6 +77,11 @@ def run(argv: list[str]) -> int:
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
+    if args.sampler == "auto":
+        from penstock.run.bench_cache import auto_sampler
+
+        _check_free(exp, args.seeds)
+        exp = replace(exp, sampler=auto_sampler(exp))
     return _train_all(exp, args.seeds or [exp.run.seed], args.init)
 
 
@@ -127,7 +134,7 @@ def _parser() -> Parser:
         "--sampler",
         metavar="NAME",
         help="serial, cpu, gpu, alternating, no-overlap-alternating, async-serial, async-cpu, async-gpu, "
-        "async-alternating, or module:NAME",
+        "async-alternating, module:NAME, or auto: the fastest here, measured once in 20 s",
     )
     parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")

@@ -31,6 +31,8 @@ class RecordCheck:
     Args:
         seed, slot, reset, decorrelated: see `check_pool`.
         acted: the batches come from a sampler, which nulls the actions of rows that are not valid.
+        faults: workers may die: from some row to the end of the batch a slot is then not valid and stands still, and it
+            goes on with a later episode.
     """
 
     def __init__(
@@ -42,9 +44,12 @@ class RecordCheck:
         reset: Reset = "next_step",
         decorrelated: bool = False,
         acted: bool = False,
+        faults: bool = False,
     ) -> None:
         self._seed, self._slot, self._batch_end = seed, slot, reset == "batch_end"
-        self._decorrelated, self._acted = decorrelated, acted
+        self._decorrelated, self._acted, self._faults = decorrelated, acted, faults
+        self.cuts = 0
+        """Slots that a fault ended within a batch."""
         self._last: SampleBatch | None = None
         self._ended = [False] * B
         self._episode = [0] * B
@@ -95,7 +100,10 @@ class RecordCheck:
                 expect(batch.prev_reward[0, b] == reward, place, "the previous reward does not answer prev_action")
             self._ended[b] = step == SeedEcho.length_of(seed)
             if self._seed is not None:
-                known = [env_seed(self._seed, self._slot + b, e) for e in range(100 if self._decorrelated else 1)]
+                known = [
+                    env_seed(self._seed, self._slot + b, e)
+                    for e in range(100 if self._decorrelated or self._faults else 1)
+                ]
                 expect(seed in known, place, f"seed {seed}; expected {known[0]}, of this slot's first episode")
                 self._episode[b] = known.index(seed)
             self._seen.add(seed)
@@ -126,6 +134,9 @@ class RecordCheck:
         return [done]
 
     def _check_invalid(self, batch: SampleBatch, t: int, b: int, seeds: Any, steps: Any, place: str) -> None:
+        if self._faults and self._is_cut(batch, t, b):
+            self.cuts += not self._ended[b]
+            self._ended[b], self._rewards[b] = True, []
         expect(self._ended[b], place, "not valid, but the episode goes on")
         ends = bool(batch.terminated[t, b]), bool(batch.truncated[t, b])
         expect(ends == (False, False), place, f"not valid, but (terminated, truncated) = {ends}")
@@ -133,7 +144,7 @@ class RecordCheck:
         self._check_columns(batch, t, b, {"echo": np.nan, "is_success": np.nan}, place)
         if self._acted:
             _check_null(batch, t + 1, b, place)
-        if self._batch_end and t > 0:
+        if (self._batch_end and t > 0) or (self._faults and not batch.first[t + 1, b]):
             expect(not batch.first[t + 1, b], place, "a reset inside a batch of reset='batch_end'")
             for x in tree_leaves(batch.obs):
                 same(x[t + 1, b], x[t, b], place, "an idle slot does not repeat its observation")
@@ -145,10 +156,18 @@ class RecordCheck:
         if self._seed is None:
             expect(seed not in self._seen, place, f"a reset to seed {seed} once more")
         else:
+            while self._faults and seed != env_seed(self._seed, self._slot + b, self._episode[b]):
+                self._episode[b] += 1  # one that a dead worker had begun
+                expect(self._episode[b] < 10_000, place, f"seed {seed} is none of this slot's next episodes")
             expected = env_seed(self._seed, self._slot + b, self._episode[b])
             expect(seed == expected, place, f"seed {seed}; expected {expected} for episode {self._episode[b]}")
         self._seen.add(seed)
         self._ended[b] = False
+
+    @staticmethod
+    def _is_cut(batch: SampleBatch, t: int, b: int) -> bool:
+        still = all((x[t:, b] == x[t, b]).all() for x in tree_leaves(batch.obs))
+        return still and not batch.valid[t:, b].any() and not batch.first[t + 1 :, b].any()
 
     @staticmethod
     def _check_columns(batch: SampleBatch, t: int, b: int, expected: dict[str, float], place: str) -> None:

@@ -44,6 +44,8 @@ class RunConfig:
     """Write TensorBoard events besides metrics.jsonl and progress.csv."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """Display in the terminal."""
+    trace: str | None = None
+    """A file that ends in .json for a timeline of 20 batches, process by process; opens in Perfetto. None for none."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,6 +63,8 @@ class RunConfig:
             raise ConfigError(
                 f"run.eval_interval={self.eval_interval} with eval_episodes=0; set eval_episodes, usually 20"
             )
+        if self.trace is not None and not self.trace.endswith(".json"):
+            raise ConfigError(f"run.trace={self.trace!r}; expected a name that ends in .json, e.g. trace.json")
         if isinstance(self.learner_threads, int) and self.learner_threads < 1:
             raise ConfigError(f"run.learner_threads={self.learner_threads}; expected 1 or more, or 'auto'")
 
@@ -74,7 +78,7 @@ class Experiment:
     algo: Any
     """Settings of an algorithm, e.g. `ps.PPO(lr=3e-4)`."""
     sampler: Any = None
-    """Settings of a sampler; None for a SerialSampler with the algorithm's T and B."""
+    """Settings of a sampler; None for a SerialSampler with the algorithm's T and B, "auto" for the fastest measured here."""
     run: RunConfig = field(default_factory=RunConfig)
     """Length, seed, evaluation, checkpoints and directory."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -93,11 +97,11 @@ class Experiment:
         if isinstance(self.algo, type) or not callable(getattr(self.algo, "build", None)):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
-        if self.sampler is not None and not callable(getattr(self.sampler, "build", None)):
+        if self.sampler not in (None, "auto") and not callable(getattr(self.sampler, "build", None)):
             raise ConfigError(
-                f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16)"
+                f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16), or 'auto'"
             )
-        if self.sampler is None and getattr(self.algo, "batch", None) is None:
+        if self.sampler in (None, "auto") and getattr(self.algo, "batch", None) is None:
             raise ConfigError(
                 f"{type(self.algo).__name__} has no `batch`, so the run needs a sampler: sampler=ps.SerialSampler(T, B)"
             )

@@ -22,7 +22,9 @@ from penstock.learn.policy import Policy
 from penstock.learn.train_ops import training_step
 from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
+from penstock.run.bench_cache import auto_sampler
 from penstock.run.threads import fastest_threads
+from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.serial import SerialSampler
 
@@ -44,6 +46,8 @@ class Trainer:
         if exp.sampler is None:
             T, B = exp.algo.batch
             exp = replace(exp, sampler=SerialSampler(T=T, B=B))
+        elif exp.sampler == "auto":
+            exp = replace(exp, sampler=auto_sampler(exp))
         self.exp, self.run_dir = exp, run_dir
         self.report: EnvReport = check_env(exp.env_config, seed=exp.run.seed)
         if isinstance(exp.run.learner_threads, int):
@@ -59,10 +63,16 @@ class Trainer:
         if depth and not getattr(exp.algo, "takes_stale", False):
             raise ConfigError(f"sampler.depth={depth} with {type(exp.algo).__name__}, which learns from nothing but batches of its "
                               "present policy; use depth=0, a synchronous sampler, or PPO")  # fmt: skip
-        self.sampler = exp.sampler.build(exp.env_config, exp.run.seed)
+        self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
+        try:
+            self.sampler = exp.sampler.build(exp.env_config, exp.run.seed)
+        except BaseException:
+            self._end_trace()
+            raise
         try:
             self.sampler.initialize(self.policy.agent)
         except BaseException:
+            self._end_trace()
             self.sampler.shutdown()
             raise
         self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
@@ -96,6 +106,8 @@ class Trainer:
             step = training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}; {self._save_batch()}") from error
+        if self._tracing is not None:
+            self._tracing.tick()
         self.itr += 1
         self.env_steps += step.env_steps
         self.episodes_seen += len(step.episodes)
@@ -163,6 +175,7 @@ class Trainer:
         """Closes the environments. A second call does nothing."""
         if not self._stopped:
             self._stopped = True
+            self._end_trace()
             self.sampler.shutdown()
 
     def save(self, score: float | None = None) -> Path:
@@ -212,6 +225,10 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _end_trace(self) -> None:
+        if self._tracing is not None:
+            self._tracing.close()
 
     def _save_batch(self) -> str:
         batch: SampleBatch | None = getattr(self.sampler, "last_batch", None)

@@ -87,6 +87,8 @@ class Child:
     def kill(self) -> int:
         """Kills the process group, reaps the process, and gives its exit status."""
         assert self.process is not None
+        if self.process.returncode is not None:  # reaped: the number may be another's by now
+            return self.process.returncode
         kill_group(self.process.pid)  # also what its environments left behind
         return self.process.wait(timeout=REAP_S)
 

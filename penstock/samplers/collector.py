@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
+from penstock.core import trace
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.layout import padded_rows
 from penstock.core.noise import Purpose, uniform
@@ -108,12 +109,17 @@ def collect(
     for slots, view, state in zip(pool.groups, views, states):
         tree_map(lambda x, s, v=view, b=slots: x.__setitem__(b, s[: v.n].cpu().numpy()), batch.state, state)
 
-    def serve(group: int, row: int) -> None:
+    def act(group: int, row: int) -> None:
         view = views[group]
         action, info, states[group] = agent.act(view.input(row), states[group], noises[group][row])
         for out, value in zip(view.outputs[row], tree_leaves((action, info))):
             out.copy_(value if view.direct else value[: view.n])
-        pool.send(group, row)
+
+    act, send, recv = _noted(pool, act)
+
+    def serve(group: int, row: int) -> None:
+        act(group, row)
+        send(group, row)
 
     with torch.inference_mode():
         rows = [0] * len(pool.groups)
@@ -121,13 +127,22 @@ def collect(
             serve(group, 0)
         unfinished = len(rows)
         while unfinished:
-            group = pool.recv()
+            group = recv()
             views[group].null_ignored(rows[group])
             rows[group] += 1
             if rows[group] < T:
                 serve(group, rows[group])
             else:
                 unfinished -= 1
+
+
+def _noted(
+    pool: Stepping, act: Callable[[int, int], None]
+) -> tuple[Callable[[int, int], None], Callable[[int, int], None], Callable[[], int]]:
+    """`act`, `send` and `recv`, which note what they do if a trace is going on."""
+    if getattr(pool, "remote", False):
+        return trace.timed(trace.SERVE, act), pool.send, trace.timed(trace.SERVER_WAIT, pool.recv)
+    return trace.timed(trace.ACT, act), trace.timed(trace.STEP, pool.send), pool.recv
 
 
 Fill: TypeAlias = Callable[[Any, Agent, SampleBatch, list[GroupViews], list[Tree], "Noise | None"], None]

@@ -85,6 +85,7 @@ class CpuSampler:
             lambda B: ProcessPool(workers, EVALUATION, config, seed, B), fill=collect_in_workers,
             place=lambda pool, batches, states, agent: pool.attach(batches, states, agent),
             remote_agents=True, metrics=workers.faults.metrics, faults=workers.faults.counts,
+            refuse=lambda pool, slot, row, message: pool.disown(slot, row, message),
         )  # fmt: skip
         return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew)
 

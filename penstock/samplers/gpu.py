@@ -99,6 +99,7 @@ class GpuSampler:
             evaluation, fill=server.serve,
             place=lambda pool, batches, states, agent: pool.attach(batches, states, None),
             metrics=lambda: {**workers.faults.metrics(), **server.metrics()}, faults=workers.faults.counts,
+            refuse=lambda pool, slot, row, message: pool.disown(slot, row, message),
         )  # fmt: skip
         return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew, self.device)
 

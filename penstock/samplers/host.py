@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core import trace
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.wire import encode
 from penstock.samplers import control
@@ -72,6 +73,7 @@ def run_process(kind: type[Host]) -> None:
     try:
         start: Start = _read_mail(boot.mail)
         initialize_worker(boot, start.cpus, start.seed)
+        trace.enter(f"{kind.title} {boot.index}")
         host = kind(boot, start)
         host.answer([host.read(message) for message in start.messages])
         host.serve()
@@ -94,6 +96,9 @@ def describe(error: BaseException) -> dict[str, str]:
 
 class Host:
     """What every kind of child process has: its block, its bells, and the way it answers."""
+
+    title = "sampler"
+    """What a trace calls it."""
 
     def __init__(self, boot: Boot, start: Start) -> None:
         self.boot = boot

@@ -87,7 +87,10 @@ class LiveSampler:
         self._crew.fill(self._pool, agent, batch, stage.views[buffer], stage.states, noise)
         batch.version[...] = itr if version is None else version
         if self._config.checks != "off":
-            _refuse_not_finite(batch, self._config)
+            while (bad := _not_finite(batch, self._config)) is not None:
+                if self._crew.refuse is None:
+                    raise EnvContractError(bad[2])
+                stage.forget_slots(self._crew.refuse(self._pool, *bad))
         if not self._collected:
             self._begin()
         self._journal.record(batch)
@@ -232,13 +235,15 @@ class LiveSampler:
             self._journal.begin(b, tree_map(lambda *xs: np.stack(xs), *actions) if actions else None)
 
 
-def _refuse_not_finite(batch: SampleBatch, config: EnvConfig) -> None:
-    """Raises for a NaN or infinite observation that the sampled checks did not look at: it must not reach a learner."""
+def _not_finite(batch: SampleBatch, config: EnvConfig) -> tuple[int, int, str] | None:
+    """Slot, row and message of a NaN or infinite observation that the sampled checks missed: no learner must see it."""
     for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()
             action = tree_map(lambda a, t=t, b=b: a[t, b].tolist(), batch.prev_action)
-            raise EnvContractError(
+            message = (
                 f"slot {b} of {config.name}, row {t} of the batch: obs{path}{element}: got {x[t, b][tuple(element)]}, "
                 f"expected a finite number; last action {action}; env_checks='always' names the episode and step"
             )
+            return b, max(t - 1, 0), message
+    return None

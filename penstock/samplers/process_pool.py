@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.agents.agent import Agent
+from penstock.core import trace
 from penstock.core.batch import SampleBatch
 from penstock.core.slab import share
 from penstock.core.spec import EnvSpec
@@ -40,6 +41,9 @@ class ProcessPool:
     Args:
         exclusive: never have two groups stepping at a time.
     """
+
+    remote = True
+    """Steps are taken in other processes."""
 
     def __init__(
         self, workers: Workers, number: int, config: EnvConfig, seed: int, B: int, *, groups: int = 1, reset: Reset = "next_step",
@@ -190,8 +194,21 @@ class ProcessPool:
         self._collecting = True
         self._open(out)
         started = time.perf_counter()
-        self._command(control.COLLECT, ITR=itr, MODE=mode)
+        trace.timed(trace.WAIT, self._command)(control.COLLECT, ITR=itr, MODE=mode)
         self.wait_s += time.perf_counter() - started
+
+    def disown(self, slot: int, row: int, message: str) -> list[int]:
+        """A row that is in the batch already broke the contract: its worker counts as failed there.
+
+        Returns:
+            the slots that lost their rows from `row` on.
+        """
+        w = next(w for w in self._owners if any(s is not None and s.start <= slot < s.stop for s in self.shares[w]))
+        self._workers.condemn(w, message)
+        mine = [s for s in self.shares[w] if s is not None]
+        for slots in mine:
+            self._cut(slots, row)
+        return [b for s in mine for b in range(s.start, s.stop)]
 
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
         return self._gather("warmup", [([], [])] * self.groups[-1].stop)

@@ -35,6 +35,9 @@ class Crew:
     """Moves a pool's buffers, and recurrent states [B, ...] if agents act in its workers, to where those see them."""
     remote_agents: bool = False
     """Agents act in the workers, and their recurrent states are in shared memory; else they are the loop's own."""
+    refuse: Callable[[Any, int, int, str], list[int]] | None = None
+    """What becomes of a slot that broke the contract in a row of the batch: (pool, slot, row, message) -> slots that were
+    cut there. None: the error is raised."""
     metrics: Callable[[], dict[str, float]] = dict
     """Further `sampler/...` and `faults/...` metrics."""
     faults: Counter[str] = field(default_factory=Counter[str])
@@ -69,6 +72,12 @@ class Stage:
     def forget(self) -> None:
         """Recurrent states as before an episode."""
         self.set_states(None)
+
+    def forget_slots(self, slots: list[int]) -> None:
+        """Recurrent states of these slots as before an episode."""
+        rows, fresh = self.get_states(), tree_map(lambda x: x.cpu().numpy(), self._agent.initial_state(1))
+        tree_map(lambda x, y: x.__setitem__(slots, y[0]), rows, fresh)
+        self.set_states(rows)
 
     def get_states(self) -> Tree:
         """[B, ...] arrays."""

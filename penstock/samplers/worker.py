@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from penstock.core import trace
 from penstock.core.batch import SampleBatch
 from penstock.core.slab import view
 from penstock.core.tree import tree_map
@@ -21,6 +22,8 @@ from penstock.samplers.messages import Attach, Boot, Call, MakePool, SetState, S
 class SamplingProcess(Host):
     """Steps its slots in lockstep with the learner, or runs the whole loop over them."""
 
+    title = "worker"
+
     def __init__(self, boot: Boot, start: Start) -> None:
         super().__init__(boot, start)
         self.pools: dict[int, list[SerialPool | None]] = {}
@@ -32,6 +35,7 @@ class SamplingProcess(Host):
     def serve(self) -> None:
         block = self.block
         groups = range(control.MAX_GROUPS)
+        step, sleep_until = trace.timed(trace.STEP, self.step), trace.timed(trace.WAIT, self.sleep_until)
 
         def called() -> bool:
             if block[control.COMMAND] != block[control.DONE_COMMAND]:
@@ -42,14 +46,14 @@ class SamplingProcess(Host):
             return False
 
         while True:
-            self.sleep_until(called)
+            sleep_until(called)
             if block[control.COMMAND] != block[control.DONE_COMMAND]:
                 if not self.obey(block[control.CODE]):
                     return
                 continue
             for g in groups[: len(self.active)]:
                 if block[control.SENT + g] > block[control.DONE + g]:
-                    self.step(g)
+                    step(g)
 
     def step(self, g: int) -> None:
         """One row of a group's slots; the last worker of the group to finish wakes the learner."""

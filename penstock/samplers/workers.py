@@ -249,12 +249,22 @@ class Workers:
         else:
             cause = describe_exit(status, worker.oom_before, worker.read_report(), crash)
         block = self.control.blocks[w]
-        if cause.kind in ("exception", "contract", "config"):
+        placed = cause.message.startswith(("slot ", "evaluation slot ", "env factory "))
+        if placed or cause.kind == "config":
             fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {cause.message}")
         else:
             where = next((text for owner in self.owners if (text := owner.whereabouts(w, block))), f"{process.args}")
             fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {where}: {cause.message}")
-        worker.up = False
+        self._replace(worker, fault)
+
+    def condemn(self, w: int, message: str) -> None:
+        """Has a worker count as failed by a violation of the contract that came to light later."""
+        self.workers[w].kill()
+        self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
+
+    def _replace(self, worker: Child, fault: Fault) -> None:
+        """What the policy says comes after a death."""
+        worker.up, w = False, worker.index
         delay = self.faults.decide(w, fault)
         for owner in self.owners:
             owner.lost(w)

@@ -1,0 +1,116 @@
+"""`penstock bench samplers ENV ALGO`: which sampler is the fastest here, and why."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.options import Parser, here_on_path, import_modules, key_values
+
+_DESCRIPTION = """Measures which sampler is the fastest for an environment and an algorithm on this machine.
+
+First the parts of a step: the environment, a forward of the network, a hand-shake with a worker process. Then the
+samplers that may pay, those that the parts promise most for first, until the time is up.
+
+  penstock bench samplers CartPole-v1 ppo
+  penstock bench samplers ALE/Pong-v5 ppo --import ale_py --B 64 --budget 120 --trace pong.json
+
+`penstock train ... --sampler auto` does the same in 20 s, and keeps the answer.
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Prints the table and the recommended setting; gives the exit code."""
+    args = _parser().parse_args(argv)
+    here_on_path()
+    import_modules(args.imports)
+    from penstock.core.spec import BatchSpec
+    from penstock.run.bench import bench
+    from penstock.run.bench_view import print_verdict, trace_sampler
+    from penstock.run.presets import find_preset, with_preset
+    from penstock.run.timeline import check_path
+    from penstock.samplers import sized
+
+    if args.trace is not None:
+        check_path(args.trace)
+    exp = with_preset(args.algo, args.env, None if args.no_preset else find_preset(args.algo, args.env))
+    spec = BatchSpec(args.T or exp.sampler.spec.T, args.B or exp.sampler.spec.B)
+    exp = replace(
+        exp, sampler=sized(exp.sampler, spec), imports=(*exp.imports, *args.imports),
+        env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
+        wrappers=(*exp.wrappers, *args.wrappers), run=replace(exp.run, device=args.device or exp.run.device),
+    )  # fmt: skip
+    verdict = bench(exp, args.budget, say=_progress)
+    _progress("")
+    print_verdict(exp, verdict, _command(args, verdict.best.sampler))
+    if args.trace is not None:
+        trace_sampler(exp, verdict, Path(args.trace))
+        print(f"timeline: {args.trace} (opens in https://ui.perfetto.dev), {Path(args.trace).with_suffix('.png')}")
+    return 0
+
+
+def _command(args: Any, sampler: Any) -> str:
+    """The command line that trains with this sampler."""
+    from penstock.run.bench import settings_of
+
+    found = settings_of(sampler)
+    parts = ["penstock", "train", args.algo, "--env", args.env]
+    parts += [word for module in args.imports for word in ("--import", module)]
+    parts += ["--env-kwargs", *args.env_kwargs] if args.env_kwargs else []
+    parts += ["--wrappers", *args.wrappers] if args.wrappers else []
+    parts += ["--preset", "none"] if args.no_preset else []
+    parts += ["--run.device", args.device] if args.device else []
+    parts += ["--sampler", found.pop("name")]
+    given = {"T": args.T, "B": args.B, **found}
+    parts += [word for key, value in given.items() if value is not None for word in (f"--sampler.{key}", str(value))]
+    return shlex.join(parts)
+
+
+def _progress(text: str) -> None:
+    """Says on a terminal what is measured, on a line that the next one overwrites."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{f'measuring {text} ...' if text else ''}", end="", file=sys.stderr, flush=True)
+
+
+def _parser() -> Parser:
+    parser = Parser("bench samplers", _DESCRIPTION, usage="penstock bench samplers ENV ALGO [OPTIONS]")
+    parser.add_argument("what", choices=("samplers",), help="what is compared")
+    parser.add_argument("env", metavar="ENV", help="Gymnasium id, or module:qualname of something that makes one")
+    parser.add_argument("algo", metavar="ALGO", help="ppo, a2c, ... or module:NAME; its network is what is measured")
+    parser.add_argument("--budget", type=_positive, default=60.0, metavar="S", help="seconds in all (default 60)")
+    parser.add_argument("--T", type=_count, metavar="N", help="time steps of a batch (default: as in training)")
+    parser.add_argument("--B", type=_count, metavar="N", help="slots (default: as in training)")
+    parser.add_argument("--device", metavar="NAME", help="where the network learns: cpu, cuda or cuda:1")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
+                        help="import a package first, because it registers environments; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
+    )
+    parser.add_argument(
+        "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
+    )
+    parser.add_argument("--no-preset", action="store_true", help="the algorithm's defaults, not the preset's settings")
+    parser.add_argument(
+        "--trace", metavar="FILE.json", help="also a timeline of 20 batches with the recommended sampler"
+    )
+    return parser
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, e.g. 60")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
+    return int(text)

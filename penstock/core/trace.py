@@ -1,0 +1,148 @@
+"""Who did what, and when? Each process notes spans of time in a ring of its own, while a trace is asked for and never else.
+
+The learner makes a folder and names it in the environment, so that every process that it starts, and those that they
+start, find it and put their ring there as a file. Spans are in nanoseconds of the monotonic clock, which is one for all
+processes of a machine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import ConfigError
+
+STEP, ACT, WAIT, LEARN, SERVE, SERVER_WAIT = range(6)
+"""Kinds of span. SERVE and SERVER_WAIT are an action server's, which may share a process with the learner."""
+VARIABLE = "PENSTOCK_TRACE"
+"""Environment variable with the folder of the rings."""
+CAPACITY = 1 << 16
+"""Spans that a ring holds (1.5 MB); the oldest give way."""
+
+_COUNT, _CLOSED, _HEAD = 0, 1, 8
+_SHORTEST_NS = 1_000
+_SPAN = 3
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Ring:
+    """Spans (start, stop, kind) of one process in a file that another one reads."""
+
+    def __init__(self, path: Path) -> None:
+        size = 8 * (_HEAD + _SPAN * CAPACITY)
+        with path.open("xb+") as file:
+            file.truncate(size)
+            self._memory = mmap.mmap(file.fileno(), size)
+        self._words = memoryview(self._memory).cast("q")
+
+    def add(self, kind: int, started: int) -> None:
+        """Notes a span from `started` until now."""
+        words, now = self._words, time.perf_counter_ns()
+        if words[_CLOSED] or now - started < _SHORTEST_NS:
+            return
+        n = words[_COUNT]
+        at = _HEAD + _SPAN * (n % CAPACITY)
+        words[at], words[at + 1], words[at + 2] = started, now, kind
+        words[_COUNT] = n + 1
+
+
+_ring: Ring | None = None
+
+
+def enter(name: str) -> None:
+    """Gives this process a ring, if a trace is going on where it was started."""
+    global _ring
+    folder = os.environ.get(VARIABLE)
+    if folder and os.path.isdir(folder):
+        _ring = Ring(Path(folder) / f"{os.getpid()}.{name}")
+
+
+def timed(kind: int, function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`function` itself; with a trace going on, one that notes every call as a span."""
+    ring = _ring
+    if ring is None:
+        return function
+
+    def noted(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        started = time.perf_counter_ns()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            ring.add(kind, started)
+
+    return noted
+
+
+@dataclass(frozen=True)
+class Track:
+    """What one process noted."""
+
+    name: str
+    pid: int
+    spans: npt.NDArray[np.int64]
+    """[n, 3] start, stop (ns of the monotonic clock) and kind, in the order in which they ended."""
+    lost: int = 0
+    """Older spans that the ring had no room for."""
+
+
+class Trace:
+    """A trace of this process and of those that are started from now on; one at a time.
+
+    Raises:
+        ConfigError: another one is going on.
+    """
+
+    def __init__(self) -> None:
+        if VARIABLE in os.environ:
+            raise ConfigError("a trace is going on already; close its Trainer first")
+        self._folder: Any = tempfile.TemporaryDirectory(prefix="penstock-trace-")
+        os.environ[VARIABLE] = self._folder.name
+        self.since = 0
+        enter("learner")
+
+    def open(self) -> None:
+        """Only spans from now on count."""
+        self.since = time.perf_counter_ns()
+
+    def close(self) -> list[Track]:
+        """Ends the trace; gives the spans of every process that has any, the learner first. A second call gives []."""
+        global _ring
+        if self._folder is None:
+            return []
+        until = time.perf_counter_ns()
+        os.environ.pop(VARIABLE, None)
+        _ring = None
+        paths = sorted(Path(self._folder.name).iterdir(), key=lambda path: int(path.name.partition(".")[0]))
+        tracks = [_read(path, self.since, until) for path in paths]
+        self._folder.cleanup()
+        self._folder = None
+        tracks.sort(key=lambda track: (track.name != "learner", track.name))
+        return [track for track in tracks if len(track.spans)]
+
+
+def _read(path: Path, since: int, until: int) -> Track:
+    """The spans that lie in the window; the process is told to note no more."""
+    with path.open("rb+") as file:
+        words = np.frombuffer(mmap.mmap(file.fileno(), 0), np.int64)
+    words[_CLOSED] = 1
+    count = int(words[_COUNT])
+    spans = words[_HEAD:].reshape(CAPACITY, _SPAN).copy()
+    if count > CAPACITY:
+        spans = np.roll(spans, -(count % CAPACITY), axis=0)
+    spans = spans[: min(count, CAPACITY)]
+    start, stop = spans[:, 0], spans[:, 1]
+    # A span may be half written as we read: then it does not lie where it should.
+    kept = spans[(start >= since) & (stop >= start) & (stop <= until) & (spans[:, 2] < 6)]
+    pid, _, name = path.name.partition(".")
+    lost = count - CAPACITY if count > CAPACITY and start.min(initial=until) > since else 0
+    return Track(name, int(pid), kept, max(lost, 0))
