@@ -39,7 +39,7 @@ def measure(B: int, workers: int, seconds: float, seed: int, folder: str) -> flo
     parser, _ = parse_sf_args(argv=words)
     parser.set_defaults(encoder_mlp_layers=[64, 64])
     cfg = parse_full_cfg(parser, words)
-    sampler = SyncSamplingAPI(cfg, obtain_env_info_in_a_separate_process(cfg))
+    sampler: Any = SyncSamplingAPI(cfg, obtain_env_info_in_a_separate_process(cfg))
     sampler.start()
     seen, first, started = 0, time.perf_counter(), 0.0
     while not started or time.perf_counter() - started < seconds:

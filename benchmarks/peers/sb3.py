@@ -104,7 +104,7 @@ def measure(B: int, processes: int, seconds: float, seed: int, cpus: list[int]) 
     envs = _make(B, processes, seed, cpus[1:])
     if cpus:
         os.sched_setaffinity(0, {cpus[0]})
-    model = PPO("MlpPolicy", envs, n_steps=T, seed=seed, device="cpu")
+    model: Any = PPO("MlpPolicy", envs, n_steps=T, seed=seed, device="cpu")
     _, callback = model._setup_learn(1 << 40)
     collect: Callable[..., Any] = model.collect_rollouts
     batches, started = 0, time.perf_counter()

@@ -50,9 +50,11 @@ def run(argv: list[str]) -> int:
     elif args.preset != "none":
         found = named_preset(args.preset if "/" in args.preset else f"{algo}/{args.preset}")
     exp: Experiment = with_preset(algo, args.env or "", found)
-    if args.sampler == "auto" and hasattr(exp.sampler, "inner"):
-        exp = replace(exp, sampler=exp.sampler.inner)
-    elif args.sampler not in (None, "auto"):
+    if args.sampler == "auto":  # until it is chosen, a stand-in that takes T, B and what else concerns the batches
+        from penstock.run.bench import base_sampler
+
+        exp = replace(exp, sampler=base_sampler(exp))
+    elif args.sampler is not None:
         from penstock.samplers import find_sampler, sized
 
         exp = replace(exp, sampler=sized(find_sampler(args.sampler)(), exp.sampler.spec))
@@ -77,15 +79,11 @@ def run(argv: list[str]) -> int:
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
-    if args.sampler == "auto":
-        from penstock.run.bench_cache import auto_sampler
-
-        _check_free(exp, args.seeds)
-        exp = replace(exp, sampler=auto_sampler(exp))
-    return _train_all(exp, args.seeds or [exp.run.seed], args.init)
+    return _train_all(exp, args.seeds or [exp.run.seed], args.init, args.sampler == "auto")
 
 
-def _train_all(exp: Any, seeds: list[int], init: str | None) -> int:
+def _train_all(exp: Any, seeds: list[int], init: str | None, auto: bool) -> int:
+    from penstock.run.bench_cache import auto_sampler
     from penstock.run.entry import train
     from penstock.run.rundir import free_run_dir
 
@@ -95,6 +93,8 @@ def _train_all(exp: Any, seeds: list[int], init: str | None) -> int:
 
     for seed in seeds:  # before the first begins, not hours later
         free_run_dir(of_seed(seed))
+    if auto:
+        exp = replace(exp, sampler=auto_sampler(exp))
     lost = False
     for seed in seeds:
         result = train(of_seed(seed), init)

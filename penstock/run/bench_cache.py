@@ -21,18 +21,20 @@ from penstock.run.affinity import allowed_cpus, cpu_quota
 from penstock.run.bench import Verdict, base_sampler, bench, describe, settings_of, with_settings
 from penstock.run.experiment import Experiment
 from penstock.run.files import write_atomic
+from penstock.samplers.action_server import require_device
 
 BUDGET_S = 20.0
 """How long the measurement may take."""
 _SETTINGS = {"name", "workers", "groups"}
 
 
-def auto_sampler(exp: Experiment, budget_s: float = BUDGET_S) -> Any:
+def auto_sampler(exp: Experiment) -> Any:
     """The settings of the fastest sampler for an experiment here: from the cache, or measured and kept there.
 
     T, B and whatever else concerns the batches are those of `exp.sampler`, or the algorithm's if that is "auto". Only
     samplers that act where the agent learns are tried, so the choice changes nothing but speed.
     """
+    require_device(exp.run.device, "run.device")
     base, spec = base_sampler(exp), check_env(exp.env_config, seed=exp.run.seed).spec
     policy = exp.algo.build(spec, seed=exp.run.seed, device=exp.run.device)
     shapes = [[name, list(x.shape)] for name, x in policy.agent.state_dict().items()]
@@ -44,9 +46,9 @@ def auto_sampler(exp: Experiment, budget_s: float = BUDGET_S) -> Any:
         sampler = with_settings(base, found["sampler"])
         _say(exp, f"sampler: {describe(sampler)}, as measured {found['measured']} ({path}); {found['why']}")
         return sampler
-    _say(exp, f"sampler: measuring which is fastest here, {budget_s:.0f} s at most ...")
+    _say(exp, f"sampler: measuring which is fastest here, {BUDGET_S:.0f} s at most ...")
     started = time.monotonic()
-    verdict = bench(exp, budget_s, same_device=True)
+    verdict = bench(exp, BUDGET_S, same_device=True)
     kept = "" if path is None else _keep(path, key, verdict)
     _say(exp, f"sampler: {describe(verdict.best.sampler)}, {verdict.best.steps_per_s:,.0f} steps/s, measured in "
          f"{time.monotonic() - started:.0f} s{kept}; {verdict.why}")  # fmt: skip

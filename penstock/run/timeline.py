@@ -108,7 +108,7 @@ def draw_trace(tracks: Sequence[Track], out: Path) -> None:
         FigureCanvasAgg(figure)
         whole, close = figure.subplots(2, 1)
         _panel(whole, rows, origin, origin, end)
-        _panel(close, rows, origin, low, high)
+        _panel(close, rows, origin, low, high, edge=0.5)
         whole.axvspan((low - origin) / 1e6, (high - origin) / 1e6, facecolor="none", edgecolor=_INK, linewidth=1.2)
         whole.set_title(f"{(end - origin) / 1e6:,.0f} ms of a run; the frame is shown larger below", loc="left")
         close.set_title(f"{(high - low) / 1e6:,.2f} ms of it", loc="left")
@@ -133,7 +133,7 @@ def _rows(tracks: Sequence[Track]) -> list[_Row]:
     return rows[:_MOST_ROWS]
 
 
-def _panel(axes: Any, rows: list[_Row], origin: int, low: int, high: int) -> None:
+def _panel(axes: Any, rows: list[_Row], origin: int, low: int, high: int, edge: float = 0.0) -> None:
     for at, (_, spans) in enumerate(rows):
         for name, colour in _COLOURS.items():
             bars = [
@@ -141,7 +141,7 @@ def _panel(axes: Any, rows: list[_Row], origin: int, low: int, high: int) -> Non
                 for a, b, kind in spans
                 if NAMES[kind] == name and b > low and a < high
             ]
-            axes.broken_barh(bars, (at - 0.36, 0.72), facecolors=colour, linewidth=0)
+            axes.broken_barh(bars, (at - 0.36, 0.72), facecolors=colour, edgecolors="white", linewidth=edge)
     axes.set_xlim((low - origin) / 1e6, (high - origin) / 1e6)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -20,9 +20,9 @@ from penstock.envs.check import EnvReport, check_env
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import training_step
+from penstock.run.bench_cache import auto_sampler
 from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
-from penstock.run.bench_cache import auto_sampler
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes

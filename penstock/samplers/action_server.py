@@ -13,16 +13,20 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree
 from penstock.samplers.collector import GroupViews, Noise, collect
+from penstock.samplers.cuda import GraphedAgent, cuda_capture, pin, unpin
 
 
 class ActionServer:
     """Runs the one loop over worker processes, with the agent itself or with a copy on another device.
 
     Args:
-        device: where to act; None for where the agent is.
+        device: where to act; None for where the agent is. graph: use CUDA graphs, where that is a CUDA device.
     """
 
-    def __init__(self, device: str | None) -> None:
+    def __init__(self, device: str | None, graph: bool = True) -> None:
+        self._graph = graph
+        self._graphed: GraphedAgent | None = None
+        self._pinned: list[list[SampleBatch]] = []
         self._device = None if device is None else torch.device(device)
         self._copy: Agent | None = None
         self._waited = self._took = 0.0
@@ -32,7 +36,12 @@ class ActionServer:
     ) -> None:  # fmt: skip
         """Fills a training batch; arguments as of `collect`."""
         started, waited = time.perf_counter(), pool.wait_s
-        collect(pool, self._acting(agent), batch, views, states, noise)
+        acting = self._acting(agent)
+        if self._graph and views[0].device.type == "cuda":
+            if self._graphed is None:
+                self._graphed = GraphedAgent(acting, cuda_capture)
+            acting = self._graphed
+        collect(pool, acting, batch, views, states, noise)
         self._took += time.perf_counter() - started
         self._waited += pool.wait_s - waited
 
@@ -55,6 +64,23 @@ class ActionServer:
             return {}
         share = self._waited / self._took
         return {"sampler/env_wait": share, "sampler/agent_wait": 1.0 - share}
+
+    def place(
+        self, pool: Any, batches: list[SampleBatch], states: Tree, agent: Agent
+    ) -> tuple[list[SampleBatch], Tree]:
+        """Moves buffers to where the workers see them; they are locked in memory where a CUDA device reads them."""
+        batches, states = pool.attach(batches, states, None)
+        here = next((p.device for p in agent.parameters()), torch.device("cpu"))
+        if (self._device or here).type == "cuda":
+            pin(batches)
+            self._pinned.append(batches)
+        return batches, states
+
+    def close(self) -> None:
+        """Unlocks memory and forgets graphs."""
+        for batches in self._pinned:
+            unpin(batches)
+        self._pinned, self._graphed, self._copy = [], None, None
 
     def _acting(self, agent: Agent) -> Agent:
         here = next((p.device for p in agent.parameters()), torch.device("cpu"))

@@ -62,7 +62,9 @@ class GroupViews:
         """[padded, ...] inputs of row t where the agent is; rows of padding are zero."""
         if self.direct:
             return self.inputs[t]
-        return Inputs(*(tree_map(lambda x: self._pad(x).to(self.device), part) for part in self.inputs[t]))
+        return Inputs(
+            *(tree_map(lambda x: self._pad(x.to(self.device, non_blocking=True)), part) for part in self.inputs[t])
+        )
 
     def noise(self, noise: np.ndarray[Any, Any] | None, slots: slice) -> list[Tensor] | list[None]:
         """[padded, noise_size] for every row."""
@@ -77,6 +79,14 @@ class GroupViews:
         return torch.cat([x, x.new_zeros(self.padded - self.n, *x.shape[1:])]) if self.n != self.padded else x
 
 
+class Acting(Protocol):
+    """The part of an `Agent` that the loop needs."""
+
+    noise_size: int
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None, /) -> tuple[Tree, dict[str, Tree], Tree]: ...
+
+
 class Stepping(Protocol):
     """The part of an `EnvPool` that the loop needs."""
 
@@ -89,7 +99,7 @@ class Stepping(Protocol):
 
 def collect(
     pool: Stepping,
-    agent: Agent,
+    agent: Acting,
     batch: SampleBatch,
     views: list[GroupViews],
     states: list[Tree],
@@ -115,10 +125,10 @@ def collect(
         for out, value in zip(view.outputs[row], tree_leaves((action, info))):
             out.copy_(value if view.direct else value[: view.n])
 
-    act, send, recv = _noted(pool, act)
+    act_once, send, recv = _noted(pool, act)
 
     def serve(group: int, row: int) -> None:
-        act(group, row)
+        act_once(group, row)
         send(group, row)
 
     with torch.inference_mode():

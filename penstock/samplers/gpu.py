@@ -7,19 +7,24 @@ that would fight for the same cores.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from penstock.core.errors import ConfigError
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.native_groups import NativeGroups
 from penstock.envs.serial_pool import Reset
+from penstock.envs.vector_pool import makes_vector_env
 from penstock.samplers.action_server import ActionServer, require_device
-from penstock.samplers.cpu import check_process_settings, refuse_native, start_workers
+from penstock.samplers.cpu import check_process_settings, start_workers
 from penstock.samplers.faults import FaultPolicy
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.process_pool import EVALUATION, TRAINING, ProcessPool
+from penstock.samplers.serial import place_in
 from penstock.samplers.stage import Crew
 
 
@@ -32,7 +37,8 @@ class GpuSampler:
     B: int = 16
     """Slots: environments stepped side by side, usually 16 to 1024."""
     workers: int = 2
-    """Processes, usually one for each core but one; any number gives the same batches."""
+    """Processes, usually one for each core but one; any number gives the same batches. Native batched environments step
+    in threads of their own and have none: leave it as it is."""
     groups: int = 1
     """Groups of slots that take turns, 1 to 8; each worker has some slots of each."""
     overlap: bool = True
@@ -40,6 +46,8 @@ class GpuSampler:
     device: str | None = None
     """Where the agent acts: cpu, cuda or cuda:1. None for where it learns; elsewhere it gets a copy, refreshed for every
     batch."""
+    cuda_graph: bool = True
+    """On a CUDA device: launch each group's forward as one graph, which needs an agent without data-dependent steps."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
     max_decorrelation_steps: int = 0
@@ -77,9 +85,10 @@ class GpuSampler:
             EnvWorkerError: the environment's own code raised while it was made.
         """
         config = as_env_config(env)
-        refuse_native(config, type(self).__name__)
         if self.device is not None:
             require_device(self.device, "sampler.device")
+        if makes_vector_env(config):
+            return _over_native_groups(self, config, seed, slab)
         workers = start_workers(self, config, seed, self.workers + 1, slab)
         try:
             pool = ProcessPool(
@@ -94,10 +103,10 @@ class GpuSampler:
             groups = min(self.groups, B)
             return ProcessPool(workers, EVALUATION, config, seed, B, groups=groups, exclusive=not self.overlap)
 
-        server = ActionServer(self.device)
+        server = ActionServer(self.device, self.cuda_graph)
         crew = Crew(
             evaluation, fill=server.serve,
-            place=lambda pool, batches, states, agent: pool.attach(batches, states, None),
+            place=server.place, close=server.close,
             metrics=lambda: {**workers.faults.metrics(), **server.metrics()}, faults=workers.faults.counts,
             refuse=lambda pool, slot, row, message: pool.disown(slot, row, message),
         )  # fmt: skip
@@ -120,3 +129,23 @@ class NoOverlapAlternatingSampler(GpuSampler):
     """Groups of slots that take turns, 2 to 8; each worker has some slots of each."""
     overlap: bool = False
     """Groups may step at the same time; without it the next one starts when the one before has finished."""
+
+
+def _over_native_groups(settings: GpuSampler, config: EnvConfig, seed: int, slab: int | None) -> LiveSampler:
+    """The live sampler over a native batched environment for each group, and no worker processes."""
+    if settings.reset != "next_step" or settings.max_decorrelation_steps:
+        raise ConfigError("a native batched environment resets in the next step by itself; use reset='next_step' and "
+                          "max_decorrelation_steps=0")  # fmt: skip
+    default = next(f.default for f in fields(settings) if f.name == "workers")
+    if settings.workers != default or settings.affinity is not None:
+        raise ConfigError(f"sampler.workers={settings.workers} with {config.name}, a native batched environment, which steps in "
+                          "threads of its own and needs no worker processes; leave workers and affinity out")  # fmt: skip
+    pool = functools.partial(
+        NativeGroups, config, seed, groups=settings.groups, exclusive=not settings.overlap,
+        step_timeout_s=settings.step_timeout_s,
+    )  # fmt: skip
+    server = ActionServer(settings.device)
+    place = None if slab is None else functools.partial(place_in, slab)
+    crew = Crew(lambda B: pool(B, evaluation=True), settings.B, fill=server.serve, place=place, metrics=server.metrics)
+    # No journal: nothing can be replayed into a native pool.
+    return LiveSampler(settings.spec, pool(settings.B), config, seed, settings.discount, 0, crew, settings.device)

@@ -221,13 +221,17 @@ class Workers:
                 self._died(worker, None)
             elif self._owes(worker):
                 block = self.control.blocks[worker.index]
+                # A message may have environments made, or torch imported.
+                starting = not worker.up or (
+                    block[control.CODE] == control.MAIL and block[control.COMMAND] != block[control.DONE_COMMAND]
+                )
+                limit = self._start_timeout_s if starting else self._timeout_s
                 token = block[2 * 8 :].tobytes()
-                limit = self._timeout_s if worker.up else self._start_timeout_s
                 if token != worker.token:
                     worker.token, worker.moved_at = token, now
                 elif now - worker.moved_at > limit:
-                    self._died(worker, f"no progress for {limit:g} s (step_timeout_s)" if worker.up
-                               else f"not started within {limit:g} s (start_timeout_s)")  # fmt: skip
+                    self._died(worker, f"not started within {limit:g} s (start_timeout_s)" if starting
+                               else f"no progress for {limit:g} s (step_timeout_s)")  # fmt: skip
 
     def _owes(self, worker: Child) -> bool:
         b = self.control.blocks[worker.index]

@@ -178,6 +178,15 @@ WRONG = {
     "launch run.dir": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--run.dir=y"], 2, "use --dir"),
     "launch slots": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "9999"], 2, "9999 slots on"),
     "launch no slots": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "0"], 2, "whole number from 1"),
+    "bench nothing": (["bench"], 2, "what"),
+    "bench what": (["bench", "sampler", "CartPole-v1", "ppo"], 2, "samplers"),
+    "bench's option": (["bench", "samplers", "CartPole-v1", "ppo", "--budgt", "3"], 2, "--budget"),
+    "bench's budget": (["bench", "samplers", "CartPole-v1", "ppo", "--budget", "0"], 2, "expected seconds"),
+    "bench's environment": (["bench", "samplers", "CartPol-v1", "ppo"], 2, "'CartPole-v1'"),
+    "bench's algorithm": (["bench", "samplers", "CartPole-v1", "pppo"], 2, "'ppo'"),
+    "bench's device": (["bench", "samplers", "CartPole-v1", "ppo", "--device", "cuda:77"], 2, "use 'cpu'"),
+    "bench's trace": (["bench", "samplers", "CartPole-v1", "ppo", "--trace", "x.txt"], 2, "ends in .json"),
+    "trace": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.trace", "x.txt"], 2, "ends in .json"),
     "envs' option": (["envs", "--imprt", "x"], 2, "--import"),
     "no such env": (["envs", "zzz"], 2, "--import"),
     "algos' option": (["algos", "--x"], 2, "unknown option --x"),
@@ -541,3 +550,44 @@ def test_launch_leaves_a_folder_of_something_else_alone(cli: Cli, tmp_path: Path
     assert said.code == 2
     assert "x is not empty" in said.err
     assert [path.name for path in (tmp_path / "x").iterdir()] == ["thesis.tex"]
+
+
+# bench and auto
+
+
+def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path) -> None:
+    said = cli(
+        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "2", "--T", "8", "--B", "2", "--env-kwargs",
+        "terminate_at=4", "--trace", "t.json",
+    )  # fmt: skip
+    assert said.code == 0, said.both
+    for words in ("env.step", "forward of 4 rows", "hand-shake", "steps/s", "recommended", "why"):
+        assert words in said.out
+    command = next(line for line in said.out.splitlines() if line.startswith("penstock train"))
+    assert "--sampler.T 8 --sampler.B 2" in command
+    assert "terminate_at=4" in command
+    done = cli(
+        *command.split()[1:], "--run.steps", "32", "--run.eval-episodes", "0", "--run.progress", "off", "--run.dir", "x"
+    )
+    assert done.code == 0, done.both
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+def test_auto_takes_the_batch_of_the_options_and_is_stored_as_what_it_chose(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("penstock.run.bench_cache.BUDGET_S", 2.0)
+    options = ("train", "a2c", "--env", "CartPole-v1", "--sampler", "auto", *SHORT, "--run.progress", "plain")
+    first = cli(*options, "--run.dir", "x")
+    assert first.code == 0, first.both
+    assert "measuring which is fastest here" in first.out
+    assert "kept in" in first.out
+    sampler = config(tmp_path / "x")["sampler"]
+    assert (sampler["T"], sampler["B"]) == (16, 4)
+    again = cli(*options, "--run.dir", "y")
+    assert "as measured" in again.out
+    assert "measuring" not in again.out
+    assert config(tmp_path / "y")["sampler"] == sampler
+    assert cli(*options, "--run.dir", "y").code == 2

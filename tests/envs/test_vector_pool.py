@@ -228,7 +228,7 @@ def test_values_are_checked_early_then_in_one_row_of_64_or_always():
 
 def test_closing_twice_closes_once_and_a_refused_environment_is_closed():
     pool = VectorPool(EnvConfig(Bad, {"change": fail}), 0, 2)
-    env: Any = pool._env
+    env: Any = pool._envs[0]._env  # pyright: ignore
     pool.close()
     pool.close()
     assert env.closed == 1

@@ -104,7 +104,7 @@ def test_evaluation_counts_the_first_episodes_of_each_slot_and_leaves_training_a
     pool: Any = evaluating._eval_stage.pool  # pyright: ignore
     assert isinstance(pool, VectorPool)
     evaluating.shutdown()
-    assert pool._env is None
+    assert not pool._envs
 
 
 def test_a_resumed_run_cuts_every_slot_and_keeps_a_sound_record():

@@ -1,0 +1,262 @@
+"""One native batched environment: it is made, reset and stepped in two halves, and what it answers is written to its slots."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+import gymnasium as gym
+import numpy as np
+
+from penstock.core.batch import SampleBatch
+from penstock.core.config import import_object
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure
+from penstock.envs.check import check_vector_env
+from penstock.envs.contract import describe_violation, value_limits
+from penstock.envs.make import EnvConfig
+
+_CHECK_EVERY = 64
+
+
+class Halves(NamedTuple):
+    """A step in two: `begin(actions)` starts it, `finish()` waits for it and gives what `step` would have given."""
+
+    begin: Callable[[Any], Any]
+    finish: Callable[[], Any]
+
+
+class NativeEnv:
+    """One VectorEnv that stands for the slots `slots` of a batch.
+
+    Args:
+        overlapped: a step must return before it is done, so that other groups can be served meanwhile.
+
+    Raises:
+        ConfigError: what is made is no VectorEnv that resets in the next step, has another number of environments, or
+            cannot step in two halves although it should.
+    """
+
+    def __init__(
+        self, config: EnvConfig, seed: int, slots: slice, B: int, overlapped: bool = False, step_timeout_s: float = 60.0
+    ) -> None:
+        self.slots, self.num_envs = slots, slots.stop - slots.start
+        self._config, self._B, self._overlapped, self._timeout_s = config, B, overlapped, step_timeout_s
+        self._env: gym.vector.VectorEnv[Any, Any, Any] | None = None
+        self._make(seed)
+        self._ended = np.zeros(self.num_envs, bool)
+        self._tick, self._underway = 0, False
+        self._structure = tree_structure(self.spec.obs)
+        self._limits = [
+            value_limits(leaf)[1:] if leaf.kind == "box" else (None, None) for leaf in tree_leaves(self.spec.action)
+        ]
+
+    def open(self, out: SampleBatch, seed: int) -> None:
+        """Row 0 is a reset of every slot, with nothing before it."""
+        self._drain()
+        if self._built_with is not None and (seed != self._built_with or self._used):
+            self.close()
+            self._make(seed)
+        env, slots = self._env, self.slots
+        assert env is not None
+        self._used = True
+        try:
+            obs, _ = env.reset() if self._built_with is not None else env.reset(seed=seed)
+        except (Exception, SystemExit) as error:
+            self._fail("reset", error)
+        self._tick = 0
+        self._ended = np.zeros_like(self._ended)
+        self._store(out, obs, 0)
+        out.first[0, slots], out.prev_reward[0, slots] = True, 0.0
+        tree_map(lambda leaf, x: x.__setitem__((0, slots), leaf.null()), self.spec.action, out.prev_action)
+
+    def begin(self, out: SampleBatch, row: int) -> None:
+        """Starts the step with the actions of this row, which it copies."""
+        limits, slots = iter(self._limits), self.slots
+
+        def to_env(x: Any) -> Any:
+            low, high = next(limits)
+            return x[row, slots].copy() if low is None and high is None else np.clip(x[row, slots], low, high)
+
+        actions = tree_map(to_env, out.action)
+        try:
+            self._halves.begin(actions)
+        except (Exception, SystemExit) as error:
+            self._fail("step", error)
+        self._underway = True
+
+    def finish(self, out: SampleBatch, row: int) -> None:
+        """Waits for the step and writes the row that answers it."""
+        self._underway = False
+        try:
+            obs, reward, terminated, truncated, info = self._halves.finish()
+        except (Exception, SystemExit) as error:
+            self._fail("step", error)
+        for name, x in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            if np.shape(x) != (self.num_envs,):
+                raise EnvContractError(f"{self._where('step')}: {name}: got shape {list(np.shape(x))}, expected "
+                                       f"[{self.num_envs}], one for each environment")  # fmt: skip
+        reset, slots = self._ended, self.slots
+        self._store(out, obs, row + 1)
+        out.first[row + 1, slots] = reset
+        out.valid[row, slots] = ~reset
+        rewards = out.reward[row, slots]
+        rewards[...] = reward
+        rewards[reset] = 0.0
+        out.terminated[row, slots] = terminated & ~reset
+        out.truncated[row, slots] = truncated & ~reset
+        self._ended = out.terminated[row, slots] | out.truncated[row, slots]
+        if info and isinstance(out.info, dict):
+            for key, column in out.info.get("env", {}).items():
+                if key in info:
+                    known = ~reset & info.get(f"_{key}", True)
+                    column[row, slots] = np.where(known, info[key], np.nan)
+        if not np.isfinite(rewards).all():
+            b = int(np.argmin(np.isfinite(rewards)))
+            raise EnvContractError(f"slot {slots.start + b} of {self._where('step')}: reward is {rewards[b]}; expected a "
+                                   "finite number")  # fmt: skip
+        self._tick += 1
+
+    def close(self) -> None:
+        """Ends the environments. A second call does nothing."""
+        if self._env is not None:
+            self._drain()
+            self._env.close()
+            self._env = None
+
+    def _make(self, seed: int) -> None:
+        """EnvPool takes its seed when it is made, and warns of any other."""
+        config = resized(self._config, self.num_envs, self._B)
+        self._built_with = seed if _is_envpool(_factory(config)) else None
+        self._used = False
+        if self._built_with is not None:
+            config = replace(config, kwargs={**config.kwargs, "seed": seed})
+        env = config.make()
+        if not isinstance(env, gym.vector.VectorEnv):
+            env.close()
+            raise ConfigError(f"{config.name} made {type(env).__name__}; expected a gymnasium.vector.VectorEnv")
+        try:
+            self.spec = check_vector_env(env).spec
+            if env.num_envs != self.num_envs:
+                share = "" if self.num_envs == self._B else f" gives this group {self.num_envs}"
+                fix = "make them equal" if not share else "let the factory accept num_envs"
+                raise ConfigError(f"{config.name} has num_envs={env.num_envs}; sampler.B={self._B}{share}: {fix}")
+            self._halves = two_halves(env, config.name, self._timeout_s) if self._overlapped else at_once(env)
+        except BaseException:
+            env.close()
+            raise
+        self._env = env
+
+    def _drain(self) -> None:
+        """Takes the answer to a step that nobody waits for: a reset would be given it in place of its own."""
+        if self._underway:
+            self._underway = False
+            with contextlib.suppress(Exception):
+                self._halves.finish()
+
+    def _store(self, out: SampleBatch, obs: Tree, row: int) -> None:
+        if tree_structure(obs) != self._structure:
+            raise EnvContractError(f"{self._where('step')}: the observation's structure is {tree_structure(obs)}; "
+                                   f"expected {self._structure}")  # fmt: skip
+        for x, y in zip(tree_leaves(out.obs), tree_leaves(obs)):
+            expected = (self.num_envs, *x.shape[2:])
+            if np.shape(y) != expected or getattr(y, "dtype", None) != x.dtype:
+                seen = f"{getattr(y, 'dtype', type(y).__name__)}{list(np.shape(y))}"
+                raise EnvContractError(
+                    f"{self._where('step')}: an observation of {seen}; expected {x.dtype}{list(expected)}"
+                )
+            x[row, self.slots] = y
+        if self._config.checks == "always" or self._tick < 2 or self._tick % _CHECK_EVERY == 0:
+            self._check(obs)
+
+    def _check(self, obs: Tree) -> None:
+        if self._config.checks in ("finite", "off"):
+            return
+        for b in range(self.num_envs):
+            message = describe_violation(tree_map(lambda x, b=b: x[b], obs), self.spec.obs, "obs")
+            if message:
+                raise EnvContractError(f"slot {self.slots.start + b} of {self._where('step')}: {message}")
+
+    def _where(self, phase: str) -> str:
+        return f"{self._config.name} in {phase}(), {self._tick} steps after the reset of all environments"
+
+    def _fail(self, phase: str, error: BaseException) -> NoReturn:
+        text = "".join(traceback.format_exception(error))
+        raise EnvWorkerError(f"{self._where(phase)}: {type(error).__name__}: {error}\n{text}") from error
+
+
+def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig:
+    """Settings whose factory is asked for `num_envs` environments, if it can be asked.
+
+    It can if it names such a parameter, or if the settings give it already. A number that was given and is not `B`, that
+    of all groups together, is left as it is.
+    """
+    factory = _factory(config)
+    named: inspect.Parameter | None = None
+    if factory is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            named = inspect.signature(factory).parameters.get("num_envs")
+    given = config.kwargs.get("num_envs")
+    if given is None and isinstance(factory, functools.partial):
+        given = factory.keywords.get("num_envs")
+    if (named is None and given is None) or (given is not None and given != B):
+        return config
+    return replace(config, kwargs={**config.kwargs, "num_envs": num_envs})
+
+
+def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> Halves:
+    """Halves of which the first does everything."""
+    answers: list[Any] = []
+    return Halves(lambda actions: answers.append(env.step(actions)), answers.pop)
+
+
+def two_halves(env: gym.vector.VectorEnv[Any, Any, Any], name: str, timeout_s: float) -> Halves:
+    """The asynchronous halves that the library offers; ALE and EnvPool wait for as long as a step takes.
+
+    Raises:
+        ConfigError: it has none, a class or wrapper above them would be left out, or it returns whichever
+            environments are ready first.
+    """
+    config: Any = getattr(env, "config", None)
+    ready = getattr(env, "batch_size", None) or (config.get("batch_size") if isinstance(config, dict) else None)
+    if ready not in (None, env.num_envs):
+        raise ConfigError(f"{name} returns the first batch_size={ready} of num_envs={env.num_envs} that are ready, so its "
+                          "rows are not those of the slots; leave batch_size out")  # fmt: skip
+    made = type(env)
+    for first, second in (("send", "recv"), ("step_async", "step_wait")):
+        if callable(getattr(made, first, None)) and callable(getattr(made, second, None)):
+            if _depth(made, "step") < max(_depth(made, first), _depth(made, second)):
+                raise ConfigError(f"{made.__name__} overrides step() and not {first}() and {second}(), by which two or more "
+                                  "groups step; override those, or use groups=1")  # fmt: skip
+            begin: Any = getattr(env, first)
+            finish: Any = getattr(env, second)
+            return Halves(begin, functools.partial(finish, timeout=timeout_s) if second == "step_wait" else finish)
+    why = "a wrapper hides its halves" if isinstance(env, gym.vector.VectorWrapper) else "it steps in one call only"
+    raise ConfigError(f"{name} made {made.__name__}, which cannot step beside another group: {why}; use one group "
+                      "(SerialSampler), or AtariVectorEnv, EnvPool or gymnasium's AsyncVectorEnv")  # fmt: skip
+
+
+def _depth(cls: type, method: str) -> int:
+    """Where in the line of base classes the method is defined; 0 for the class itself."""
+    return next((i for i, base in enumerate(cls.__mro__) if method in vars(base)), len(cls.__mro__))
+
+
+def _factory(config: EnvConfig) -> Callable[..., Any] | None:
+    """The callable that the settings name; None for a registered id."""
+    if callable(config.env):
+        return config.env
+    with contextlib.suppress(ConfigError, ImportError):
+        found = import_object(config.env) if ":" in config.env else None
+        return found if callable(found) else None
+    return None
+
+
+def _is_envpool(factory: Any) -> bool:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return str(getattr(factory, "__module__", "")).split(".")[0] == "envpool"
