@@ -214,6 +214,8 @@ class ActorCritic(Agent):
             self.reward_scaler.update(batch.reward, ended, batch.valid)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
+        if self.net.clip_reward:
+            return reward.sign()
         return reward if self.reward_scaler is None else self.reward_scaler(reward)
 
     @property

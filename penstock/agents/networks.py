@@ -45,6 +45,8 @@ class Net:
     """Shift and scale box observations (not images) by their running mean and variance."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of their discounted return, for targets only."""
+    clip_reward: bool = False
+    """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); records and returns keep the rewards."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,6 +54,8 @@ class Net:
             raise ConfigError(
                 f"net.hidden={self.hidden}, recurrent_size={self.recurrent_size}; widths must be positive"
             )
+        if self.clip_reward and self.normalize_reward:
+            raise ConfigError("net.clip_reward and net.normalize_reward both change the size of rewards; choose one")
 
     @property
     def is_recurrent(self) -> bool:

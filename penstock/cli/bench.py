@@ -65,6 +65,8 @@ def _command(args: Any, sampler: Any) -> str:
     parts += ["--preset", "none"] if args.no_preset else []
     parts += ["--run.device", args.device] if args.device else []
     parts += ["--sampler", found.pop("name")]
+    if found.get("groups") == 1:
+        del found["groups"]
     given = {"T": args.T, "B": args.B, **found}
     parts += [word for key, value in given.items() if value is not None for word in (f"--sampler.{key}", str(value))]
     return shlex.join(parts)

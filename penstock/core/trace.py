@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
 
-STEP, ACT, WAIT, LEARN, SERVE, SERVER_WAIT = range(6)
-"""Kinds of span. SERVE and SERVER_WAIT are an action server's, which may share a process with the learner."""
+KINDS = 7
+STEP, ACT, WAIT, LEARN, SERVE, SEND, SERVER_WAIT = range(KINDS)
+"""Kinds of span. The last three are an action server's, which may share a process with the learner."""
 VARIABLE = "PENSTOCK_TRACE"
 """Environment variable with the folder of the rings."""
 CAPACITY = 1 << 16
@@ -56,21 +57,22 @@ class Ring:
         words[_COUNT] = n + 1
 
 
-_ring: Ring | None = None
+ring: Ring | None = None
+"""This process's own, while a trace is going on."""
 
 
 def enter(name: str) -> None:
     """Gives this process a ring, if a trace is going on where it was started."""
-    global _ring
+    global ring
     folder = os.environ.get(VARIABLE)
     if folder and os.path.isdir(folder):
-        _ring = Ring(Path(folder) / f"{os.getpid()}.{name}")
+        ring = Ring(Path(folder) / f"{os.getpid()}.{name}")
 
 
 def timed(kind: int, function: Callable[_P, _R]) -> Callable[_P, _R]:
     """`function` itself; with a trace going on, one that notes every call as a span."""
-    ring = _ring
-    if ring is None:
+    mine = ring
+    if mine is None:
         return function
 
     def noted(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -78,7 +80,7 @@ def timed(kind: int, function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return function(*args, **kwargs)
         finally:
-            ring.add(kind, started)
+            mine.add(kind, started)
 
     return noted
 
@@ -116,12 +118,12 @@ class Trace:
 
     def close(self) -> list[Track]:
         """Ends the trace; gives the spans of every process that has any, the learner first. A second call gives []."""
-        global _ring
+        global ring
         if self._folder is None:
             return []
         until = time.perf_counter_ns()
         os.environ.pop(VARIABLE, None)
-        _ring = None
+        ring = None
         paths = sorted(Path(self._folder.name).iterdir(), key=lambda path: int(path.name.partition(".")[0]))
         tracks = [_read(path, self.since, until) for path in paths]
         self._folder.cleanup()
@@ -142,7 +144,7 @@ def _read(path: Path, since: int, until: int) -> Track:
     spans = spans[: min(count, CAPACITY)]
     start, stop = spans[:, 0], spans[:, 1]
     # A span may be half written as we read: then it does not lie where it should.
-    kept = spans[(start >= since) & (stop >= start) & (stop <= until) & (spans[:, 2] < 6)]
+    kept = spans[(start >= since) & (stop >= start) & (stop <= until) & (spans[:, 2] < KINDS)]
     pid, _, name = path.name.partition(".")
     lost = count - CAPACITY if count > CAPACITY and start.min(initial=until) > since else 0
     return Track(name, int(pid), kept, max(lost, 0))

@@ -80,7 +80,9 @@ class NativeGroups:
         assert self._out is not None
         self._sent.append((group, row))
         if not self._exclusive or len(self._sent) == 1:
+            started = time.perf_counter()
             self._envs[group].begin(self._out, row)
+            self.wait_s += time.perf_counter() - started
 
     def recv(self) -> int:
         assert self._out is not None

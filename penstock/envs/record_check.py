@@ -134,7 +134,8 @@ class RecordCheck:
         return [done]
 
     def _check_invalid(self, batch: SampleBatch, t: int, b: int, seeds: Any, steps: Any, place: str) -> None:
-        if self._faults and self._is_cut(batch, t, b):
+        anew = t == 0 and bool(batch.first[1, b])  # its worker died before row 0
+        if self._faults and (anew or self._is_cut(batch, t, b)):
             self.cuts += not self._ended[b]
             self._ended[b], self._rewards[b] = True, []
         expect(self._ended[b], place, "not valid, but the episode goes on")

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core import trace
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import ResultDict
@@ -68,7 +67,7 @@ def training_step(policy: Policy, sampler: Any, itr: int) -> TrainingStep:
     batch, episodes = sampler.obtain_samples(itr)
     sampled = time.perf_counter()
     env_steps = batch.env_steps
-    metrics = trace.timed(trace.LEARN, train_one_step)(policy, batch)
+    metrics = train_one_step(policy, batch)
     return TrainingStep(metrics, episodes, env_steps, sampled - started, time.perf_counter() - sampled)
 
 

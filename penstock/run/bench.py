@@ -151,7 +151,7 @@ def describe(sampler: Any) -> str:
     """E.g. `cpu, 4 workers` or `alternating, 3 workers x 2 groups`."""
     found = settings_of(sampler)
     workers = found.get("workers")
-    text = found["name"] if workers is None else f"{found['name']}, {workers} worker{'s' if workers > 1 else ''}"
+    text = found["name"] if workers is None else f"{found['name']}, {_workers(workers)}"
     return text + (f" x {found['groups']} groups" if found.get("groups", 1) > 1 else "")
 
 
@@ -197,12 +197,13 @@ def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
         why = f"{part}, env.step is {_us(step)} and a hand-shake {_us(shake)}: other processes would not save what they cost"
         why = why if shake else f"{part}: the environment is batched by itself"
     elif found["name"] == "cpu":
-        why = f"env.step is {_us(step)}, a hand-shake at every step {_us(shake)}: cpu, whose {workers} workers act by themselves"
+        why = f"env.step is {_us(step)}, a hand-shake at every step {_us(shake)}: cpu, whose {_workers(workers)} act by themselves"
     elif found.get("groups", 1) > 1:
         why = f"{part}: alternating, one group steps while the other is served"
     else:
-        why = (f"{part}: gpu, {workers} workers step, and one forward of {B} rows ({_us(act)}) costs less than one of "
-               f"{math.ceil(B / workers)} ({_us(costs.forward(math.ceil(B / workers)))}) in each of them")  # fmt: skip
+        each = math.ceil(B / workers)
+        why = (f"{part}: gpu, {_workers(workers)} step, and one forward of {B} rows ({_us(act)}) stands for "
+               f"{workers} of {each} ({_us(costs.forward(each))} each)")  # fmt: skip
     return why + (f" ({measured} of {of} settings fitted into the budget)" if measured < of else "")
 
 
@@ -263,6 +264,10 @@ def run_threads(exp: Experiment) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _workers(n: int) -> str:
+    return f"{n} worker{'s' if n > 1 else ''}"
 
 
 def _us(us: float) -> str:

@@ -107,13 +107,14 @@ def measure_handshake(seconds: float) -> float:
         pool = ProcessPool(workers, TRAINING, config, 0, 1)
         batch = pool.attach([allocate_batch(pool.spec, BatchSpec(_HANDSHAKES, 1), {}, None, pool.info_keys)])[0][0]
         took: list[float] = []
+        send, recv = pool.send, pool.recv
         deadline = time.perf_counter() + seconds
         while not took or time.perf_counter() < deadline:
             pool.bind(batch)
             for row in range(_HANDSHAKES):
                 started = time.perf_counter()
-                pool.send(0, row)
-                pool.recv()
+                send(0, row)
+                recv()
                 took.append(time.perf_counter() - started)
     finally:
         workers.close()

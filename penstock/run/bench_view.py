@@ -65,7 +65,6 @@ def trace_sampler(exp: Experiment, verdict: Verdict, path: Path) -> None:
         live.initialize(policy.agent)
         until = time.monotonic() + _LONGEST_TRACE_S
         for itr in range(WARM_UP + WINDOW):
-            training_step(policy, live, itr)
-            tracing.tick()
+            tracing.tick(training_step(policy, live, itr).train_s)
             if time.monotonic() > until:
                 break

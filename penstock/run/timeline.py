@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.core import trace
 from penstock.core.errors import ConfigError
-from penstock.core.trace import ACT, LEARN, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
+from penstock.core.trace import ACT, LEARN, SEND, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
 from penstock.run.files import write_atomic
 
 WARM_UP, WINDOW = 3, 20
 """Batches before the trace begins, and batches in it."""
-NAMES = {STEP: "step", ACT: "act", WAIT: "wait", LEARN: "learn", SERVE: "serve", SERVER_WAIT: "wait"}
+NAMES = {STEP: "step", ACT: "act", WAIT: "wait", LEARN: "learn", SERVE: "serve", SEND: "send", SERVER_WAIT: "wait"}
 _SERVER = "action server"
 _EXPLAINED = {
     "step": "step: environments", "act": "act: forward, own agent", "serve": "serve: forward for workers",
-    "learn": "learn", "wait": "wait",
+    "send": "send: waking workers", "learn": "learn", "wait": "wait",
 }  # fmt: skip
-_COLOURS = {"step": "#0072B2", "act": "#E69F00", "serve": "#D55E00", "learn": "#009E73", "wait": "#DDDDDD"}
+_COLOURS = {
+    "step": "#0072B2",
+    "act": "#E69F00",
+    "serve": "#D55E00",
+    "send": "#CC79A7",
+    "learn": "#009E73",
+    "wait": "#DDDDDD",
+}
 _INK = "#333333"
 _STEPS_IN_CLOSE_UP = 24
 _MOST_ROWS = 24
@@ -38,8 +47,10 @@ class Tracing:
         self._trace = Trace()
         self._batches = 0
 
-    def tick(self) -> None:
-        """A batch has been collected and learned from."""
+    def tick(self, learning_s: float) -> None:
+        """A batch has been collected and learned from; learning took so long, until now."""
+        if trace.ring is not None:
+            trace.ring.add(LEARN, time.perf_counter_ns() - int(learning_s * 1e9))
         self._batches += 1
         if self._batches == WARM_UP:
             self._trace.open()
@@ -164,4 +175,4 @@ def _close_up(rows: list[_Row]) -> tuple[int, int]:
 
 
 def _is_server(kind: int) -> bool:
-    return kind in (SERVE, SERVER_WAIT)
+    return kind in (SERVE, SEND, SERVER_WAIT)

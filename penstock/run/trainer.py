@@ -107,7 +107,7 @@ class Trainer:
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}; {self._save_batch()}") from error
         if self._tracing is not None:
-            self._tracing.tick()
+            self._tracing.tick(step.train_s)
         self.itr += 1
         self.env_steps += step.env_steps
         self.episodes_seen += len(step.episodes)

@@ -150,8 +150,14 @@ def _noted(
     pool: Stepping, act: Callable[[int, int], None]
 ) -> tuple[Callable[[int, int], None], Callable[[int, int], None], Callable[[], int]]:
     """`act`, `send` and `recv`, which note what they do if a trace is going on."""
+    if trace.ring is None:
+        return act, pool.send, pool.recv
     if getattr(pool, "remote", False):
-        return trace.timed(trace.SERVE, act), pool.send, trace.timed(trace.SERVER_WAIT, pool.recv)
+        return (
+            trace.timed(trace.SERVE, act),
+            trace.timed(trace.SEND, pool.send),
+            trace.timed(trace.SERVER_WAIT, pool.recv),
+        )
     return trace.timed(trace.ACT, act), trace.timed(trace.STEP, pool.send), pool.recv
 
 

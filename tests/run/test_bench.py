@@ -295,10 +295,10 @@ EXPECTED = {
     "serial": (BASE, {"learner": {"step", "act", "learn"}}),
     "cpu": (ps.CpuSampler(T=8, B=4, workers=2), {"learner": {"wait", "learn"}, "worker 0": {"step", "act", "wait"},
             "worker 1": {"step", "act", "wait"}}),
-    "gpu": (ps.GpuSampler(T=8, B=4, workers=2), {"learner": {"serve", "wait", "learn"}, "worker 0": {"step", "wait"},
+    "gpu": (ps.GpuSampler(T=8, B=4, workers=2), {"learner": {"serve", "send", "wait", "learn"}, "worker 0": {"step", "wait"},
             "worker 1": {"step", "wait"}}),
     "async": (ps.AsyncGpuSampler(inner=ps.GpuSampler(T=8, B=4, workers=1), depth=0),
-              {"learner": {"learn"}, "sampler 0": {"serve", "wait"}, "worker 0": {"step", "wait"}}),
+              {"learner": {"learn"}, "sampler 0": {"serve", "send", "wait"}, "worker 0": {"step", "wait"}}),
 }  # fmt: skip
 
 
@@ -344,7 +344,7 @@ def test_a_trace_changes_no_bit(tmp_path: Path) -> None:
 def test_a_full_ring_keeps_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "CAPACITY", 4)
     going_on = trace.Trace()
-    ring = trace._ring
+    ring = trace.ring
     assert ring is not None
     now = time.perf_counter_ns()
     for i in range(7):
