@@ -105,7 +105,7 @@ class Atari(gym.Env[Frame, np.int64]):
         self._screens: list[Frame] = [np.zeros(_SCREEN, np.uint8) for _ in range(2)]
         self._stack = np.zeros((_STACK, _SIZE, _SIZE), np.uint8)
         self._ale.reset_game()
-        self._opening = self._ale.cloneState()
+        self._opening = self._ale.cloneState(include_rng=True)
         self._ale.getScreenGrayscale(self._screens[0])
         self._opening_screen = self._screens[0].copy()
         self._in_game = False
