@@ -26,6 +26,16 @@ BOUNDED_ELSEWHERE = {
     ("penstock/samplers/collector.py", "pool.recv"): "EnvPool.recv: each pool has a deadline of its own",
     ("penstock/envs/conformance.py", "pool.recv"): "the same",
     ("penstock/run/video.py", "process.poll"): "Popen.poll returns at once",
+    **{
+        (f"penstock/samplers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
+        for name in ("child", "control", "host", "workers")
+    },
+}
+MAY_UNPICKLE = {
+    (
+        "penstock/samplers/host.py",
+        "cloudpickle.loads",
+    ): "a child process reads the message that its own parent left in a memfd",
 }
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
 MAY_DATE = {"penstock/run/log.py": "TensorBoard's events carry the date"}
@@ -108,7 +118,10 @@ def test_has_no_notes_to_self(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PACKAGE, ids=relative)
 def test_runs_nothing_that_it_loads(path: Path) -> None:
-    assert not unsafe_loads(path.read_text()), relative(path)
+    found = [
+        (line, name) for line, name in unsafe_loads(path.read_text()) if (relative(path), name) not in MAY_UNPICKLE
+    ]
+    assert not found, relative(path)
 
 
 @pytest.mark.parametrize("path", PACKAGE, ids=relative)
@@ -155,7 +168,7 @@ def test_the_scan_sees_every_way_to_run_data(text: str) -> None:
 
 
 def test_the_allowed_exceptions_exist() -> None:
-    stale = [key for key in BOUNDED_ELSEWHERE if key[1] not in (ROOT / key[0]).read_text()]
+    stale = [key for key in (*BOUNDED_ELSEWHERE, *MAY_UNPICKLE) if key[1] not in (ROOT / key[0]).read_text()]
     assert not stale, f"no longer there: {stale}"
 
 

@@ -1,223 +1,257 @@
-"""Atari games as the literature plays them: one at a time with exact resume, or many in the library's own threads.
+"""Atari games as published agents see them: one game for each slot, or ale-py's batched environment.
 
-Frames, noops and sticky actions as in Mnih et al. 2015 ("Methods") and Machado et al. 2018 (sections 4 and 5). Rewards are
-the game's points, and the agent clips what it learns from: `net.clip_reward`.
+Frame skip 4, the larger of the last two frames, 84 x 84 grey, stacks of 4 (Mnih et al. 2015, "Methods"); sticky actions,
+all 18 actions and the whole game as episode as Machado et al. 2018 (section 5) recommend. Rewards are the game's own.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from penstock.core.errors import ConfigError, MissingExtraError, nearest
 
-_SIZE, _STACK, _SKIP, _SCREEN = 84, 4, 4, (210, 160)
 Frame = npt.NDArray[np.uint8]
+_NOOP, _FIRE = 0, 1
+_SIZE = 84
 
 
 def atari(
-    game: str,
-    *,
-    noops: int = 30,
-    sticky: float = 0.0,
-    full_actions: bool = False,
-    life_loss: bool = False,
-    max_frames: int = 108_000,
-) -> Atari:
-    """One Atari game: observation uint8 [4, 84, 84], the newest frame last, zeros before the episode's first.
-
-    An action is held for 4 frames; an observation's frame is the maximum of the last two, in grey.
+    game: str, *, sticky: float = 0.0, noop_max: int = 30, full_actions: bool = False, fire_reset: bool = False,
+    frame_skip: int = 4, stack: int = 4, max_frames: int = 108_000, render_mode: str | None = None,
+) -> Atari:  # fmt: skip
+    """One game with the published preprocessing: observations [stack, 84, 84] uint8, rewards of the game.
 
     Args:
-        game: as ALE names its ROMs, such as `pong` or `ms_pacman`.
-        noops: an episode opens with 1 to so many frames without action (Mnih et al. 2015: 30); 0 for none.
-        sticky: probability that a frame repeats the action of the frame before (Machado et al. 2018, section 5.2: 0.25).
-        full_actions: all 18 actions instead of those that the game reads (Machado et al. 2018, section 4.1.1).
-        life_loss: a lost life ends the episode, and the next one goes on in the same game. `info["game_return"]` then
-            holds the whole game's points, which returns of episodes do not.
-        max_frames: the game is truncated after so many frames (18,000 to 108,000 in the literature).
+        game: as ale-py spells it: `pong`, `ms_pacman`.
+        sticky: probability that a frame repeats the frame's action before; 0.25 in Machado et al. 2018.
+        noop_max: an episode begins with 0 to `noop_max - 1` no-ops, as in ale-py's batched environment; 0 for none.
+        full_actions: all 18 actions instead of those that the game uses.
+        fire_reset: the last no-op is FIRE, where the game has that action.
+        max_frames: emulated frames after which a game is truncated, 108,000 being half an hour.
 
     Raises:
-        ConfigError: no such game, or a number out of range.
-        MissingExtraError: ale-py or opencv is not installed.
+        ConfigError: no such game, or a setting out of range.
+        MissingExtraError: ale-py or OpenCV is not installed.
     """
-    _check(game, noops, sticky, max_frames)
-    return Atari(game, noops, sticky, full_actions, life_loss, max_frames)
+    return Atari(game, sticky, noop_max, full_actions, fire_reset, frame_skip, stack, max_frames, render_mode)
 
 
 def atari_vector(
-    game: str,
-    num_envs: int = 1,
-    *,
-    noops: int = 30,
-    sticky: float = 0.0,
-    full_actions: bool = False,
-    max_frames: int = 108_000,
-    threads: int = 0,
-) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """`num_envs` games in ale-py's own threads, under the conventions of `atari`; samplers set `num_envs`.
-
-    Seeds lead to other noops and sticky actions than in `atari`. There is no `life_loss`: the library would reset the
-    game at each lost life, or go on without the reset row that the record needs.
+    game: str, num_envs: int, *, sticky: float = 0.0, noop_max: int = 30, full_actions: bool = False,
+    fire_reset: bool = False, frame_skip: int = 4, stack: int = 4, max_frames: int = 108_000, threads: int = 0,
+) -> AtariVector:  # fmt: skip
+    """`num_envs` games in the threads of ale-py's batched environment, with the conventions of `atari`.
 
     Args:
-        threads: of each group of slots; 0 for one for each core, at most `num_envs`.
+        threads: that step the games; 0 for one for each game, but not more than there are cores.
 
     Raises:
-        ConfigError, MissingExtraError: as `atari`.
+        ConfigError: no such game, or a setting out of range.
+        MissingExtraError: ale-py is not installed.
     """
-    _check(game, noops, sticky, max_frames)
-    from ale_py.vector_env import AtariVectorEnv
-
-    return AtariVectorEnv(
+    _check(sticky, noop_max, frame_skip, stack, max_frames)
+    _rom_path(game)
+    module = _imported("ale_py.vector_env")
+    env = module.AtariVectorEnv(
         game, num_envs, num_threads=threads, max_num_frames_per_episode=max_frames, repeat_action_probability=sticky,
-        full_action_space=full_actions, noop_max=noops, reward_clipping=False, use_fire_reset=False,
+        full_action_space=full_actions, autoreset_mode=AutoresetMode.NEXT_STEP, img_height=_SIZE, img_width=_SIZE,
+        stack_num=stack, frameskip=frame_skip, maxpool=frame_skip > 1, noop_max=max(noop_max, 1),
+        use_fire_reset=fire_reset, episodic_life=False, life_loss_info=False, reward_clipping=False,
     )  # fmt: skip
+    return AtariVector(env)
 
 
-class Atari(gym.Env[Frame, np.int64]):
-    """One game; `atari` says what the settings mean.
+class Atari(gym.Env[Frame, int]):
+    """What `atari` makes; see there.
 
-    `info` holds `lives`, and in an episode's last step `game_return` and `game_length` (in steps) if the game ended.
+    `info["lives"]` is the number of lives, `info["life_lost"]` 1.0 in the step that lost one while the game goes on. No-ops
+    and, without sticky actions, every frame are those of ale-py's batched environment with the same seed. Sticky
+    actions are drawn here, from `np_random`: ale-py can seed its own only by loading the game anew, which takes longer
+    than a short episode.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 60 // _SKIP}  # noqa: RUF012
-    render_mode = "rgb_array"
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
 
     def __init__(
-        self, game: str, noops: int, sticky: float, full_actions: bool, life_loss: bool, max_frames: int
-    ) -> None:
-        ale = _ale()
-        self._ale = ale.ALEInterface()
-        self._ale.setInt("random_seed", 0)
-        # Sticky actions are drawn here: the emulator takes a new seed by loading the ROM again only, which takes tens of
-        # milliseconds.
+        self, game: str, sticky: float, noop_max: int, full_actions: bool, fire_reset: bool, frame_skip: int, stack: int,
+        max_frames: int, render_mode: str | None,
+    ) -> None:  # fmt: skip
+        _check(sticky, noop_max, frame_skip, stack, max_frames)
+        if render_mode not in (None, "rgb_array"):
+            raise ConfigError(f"render_mode={render_mode!r}; expected None or 'rgb_array'")
+        path, self.render_mode = _rom_path(game), render_mode
+        ale_py, self._resize = _imported("ale_py"), _imported("cv2").resize
+        self._area = _imported("cv2").INTER_AREA
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self._ale, self._state_of = ale_py.ALEInterface(), ale_py.ALEState
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._ale.setInt("max_num_frames_per_episode", max_frames)
-        self._ale.loadROM(ale.roms.get_rom_path(game))
-        self._ale_state = ale.ALEState
-        self._actions: list[Any] = list(self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet())
-        self._noops, self._sticky, self._life_loss = noops, sticky, life_loss
-        self._screens: list[Frame] = [np.zeros(_SCREEN, np.uint8) for _ in range(2)]
-        self._stack = np.zeros((_STACK, _SIZE, _SIZE), np.uint8)
-        self._ale.reset_game()
-        self._opening = self._ale.cloneState(include_rng=True)
-        self._ale.getScreenGrayscale(self._screens[0])
-        self._opening_screen = self._screens[0].copy()
-        self._in_game = False
-        self._lives = self._held = self._steps = 0
-        self._return = 0.0
-        self.observation_space = spaces.Box(0, 255, (_STACK, _SIZE, _SIZE), np.uint8)
-        self.action_space = spaces.Discrete(len(self._actions))
+        self._ale.loadROM(path)
+        actions = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
+        self._actions = [int(action.value) for action in actions]
+        self._sticky, self._noop_max, self._skip = sticky, noop_max, frame_skip
+        self._fires = fire_reset and _FIRE in self._actions
+        self._frames: list[Frame] = [np.zeros(self._ale.getScreenDims(), np.uint8) for _ in range(2)]
+        self._obs: Frame = np.zeros((stack, _SIZE, _SIZE), np.uint8)
+        self._noop_rng = np.random.RandomState()
+        self._last, self._lives = _NOOP, 0
+        self.observation_space = spaces.Box(0, 255, self._obs.shape, np.uint8)
+        self.action_space: Any = spaces.Discrete(len(self._actions))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frame, dict[str, Any]]:
-        """Opens a game; after a lost life that ended an episode, the same game goes on with a frame without action."""
+        """The first frame of a new game after its no-ops, above frames of zeros."""
         super().reset(seed=seed)
-        self._stack.fill(0)
-        if self._in_game:
-            self._ale.act(self._actions[0])
-            self._see()
-        if not self._in_game or self._ale.game_over():
-            self._open_game()
-        self._in_game = False
-        self._lives, self._held = self._ale.lives(), 0
-        self._screens[1].fill(0)
-        self._push()
-        return self._stack.copy(), {"lives": self._lives}
+        if seed is not None:
+            self._noop_rng.seed(seed & 0xFFFFFFFF)
+        ale = self._ale
+        ale.reset_game()
+        noops = self._draw_noops() - self._fires
+        for _ in range(noops):
+            ale.act(_NOOP)
+            if ale.game_over():
+                ale.reset_game()
+        if self._fires:
+            ale.act(_FIRE)
+        first, second = self._frames
+        first.fill(0)
+        ale.getScreenGrayscale(second)
+        self._obs = np.zeros_like(self._obs)
+        self._last, self._lives = _NOOP, ale.lives()
+        return self._shown(), {"lives": self._lives, "life_lost": 0.0}
 
-    def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
-        """Four frames of one action."""
-        points, over, truncated, play = 0.0, False, False, self._ale
-        repeats = self.np_random.random(_SKIP) < self._sticky if self._sticky else (False,) * _SKIP
-        for t in range(_SKIP):
-            if not repeats[t]:
-                self._held = int(action)
-            points += play.act(self._actions[self._held])
-            over = play.game_over(with_truncation=False)
-            truncated = not over and play.game_truncated()
-            if over or truncated:
-                break
-            if t >= _SKIP - 2:
-                play.getScreenGrayscale(self._screens[_SKIP - 1 - t])
-        self._push()
-        self._return += points
-        self._steps += 1
-        lives = play.lives()
-        lost = self._life_loss and lives < self._lives and not (over or truncated)
-        self._lives, self._in_game = lives, lost
-        info: dict[str, Any] = {"lives": lives}
-        if over or truncated:
-            info |= {"game_return": self._return, "game_length": self._steps}
-        return self._stack.copy(), points, over or lost, truncated, info
+    def step(self, action: int) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+        """`frame_skip` frames with this action: (obs, sum of rewards, game over, out of time, info)."""
+        ale, chosen, reward, left = self._ale, self._actions[action], 0, self._skip
+        repeats = self.np_random.random(left) < self._sticky if self._sticky else None
+        over = False
+        while left and not over:
+            if repeats is None or not repeats[-left]:
+                self._last = chosen
+            reward += ale.act(self._last)
+            over = ale.game_over()
+            if left <= 2:
+                ale.getScreenGrayscale(self._frames[2 - left])
+            left -= 1
+        lives = ale.lives()
+        truncated = over and ale.game_truncated()
+        info = {"lives": lives, "life_lost": float(lives < self._lives and not over)}
+        self._lives = lives
+        return self._shown(), float(reward), over and not truncated, truncated, info
 
-    def render(self) -> Frame:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """[210, 160, 3] uint8: the screen as it is."""
-        return self._ale.getScreenRGB()
+    def render(self) -> Any:
+        """The screen in colour, [210, 160, 3] uint8."""
+        return self._ale.getScreenRGB() if self.render_mode == "rgb_array" else None
 
     def get_state(self) -> dict[str, Any]:
-        """What `set_state` needs, as plain data and arrays: the emulator's state (15 kB), frames, and random numbers."""
-        return {
-            "ale": np.frombuffer(self._ale.cloneState(include_rng=True).serialize(), np.uint8).copy(),
-            "stack": self._stack.copy(), "screens": [x.copy() for x in self._screens],
-            "random": self.np_random.bit_generator.state, "in_game": self._in_game, "lives": self._lives,
-            "held": self._held, "steps": self._steps, "return": self._return,
-        }  # fmt: skip
+        """The emulator (14 kB), the frames and the generators, as arrays and plain Python."""
+        ale = self._ale.cloneState(include_rng=True).serialize()
+        return {"ale": np.frombuffer(ale, np.uint8).copy(), "obs": self._obs.copy(), "frames": np.stack(self._frames),
+                "last": self._last, "lives": self._lives, "rng": self.np_random.bit_generator.state,
+                "noop_rng": self._noop_rng.get_state(legacy=False)}  # fmt: skip
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where `get_state` was called, bit for bit."""
-        self._ale.restoreState(self._ale_state(state["ale"].tobytes()))
-        np.copyto(self._stack, state["stack"])
-        for x, y in zip(self._screens, state["screens"]):
-            np.copyto(x, y)
-        self.np_random.bit_generator.state = state["random"]
-        self._in_game, self._lives, self._held = state["in_game"], state["lives"], state["held"]
-        self._steps, self._return = state["steps"], state["return"]
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `get_state`, on any instance with the same settings."""
+        self._ale.act(_NOOP)  # the first frame after a reset spoils some games' restored state, Q*bert's for one
+        self._ale.restoreState(self._state_of(state["ale"].tobytes()))
+        self._obs = np.array(state["obs"])
+        for frame, saved in zip(self._frames, state["frames"]):
+            frame[...] = saved
+        self._last, self._lives = state["last"], state["lives"]
+        self.np_random.bit_generator.state = state["rng"]
+        self._noop_rng.set_state(dict(state["noop_rng"]))
 
-    def _open_game(self) -> None:
-        self._return, self._steps = 0.0, 0
-        self._ale.restoreState(self._opening)
-        np.copyto(self._screens[0], self._opening_screen)
-        if self._noops:
-            for _ in range(int(self.np_random.integers(1, self._noops + 1))):
-                self._ale.act(self._actions[0])
-                if self._ale.game_over():
-                    self._ale.restoreState(self._opening)
-            self._see()
+    def _shown(self) -> Frame:
+        """A new stack whose last frame is the larger of the last two, pixel by pixel."""
+        first, second = self._frames
+        if self._skip > 1:
+            np.maximum(first, second, out=first)
+        else:
+            first[...] = second
+        obs = np.empty_like(self._obs)
+        obs[:-1] = self._obs[1:]
+        self._resize(first, (_SIZE, _SIZE), dst=obs[-1], interpolation=self._area)
+        self._obs = obs
+        return obs
 
-    def _see(self) -> None:
-        self._ale.getScreenGrayscale(self._screens[0])
+    def _draw_noops(self) -> int:
+        """As C++ draws from `uniform_int_distribution` over a Mersenne Twister (Lemire 2019, algorithm 5)."""
+        n = self._noop_max
+        if n < 2:
+            return 0
+        draw = self._noop_rng.randint
+        threshold = (1 << 32) % n
+        while (x := int(draw(0, 1 << 32, dtype=np.uint32)) * n) & 0xFFFFFFFF < threshold:
+            pass
+        return x >> 32
 
-    def _push(self) -> None:
-        """The maximum of the last two screens becomes the newest frame."""
-        import cv2
 
-        self._stack[:-1] = self._stack[1:]
-        screen = np.maximum(*self._screens, out=self._screens[0])
-        cv2.resize(screen, (_SIZE, _SIZE), dst=self._stack[-1], interpolation=cv2.INTER_AREA)
+class AtariVector(gym.vector.VectorEnv[Frame, npt.NDArray[np.int64], npt.NDArray[Any]]):
+    """ale-py's batched environment, which also reports `life_lost`; made by `atari_vector`."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.num_envs = int(env.num_envs)
+        self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self._lives = np.zeros(self.num_envs, np.int32)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Frame, dict[str, Any]]:
+        """Resets every game; an integer seeds game i with `seed + i`."""
+        obs, info = self._env.reset(seed=seed, options=options)
+        self._lives = info["lives"]
+        return obs, info
+
+    def send(self, actions: npt.NDArray[np.int64]) -> None:
+        """Starts a step of every game."""
+        self._env.send(actions)
+
+    def recv(self) -> tuple[Frame, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
+        """Waits for the step that `send` started; there is no limit to how long."""
+        obs, reward, terminated, truncated, info = self._env.recv(*())
+        lives = info["lives"]
+        info["life_lost"] = ((lives < self._lives) & ~terminated & ~truncated).astype(np.float32)
+        self._lives = lives
+        return obs, reward, terminated, truncated, info
+
+    def step(
+        self, actions: npt.NDArray[np.int64]
+    ) -> tuple[Frame, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
+        """`send` and `recv`."""
+        self._env.send(actions)
+        return self.recv(*())
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Lets go of the games; their threads end with them."""
+        self._env = None
 
 
-def _ale() -> Any:
+def _check(sticky: float, noop_max: int, frame_skip: int, stack: int, max_frames: int) -> None:
+    if not 0.0 <= sticky < 1.0:
+        raise ConfigError(f"sticky={sticky}; expected a probability in [0, 1), usually 0 or 0.25")
+    if min(frame_skip, stack, max_frames) < 1 or noop_max < 0:
+        raise ConfigError(f"frame_skip={frame_skip}, stack={stack}, max_frames={max_frames}, noop_max={noop_max}; expected at "
+                          "least 1, and at least 0 for noop_max")  # fmt: skip
+
+
+def _rom_path(game: str) -> Any:
+    roms = _imported("ale_py.roms")
+    known = roms.get_all_rom_ids()
+    if game not in known:
+        raise ConfigError(f"unknown Atari game {game!r}; {nearest(game.lower(), known)}")
+    return roms.get_rom_path(game)
+
+
+def _imported(module: str) -> Any:
     try:
-        import ale_py
-        import ale_py.roms
-    except ImportError as error:
-        raise MissingExtraError("ale_py", "atari") from error
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    return ale_py
-
-
-def _check(game: str, noops: int, sticky: float, max_frames: int) -> None:
-    try:
-        import cv2  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("opencv", "atari") from error
-    games = _ale().roms.get_all_rom_ids()
-    if game not in games:
-        raise ConfigError(f"game={game!r}; {nearest(str(game), games)} Games are named like ms_pacman")
-    if noops < 0 or not 0 <= sticky < 1 or max_frames < _SKIP:
-        raise ConfigError(f"noops={noops}, sticky={sticky}, max_frames={max_frames}; expected noops >= 0, 0 <= sticky < 1 and "
-                          f"max_frames >= {_SKIP}")  # fmt: skip
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("opencv" if module == "cv2" else "ale_py", "atari") from error

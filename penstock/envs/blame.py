@@ -74,6 +74,12 @@ def refuse_reward(where: str, reward: Any, action: Any) -> None:
                                f"division by zero{last(action)}")  # fmt: skip
 
 
+def place(name: str, evaluation: bool, slot: int, phase: str, episode: int, step: int, seed: int) -> str:
+    """Which slot, environment, method, episode, step and seed: the start of every message."""
+    kind = "evaluation slot" if evaluation else "slot"
+    return f"{kind} {slot} of {name} in {phase}() at episode {episode}, step {step}, seed {seed}"
+
+
 def last(action: Any) -> str:
     """The end of a message: which action came before."""
     if action is None:

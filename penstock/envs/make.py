@@ -94,6 +94,14 @@ class EnvConfig:
             raise
         return env
 
+    def make_one(self) -> gym.Env[Any, Any]:
+        """As `make`, but a native batched environment is refused."""
+        env = self.make()
+        if isinstance(env, gym.vector.VectorEnv):
+            raise ConfigError(f"{self.name} made a VectorEnv, a native batched environment, where one environment for a slot was "
+                              "expected; use SerialSampler, or AlternatingSampler for two groups")  # fmt: skip
+        return env
+
     def _factory(self) -> Callable[..., Any]:
         if not isinstance(self.env, str):
             return self.env

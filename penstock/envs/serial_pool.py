@@ -6,14 +6,13 @@ import math
 from collections.abc import MutableSequence, Sequence
 from typing import Any, Literal
 
-import gymnasium as gym
 import numpy as np
 
 from penstock.core.batch import SampleBatch, carry_over
-from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.blame import LARGEST_REWARD, check_values, fail, refuse_obs, refuse_step
+from penstock.envs.blame import LARGEST_REWARD, check_values, fail, place, refuse_obs, refuse_step
 from penstock.envs.contract import describe_reset_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.opening import restore, snapshot, start
@@ -46,35 +45,28 @@ class SerialPool:
     """
 
     def __init__(
-        self,
-        config: EnvConfig,
-        seed: int,
-        slots: slice,
-        *,
-        reset: Reset = "next_step",
-        max_decorrelation_steps: int = 0,
-        episodes: Sequence[int] | None = None,
-        evaluation: bool = False,
-        mark: MutableSequence[int] | None = None,
+        self, config: EnvConfig, seed: int, slots: slice, *, reset: Reset = "next_step", max_decorrelation_steps: int = 0,
+        episodes: Sequence[int] | None = None, evaluation: bool = False, mark: MutableSequence[int] | None = None,
         ledger: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         B = slots.stop - slots.start
-        self._mark: MutableSequence[int] = [0] * 6 if mark is None else mark
-        self._ledger: Any = np.zeros((B, 3), np.int64) if ledger is None else ledger
+        self.mark, self._ledger = (
+            [0] * 6 if mark is None else mark,
+            np.zeros((B, 3), np.int64) if ledger is None else ledger,
+        )
         self.groups = (slice(0, B),)
         self._config, self._slots, self._evaluation = config, slots, evaluation
-        self._batch_end = reset == "batch_end"
-        self._decorrelate = max_decorrelation_steps
+        self._batch_end, self._decorrelate = reset == "batch_end", max_decorrelation_steps
         self.envs: list[Any] = []
         self.tick = 0
         try:
             for b in range(B):
                 self._note(b, MAKING)
-                self.envs.append(self._made())
+                self.envs.append(config.make_one())
         except BaseException:
             self.close()
             raise
-        self._mark[1] = 0
+        self.mark[1] = 0
         self.spec = env_spec(self.envs[0])
         self._steps = [env.step for env in self.envs]
         self._write = obs_writer(self.spec.obs)
@@ -101,10 +93,6 @@ class SerialPool:
         self._ledger[:, 0], self._ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
         self._unstarted = True
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
-
-    def mark_in(self, mark: MutableSequence[int]) -> None:
-        """Keeps another `mark` up to date from now on."""
-        self._mark = mark
 
     def take_over(self, previous: SampleBatch | None) -> None:
         """Goes on for a pool that died, of which the ledger and the last batch are left (None: there was none).
@@ -146,7 +134,7 @@ class SerialPool:
         ends: list[tuple[int, Any, Any]] | None = None
         invalid: list[int] | None = None
         actions = self.to_env(action_row)
-        write, mark = self._write, self._mark
+        write, mark = self._write, self.mark
         self.tick += 1
         mark[1], mark[3], mark[4], mark[5] = STEPPING, self._slots.start, self.tick, self._evaluation
         b, result = 0, None
@@ -187,7 +175,9 @@ class SerialPool:
             terminated_row[b], truncated_row[b] = terminated, truncated
             self.finish(b)
         everyone = self.tick % _CHECK_EVERY == 0 or self._config.checks == "always"
-        if everyone or 0 in self.episode or not math.hypot(*rewards) < LARGEST_REWARD:
+        if not math.hypot(*rewards) < LARGEST_REWARD or (
+            (everyone or 0 in self.episode) and not self.row_is_sound(obs_row)
+        ):
             check_values(self, obs_row, rewards, actions, everyone)
 
     def recv(self) -> int:
@@ -220,12 +210,6 @@ class SerialPool:
         They count towards that episode's return.
         """
         return self._warmup
-
-    def _made(self) -> gym.Env[Any, Any]:
-        env = self._config.make()
-        if isinstance(env, gym.vector.VectorEnv):
-            raise ConfigError(f"{self._config.name} made a VectorEnv where one environment was expected")
-        return env
 
     def open_row_0(self, out: SampleBatch, b: int) -> None:
         """Row 0 of slot b is a reset, with nothing before it."""
@@ -264,7 +248,7 @@ class SerialPool:
             result = self.envs[b].reset(seed=self._env_seed(b))
         except (Exception, SystemExit) as error:
             fail(self.where(b, "reset"), error, None)
-        self._mark[1] = before
+        self.mark[1] = before
         sound = result.__class__ is tuple and len(result) == 2 and result[1].__class__ is dict
         if not sound and (message := describe_reset_violation(result)):
             raise EnvContractError(f"{self.where(b, 'reset')}: {message}")
@@ -272,10 +256,9 @@ class SerialPool:
 
     def _note(self, b: int, doing: int) -> int:
         """Says in `mark` what slot b is about to do, and gives what was done before."""
-        mark, before = self._mark, self._mark[1]
-        mark[0], mark[1], mark[2], mark[3], mark[4], mark[5] = (
-            b, doing, mark[2] + 1, self._slots.start, self.tick, self._evaluation
-        )  # fmt: skip
+        mark, before = self.mark, self.mark[1]
+        mark[0], mark[1], mark[2], mark[3] = b, doing, mark[2] + 1, self._slots.start
+        mark[4], mark[5] = self.tick, self._evaluation
         return before
 
     def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]:
@@ -287,7 +270,7 @@ class SerialPool:
             result = self._steps[b](action)
         except (Exception, SystemExit) as error:
             fail(self.where(b, "step"), error, action)
-        self._mark[1] = before
+        self.mark[1] = before
         refuse_step(self.where(b, "step"), result, action)
         return result[:4]
 
@@ -314,7 +297,7 @@ class SerialPool:
 
     def where(self, b: int, phase: str) -> str:
         """Which slot, environment, method, episode, step and seed: the start of every message."""
-        kind = "evaluation slot" if self._evaluation else "slot"
         step = self.tick - self.began[b] - (phase == "step")  # counted from 0
-        return (f"{kind} {self._slots.start + b} of {self._config.name} in {phase}() at episode {self.episode[b]}, "
-                f"step {step}, seed {self._env_seed(b)}")  # fmt: skip
+        return place(
+            self._config.name, self._evaluation, self._slots.start + b, phase, self.episode[b], step, self._env_seed(b)
+        )

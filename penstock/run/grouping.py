@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_NOT_OF_THE_CURVE = ("seed", "dir", "progress", "tensorboard", "steps")
+_NOT_OF_THE_CURVE = ("seed", "dir", "progress", "tensorboard", "steps", "trace")
 """Settings of `run` that leave the curve as it is; a run that was made longer is the same curve."""
 _NAMED, _LONGEST = 3, 24
 """Settings that a name holds, and characters of one value."""

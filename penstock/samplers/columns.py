@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.blame import last
+from penstock.envs.blame import last, place
 from penstock.envs.make import EnvConfig
 from penstock.envs.serial_pool import MAKING, RESETTING
 
@@ -68,9 +68,8 @@ def at_work(name: str, seed: int, mark: Sequence[int], ledger: Sequence[int], ac
     """Which slot was at what, as a message begins: from the `mark` and the slot's line of the `ledger` of a SerialPool."""
     local, doing, _, first, tick, evaluation = mark
     slot, (episode, _, began) = first + local, ledger
-    kind = "evaluation slot" if evaluation else "slot"
     if doing == MAKING:
-        return f"{kind} {slot} of {name} in its construction"
+        return f"{'evaluation slot' if evaluation else 'slot'} {slot} of {name} in its construction"
     phase, step = ("reset", 0) if doing == RESETTING else ("step", tick - began - 1)
-    where = f"at episode {episode}, step {step}, seed {env_seed(seed, slot, max(episode, 0), bool(evaluation))}"
-    return f"{kind} {slot} of {name} in {phase}() {where}{last(action)}"
+    episode_seed = env_seed(seed, slot, max(episode, 0), bool(evaluation))
+    return place(name, bool(evaluation), slot, phase, episode, step, episode_seed) + last(action)

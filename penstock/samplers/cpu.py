@@ -17,7 +17,6 @@ from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.serial_pool import Reset
-from penstock.envs.vector_pool import makes_vector_env
 from penstock.samplers.child import pickled
 from penstock.samplers.faults import FaultPolicy, Faults
 from penstock.samplers.live import LiveSampler
@@ -73,7 +72,6 @@ class CpuSampler:
             EnvWorkerError: the environment's own code raised while it was made.
         """
         config = as_env_config(env)
-        refuse_native(config, type(self).__name__)
         workers = start_workers(self, config, seed, self.workers, slab)
         try:
             pool = ProcessPool(workers, TRAINING, config, seed, self.B, reset=self.reset,
@@ -112,14 +110,6 @@ def check_process_settings(settings: Any) -> None:
     if settings.affinity is not None and len(settings.affinity.workers) != settings.workers:
         raise ConfigError(f"sampler.affinity places {len(settings.affinity.workers)} workers and sampler.workers="
                           f"{settings.workers}; make them equal")  # fmt: skip
-
-
-def refuse_native(config: EnvConfig, name: str) -> None:
-    """Raises ConfigError for a native batched environment, which steps in threads of its own."""
-    if makes_vector_env(config):
-        raise ConfigError(f"{config.name} is a native batched environment, which steps in threads of its own; {name} steps one "
-                          "environment for each slot in worker processes: use SerialSampler, or AlternatingSampler for two "
-                          "groups")  # fmt: skip
 
 
 def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, slab: int | None) -> Workers:

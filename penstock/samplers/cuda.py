@@ -88,11 +88,13 @@ def pin(batches: list[SampleBatch]) -> None:
     """
     ranges = [(x.ctypes.data, x.ctypes.data + x.nbytes) for x in tree_leaves(batches) if x.nbytes]
     first, last = min(a for a, _ in ranges), max(b for _, b in ranges)
-    status = torch.cuda.cudart().cudaHostRegister(first, last - first, 0)
+    cudart: Any = torch.cuda.cudart()
+    status = cudart.cudaHostRegister(first, last - first, 0)
     if int(status) != 0:
         raise RuntimeError(f"cudaHostRegister of {last - first:,} bytes failed with status {int(status)}")
 
 
 def unpin(batches: list[SampleBatch]) -> None:
     """The inverse of `pin`, before the memory is given back."""
-    torch.cuda.cudart().cudaHostUnregister(min(x.ctypes.data for x in tree_leaves(batches) if x.nbytes))
+    cudart: Any = torch.cuda.cudart()
+    cudart.cudaHostUnregister(min(x.ctypes.data for x in tree_leaves(batches) if x.nbytes))

@@ -163,7 +163,7 @@ class LiveSampler:
     def watched_by(self, mark: MutableSequence[int]) -> None:
         """Has a SerialSampler's environments say in `mark` what they are doing; others watch their workers themselves."""
         if isinstance(self._pool, SerialPool):
-            self._pool.mark_in(mark)
+            self._pool.mark = mark
 
     def metrics(self) -> dict[str, float]:
         """Waits and faults since the run began, by the names under which they are logged."""

@@ -91,8 +91,9 @@ class ProcessPool(ProcessSlots):
         # Of slots without a worker: they go on with their next episode.
         gone: dict[str, Any] = {"episode": [n for n, _, _ in ledger], "ended": [True] * B, "idle": [False] * B,
                 "left": [None if n < 0 else n for _, n, _ in ledger], "began": [0] * B, "snapshot": [None] * B}  # fmt: skip
-        parts: list[tuple[slice, Any]] = [(slots, mine) for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ()))
-                 for slots, mine in zip(self.shares[w], answer or ()) if slots is not None and mine is not None]  # fmt: skip
+        parts: list[tuple[slice, Any]] = []
+        for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ())):
+            parts += [(s, mine) for s, mine in zip(self.shares[w], answer or ()) if s is not None and mine is not None]
         tick = max((mine["tick"] for _, mine in parts), default=0)
         for slots, mine in parts:
             mine["began"] = [n + tick - mine["tick"] for n in mine["began"]]
@@ -112,13 +113,12 @@ class ProcessPool(ProcessSlots):
             )
             return [SetState(self._number, buffer, states, tuple(None if s is None else journal[s] for s in shares))]
 
-        answers = self._workers.call([message(w) for w in range(self._workers.count)])
-        return sorted(
-            slots.start + b
-            for w, answer in enumerate(answers)
-            for slots, lost in zip(self.shares[w], (answer or [None])[0] or ())
-            for b in (lost if slots is not None and lost else ())
-        )
+        cut: list[int] = []
+        for w, answer in enumerate(self._workers.call([message(w) for w in range(self._workers.count)])):
+            found: list[Any] = answer[0] if answer else []
+            for slots, lost in zip(self.shares[w], found):
+                cut += [slots.start + b for b in lost] if slots is not None and lost else []
+        return sorted(cut)
 
     def close(self) -> None:
         if self._number == TRAINING:

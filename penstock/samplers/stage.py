@@ -81,8 +81,11 @@ class Stage:
 
     def get_states(self) -> Tree:
         """[B, ...] arrays."""
-        parts = [tree_map(lambda x, n=slots.stop - slots.start: x[:n].cpu().numpy().copy() if isinstance(x, Tensor) else x[:n].copy(), state)
-                 for slots, state in zip(self.pool.groups, self.states)]  # fmt: skip
+
+        def rows(x: Any, n: int) -> Any:
+            return x[:n].cpu().numpy().copy() if isinstance(x, Tensor) else x[:n].copy()
+
+        parts = [tree_map(lambda x, n=b.stop - b.start: rows(x, n), s) for b, s in zip(self.pool.groups, self.states)]
         return tree_map(lambda *xs: np.concatenate(xs), *parts)
 
     def set_states(self, rows: Tree) -> None:

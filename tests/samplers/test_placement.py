@@ -179,7 +179,7 @@ def test_resumes_exactly_with_waiting_batches() -> None:
 def test_resumes_exactly_in_another_sampler(first: str, second: str) -> None:
     places = {**PLACES, "serial": lambda T, B, **k: ps.SerialSampler(T, B, **k)}
     env, algo = CASES["lstm"]
-    one, policy = live(places[first](8, 7), env, algo)
+    one, _ = live(places[first](8, 7), env, algo)
     two, _ = live(places[second](8, 7), env, algo)
     try:
         for itr in range(3):
@@ -264,7 +264,7 @@ def test_an_env_worker_has_no_torch_and_little_memory() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ps.GpuSampler(8, 6, workers=8, groups=2), r"B=6 leaves 10 of 8 workers x 2 groups without a slot; use B>=16 or workers<=3"),
+        (lambda: ps.GpuSampler(8, 6, workers=8, groups=2), r"leaves 10 of 8 workers x 2 groups without a slot; use B>=16 or workers<=3"),
         (lambda: ps.CpuSampler(8, 2, workers=4), r"leaves 2 of 4 workers without a slot; use B>=4 or workers<=2"),
         (lambda: ps.CpuSampler(0, 2, workers=1), "each must be at least 1"),
         (lambda: ps.CpuSampler(8, 4, 2, step_timeout_s=0), "both must be positive"),
@@ -291,7 +291,7 @@ def test_an_environment_that_cannot_be_sent_is_refused_before_anything_starts() 
 
     lock = threading.Lock()
     config = EnvConfig(lambda: (lock, __import__("gymnasium").make("CartPole-v1"))[1])
-    with pytest.raises(ConfigError, match="cannot be sent to a worker process.*lock"):
+    with pytest.raises(ConfigError, match=r"cannot be sent to a worker process.*lock"):
         ps.CpuSampler(8, 4, 2).build(config)
 
 
