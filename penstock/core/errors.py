@@ -17,6 +17,10 @@ class ConfigError(PenstockError, ValueError):
     exit_code = 2
 
 
+class NativeEnvError(ConfigError):
+    """A native batched environment where one environment for a slot was expected."""
+
+
 class EnvWorkerError(PenstockError):
     """An environment raised, broke its contract or died; the message names slot, episode, step and seed."""
 

@@ -34,7 +34,7 @@ def atari(
         sticky: probability that a frame repeats the frame's action before; 0.25 in Machado et al. 2018.
         noop_max: an episode begins with 0 to `noop_max - 1` no-ops, as in ale-py's batched environment; 0 for none.
         full_actions: all 18 actions instead of those that the game uses.
-        fire_reset: the last no-op is FIRE, where the game has that action.
+        fire_reset: begin with FIRE in place of the first no-op, where the game has that action.
         max_frames: emulated frames after which a game is truncated, 108,000 being half an hour.
 
     Raises:
@@ -45,7 +45,7 @@ def atari(
 
 
 def atari_vector(
-    game: str, num_envs: int, *, sticky: float = 0.0, noop_max: int = 30, full_actions: bool = False,
+    game: str, num_envs: int = 1, *, sticky: float = 0.0, noop_max: int = 30, full_actions: bool = False,
     fire_reset: bool = False, frame_skip: int = 4, stack: int = 4, max_frames: int = 108_000, threads: int = 0,
 ) -> AtariVector:  # fmt: skip
     """`num_envs` games in the threads of ale-py's batched environment, with the conventions of `atari`.
@@ -102,7 +102,9 @@ class Atari(gym.Env[Frame, int]):
         self._frames: list[Frame] = [np.zeros(self._ale.getScreenDims(), np.uint8) for _ in range(2)]
         self._obs: Frame = np.zeros((stack, _SIZE, _SIZE), np.uint8)
         self._noop_rng = np.random.RandomState()
-        self._last, self._lives = _NOOP, 0
+        self._last, self._lives, self._untouched = _NOOP, 0, True
+        self._ale.reset_game()
+        self._opening = self._ale.cloneState(include_rng=True)
         self.observation_space = spaces.Box(0, 255, self._obs.shape, np.uint8)
         self.action_space: Any = spaces.Discrete(len(self._actions))
 
@@ -112,34 +114,38 @@ class Atari(gym.Env[Frame, int]):
         if seed is not None:
             self._noop_rng.seed(seed & 0xFFFFFFFF)
         ale = self._ale
-        ale.reset_game()
-        noops = self._draw_noops() - self._fires
-        for _ in range(noops):
-            ale.act(_NOOP)
-            if ale.game_over():
-                ale.reset_game()
+        self._boot()
+        noops = self._draw_noops()
         if self._fires:
             ale.act(_FIRE)
-        first, second = self._frames
-        first.fill(0)
-        ale.getScreenGrayscale(second)
+        for _ in range(noops - self._fires):
+            ale.act(_NOOP)
+            if ale.game_over():
+                self._boot()
+        ale.getScreenGrayscale(self._frames[0])
+        self._frames[1].fill(0)
         self._obs = np.zeros_like(self._obs)
-        self._last, self._lives = _NOOP, ale.lives()
+        self._last, self._lives, self._untouched = _NOOP, ale.lives(), noops == 0 and not self._fires
         return self._shown(), {"lives": self._lives, "life_lost": 0.0}
 
     def step(self, action: int) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
-        """`frame_skip` frames with this action: (obs, sum of rewards, game over, out of time, info)."""
+        """`frame_skip` frames with this action: (obs, sum of rewards, game over, out of time, info).
+
+        The frame in which a game ends is not shown, as it is not by Gymnasium's AtariPreprocessing and by ale-py.
+        """
         ale, chosen, reward, left = self._ale, self._actions[action], 0, self._skip
         repeats = self.np_random.random(left) < self._sticky if self._sticky else None
-        over = False
-        while left and not over:
+        over = self._untouched = False
+        while left:
             if repeats is None or not repeats[-left]:
                 self._last = chosen
             reward += ale.act(self._last)
             over = ale.game_over()
-            if left <= 2:
-                ale.getScreenGrayscale(self._frames[2 - left])
+            if over:
+                break
             left -= 1
+            if left < 2:
+                ale.getScreenGrayscale(self._frames[left])
         lives = ale.lives()
         truncated = over and ale.game_truncated()
         info = {"lives": lives, "life_lost": float(lives < self._lives and not over)}
@@ -154,27 +160,32 @@ class Atari(gym.Env[Frame, int]):
         """The emulator (14 kB), the frames and the generators, as arrays and plain Python."""
         ale = self._ale.cloneState(include_rng=True).serialize()
         return {"ale": np.frombuffer(ale, np.uint8).copy(), "obs": self._obs.copy(), "frames": np.stack(self._frames),
-                "last": self._last, "lives": self._lives, "rng": self.np_random.bit_generator.state,
+                "last": self._last, "lives": self._lives, "untouched": self._untouched, "rng": self.np_random.bit_generator.state,
                 "noop_rng": self._noop_rng.get_state(legacy=False)}  # fmt: skip
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `get_state`, on any instance with the same settings."""
-        self._ale.act(_NOOP)  # the first frame after a reset spoils some games' restored state, Q*bert's for one
+        self._ale.reset_game()
+        if not state["untouched"]:  # the first frame after a reset is special, and no part of the state: see Q*bert
+            self._ale.act(_NOOP)
         self._ale.restoreState(self._state_of(state["ale"].tobytes()))
         self._obs = np.array(state["obs"])
         for frame, saved in zip(self._frames, state["frames"]):
             frame[...] = saved
-        self._last, self._lives = state["last"], state["lives"]
+        self._last, self._lives, self._untouched = state["last"], state["lives"], state["untouched"]
         self.np_random.bit_generator.state = state["rng"]
         self._noop_rng.set_state(dict(state["noop_rng"]))
+
+    def _boot(self) -> None:
+        """The game as it is when just loaded; a mere reset leaves traces of what was played in some, as in BeamRider."""
+        self._ale.reset_game()
+        self._ale.restoreState(self._opening)
 
     def _shown(self) -> Frame:
         """A new stack whose last frame is the larger of the last two, pixel by pixel."""
         first, second = self._frames
         if self._skip > 1:
             np.maximum(first, second, out=first)
-        else:
-            first[...] = second
         obs = np.empty_like(self._obs)
         obs[:-1] = self._obs[1:]
         self._resize(first, (_SIZE, _SIZE), dst=obs[-1], interpolation=self._area)
@@ -197,7 +208,8 @@ class AtariVector(gym.vector.VectorEnv[Frame, npt.NDArray[np.int64], npt.NDArray
     """ale-py's batched environment, which also reports `life_lost`; made by `atari_vector`."""
 
     def __init__(self, env: Any) -> None:
-        self._env = env
+        self._env: Any = env
+        self._received: Any = env.recv
         self.num_envs = int(env.num_envs)
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self.observation_space, self.action_space = env.observation_space, env.action_space
@@ -215,23 +227,26 @@ class AtariVector(gym.vector.VectorEnv[Frame, npt.NDArray[np.int64], npt.NDArray
         self._env.send(actions)
 
     def recv(self) -> tuple[Frame, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
-        """Waits for the step that `send` started; there is no limit to how long."""
-        obs, reward, terminated, truncated, info = self._env.recv(*())
-        lives = info["lives"]
-        info["life_lost"] = ((lives < self._lives) & ~terminated & ~truncated).astype(np.float32)
-        self._lives = lives
-        return obs, reward, terminated, truncated, info
+        """Waits for the step that `send` started; ale-py has no limit to how long."""
+        return self._answered()
 
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[Frame, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
         """`send` and `recv`."""
         self._env.send(actions)
-        return self.recv(*())
+        return self._answered()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Lets go of the games; their threads end with them."""
-        self._env = None
+        self._env = self._received = None
+
+    def _answered(self) -> tuple[Frame, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self._received()
+        lives = info["lives"]
+        info["life_lost"] = ((lives < self._lives) & ~terminated & ~truncated).astype(np.float32)
+        self._lives = lives
+        return obs, reward, terminated, truncated, info
 
 
 def _check(sticky: float, noop_max: int, frame_skip: int, stack: int, max_frames: int) -> None:
@@ -247,7 +262,10 @@ def _rom_path(game: str) -> Any:
     known = roms.get_all_rom_ids()
     if game not in known:
         raise ConfigError(f"unknown Atari game {game!r}; {nearest(game.lower(), known)}")
-    return roms.get_rom_path(game)
+    path = roms.get_rom_path(game)
+    if _imported("ale_py").ALEInterface.isSupportedROM(path) is None:  # loading it would end the process
+        raise ConfigError(f"game={game!r} is for several players; ale-py plays it through PettingZoo only")
+    return path
 
 
 def _imported(module: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import gymnasium as gym
 
 from penstock.core.config import import_object, import_path
-from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, PenstockError, nearest
+from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, NativeEnvError, PenstockError, nearest
 from penstock.envs.wrappers import ActionMask
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
@@ -98,7 +98,7 @@ class EnvConfig:
         """As `make`, but a native batched environment is refused."""
         env = self.make()
         if isinstance(env, gym.vector.VectorEnv):
-            raise ConfigError(f"{self.name} made a VectorEnv, a native batched environment, where one environment for a slot was "
+            raise NativeEnvError(f"{self.name} made a VectorEnv, a native batched environment, where one environment for a slot was "
                               "expected; use SerialSampler, or AlternatingSampler for two groups")  # fmt: skip
         return env
 

@@ -50,7 +50,7 @@ class NativeEnv:
         self._env: gym.vector.VectorEnv[Any, Any, Any] | None = None
         self._make(seed)
         self._ended = np.zeros(self.num_envs, bool)
-        self._tick, self._underway = 0, False
+        self._tick, self._underway, self._failed = 0, False, False
         self._structure = tree_structure(self.spec.obs)
         self._limits = [
             value_limits(leaf)[1:] if leaf.kind == "box" else (None, None) for leaf in tree_leaves(self.spec.action)
@@ -124,10 +124,19 @@ class NativeEnv:
 
     def close(self) -> None:
         """Ends the environments. A second call does nothing."""
-        if self._env is not None:
+        if self._env is None:
+            return
+        env, self._env = self._env, None
+        if not hasattr(env, "step_wait"):
             self._drain()
-            self._env.close()
-            self._env = None
+            env.close()
+            return
+        with contextlib.suppress(Exception):  # gymnasium's processes: one that died or hangs is asked again here
+            env.close(terminate=self._failed or self._underway)
+        for process in getattr(env, "processes", ()):
+            process.terminate()
+            process.join(self._timeout_s)
+        env.closed = True
 
     def _make(self, seed: int) -> None:
         """EnvPool takes its seed when it is made, and warns of any other."""
@@ -186,6 +195,7 @@ class NativeEnv:
         return f"{self._config.name} in {phase}(), {self._tick} steps after the reset of all environments"
 
     def _fail(self, phase: str, error: BaseException) -> NoReturn:
+        self._failed = True
         text = "".join(traceback.format_exception(error))
         raise EnvWorkerError(f"{self._where(phase)}: {type(error).__name__}: {error}\n{text}") from error
 
@@ -193,8 +203,8 @@ class NativeEnv:
 def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig:
     """Settings whose factory is asked for `num_envs` environments, if it can be asked.
 
-    It can if it names such a parameter, or if the settings give it already. A number that was given and is not `B`, that
-    of all groups together, is left as it is.
+    It can if it names such a parameter, if the settings give it already, and if it is EnvPool's. A number that was given
+    and is not `B`, that of all groups together, is left as it is.
     """
     factory = _factory(config)
     named: inspect.Parameter | None = None
@@ -204,7 +214,8 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
     given = config.kwargs.get("num_envs")
     if given is None and isinstance(factory, functools.partial):
         given = factory.keywords.get("num_envs")
-    if (named is None and given is None) or (given is not None and given != B):
+    asked = named is not None or given is not None or _is_envpool(factory)
+    if not asked or (given is not None and given != B):
         return config
     return replace(config, kwargs={**config.kwargs, "num_envs": num_envs})
 

@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from typing import Any, Literal, NamedTuple
 
-from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError, PenstockError
 
 FaultKind = Literal["exception", "contract", "signal", "exit", "oom", "timeout"]
 FaultPolicy = Literal["auto", "raise", "restart", "drop"]
@@ -24,13 +24,13 @@ _WARN_EVERY_S = 60.0
 class Fault(NamedTuple):
     """What happened to a worker, and where."""
 
-    kind: FaultKind | Literal["config"]
+    kind: FaultKind | Literal["config", "native"]
     message: str
 
     def error(self) -> PenstockError:
         """The exception that tells a caller."""
-        if self.kind == "config":
-            return ConfigError(self.message)
+        if self.kind in ("config", "native"):
+            return (ConfigError if self.kind == "config" else NativeEnvError)(self.message)
         return (EnvContractError if self.kind == "contract" else EnvWorkerError)(self.message)
 
 
@@ -49,7 +49,7 @@ class Faults:
         Raises:
             EnvWorkerError, EnvContractError, ConfigError: the policy says so, or the budget of restarts is used up.
         """
-        if fault.kind == "config":
+        if fault.kind in ("config", "native"):
             raise fault.error()
         self.counts[fault.kind] += 1
         ours = fault.kind in ("exception", "contract")

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, NativeEnvError
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.native_groups import NativeGroups
 from penstock.envs.serial_pool import Reset
-from penstock.envs.vector_pool import makes_vector_env
 from penstock.samplers.action_server import ActionServer, require_device
 from penstock.samplers.cpu import check_process_settings, start_workers
 from penstock.samplers.faults import FaultPolicy
@@ -87,14 +86,15 @@ class GpuSampler:
         config = as_env_config(env)
         if self.device is not None:
             require_device(self.device, "sampler.device")
-        if makes_vector_env(config):
-            return _over_native_groups(self, config, seed, slab)
         workers = start_workers(self, config, seed, self.workers + 1, slab)
         try:
             pool = ProcessPool(
                 workers, TRAINING, config, seed, self.B, groups=self.groups, reset=self.reset, exclusive=not self.overlap,
                 max_decorrelation_steps=self.max_decorrelation_steps,
             )  # fmt: skip
+        except NativeEnvError:
+            workers.close()
+            return _over_native_groups(self, config, seed, slab)
         except BaseException:
             workers.close()
             raise

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core import trace
-from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError
 from penstock.core.wire import encode
 from penstock.samplers import control
 from penstock.samplers.control import Bell, Control, Spin, fence, sleep_on
@@ -84,6 +84,8 @@ def run_process(kind: type[Host]) -> None:
 
 def describe(error: BaseException) -> dict[str, str]:
     """The kind of fault and its text; `EnvWorkerError` and its like bring their traceback along."""
+    if isinstance(error, NativeEnvError):
+        return {"kind": "native", "text": str(error)}
     if isinstance(error, ConfigError):
         return {"kind": "config", "text": str(error)}
     if isinstance(error, EnvContractError):

@@ -254,7 +254,7 @@ class Workers:
             cause = describe_exit(status, worker.oom_before, worker.read_report(), crash)
         block = self.control.blocks[w]
         placed = cause.message.startswith(("slot ", "evaluation slot ", "env factory "))
-        if placed or cause.kind == "config":
+        if placed or cause.kind in ("config", "native"):
             fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {cause.message}")
         else:
             where = next((text for owner in self.owners if (text := owner.whereabouts(w, block))), f"{process.args}")

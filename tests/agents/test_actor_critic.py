@@ -389,6 +389,16 @@ def test_observe_counts_what_was_acted_on_and_the_ends():
     assert not torch.equal(agent.values(batch), agent.values(_with(batch, obs=batch.obs + 1)))
 
 
+def test_clipped_rewards_are_signs_for_targets_and_one_way_to_change_them_is_chosen():
+    agent = ActorCritic(EnvSpec(VECTOR, CHOICE), Net(clip_reward=True))
+    reward = torch.tensor([[-21.0, 0.0], [0.25, 400.0]])
+    assert agent.scaled_reward(reward).tolist() == [[-1.0, 0.0], [1.0, 1.0]]
+    assert reward[0, 0] == -21.0
+    assert not agent.needs_statistics
+    with pytest.raises(ConfigError, match=r"net\.clip_reward and net\.normalize_reward .* choose one"):
+        Net(clip_reward=True, normalize_reward=True)
+
+
 def _with(batch: SampleBatch, **changes: Any) -> SampleBatch:
     return SampleBatch(**{**vars(batch), **changes})
 

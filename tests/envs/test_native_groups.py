@@ -273,9 +273,9 @@ def test_an_error_in_a_process_of_gymnasium_is_an_error_of_the_environment():
     pool = NativeGroups(EnvConfig(HangingVector), 0, 2, 2, step_timeout_s=0.5)
     with pytest.raises(EnvWorkerError, match="TimeoutError"):
         begun(pool, 2, rows=1)
-    for env in pool._envs:  # pyright: ignore
-        env._env.close(terminate=True)  # pyright: ignore
-        env._env = None  # pyright: ignore
+    processes = [p for env in pool._envs for p in env._env.processes]  # pyright: ignore
+    pool.close()
+    assert not any(process.is_alive() for process in processes)
 
 
 class Hanging(SeedEcho):

@@ -136,7 +136,7 @@ def test_a_replacement_keeps_the_batches_coming(kind: str, way: str, where: str,
         metrics = sampler.metrics()
         assert metrics[f"faults/{KIND[way]}"] == metrics["faults/restarts"] == 1
         assert metrics["faults/lost_steps"] == lost > 0
-        assert 1 <= check.cuts <= 2, "the slots of one worker are cut, and no others"
+        assert (where == "step") <= check.cuts <= 2, "the slots of one worker are cut, and no others"
     finally:
         sampler.shutdown()
 

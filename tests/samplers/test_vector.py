@@ -15,6 +15,8 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.toy import SeedEcho
 from penstock.envs.vector_pool import VectorPool
 from penstock.samplers.conformance import bits, check_sampler
+from penstock.samplers.cpu import CpuSampler
+from penstock.samplers.gpu import AlternatingSampler, GpuSampler, NoOverlapAlternatingSampler
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 
@@ -145,3 +147,58 @@ def test_the_spec_is_that_of_one_environment():
     assert sampler.spec.obs.shape == (4,)
     batch: SampleBatch = sampler.obtain_samples(0)[0]
     assert batch.obs.shape == (3, 8, 4)
+
+
+class Halved(SyncVectorEnv):
+    """A SyncVectorEnv in two halves."""
+
+    def __init__(self, num_envs: int = 1, nested: bool = False) -> None:
+        super().__init__([lambda: SeedEcho(nested)] * num_envs)
+
+    def send(self, actions: Any) -> None:
+        self.actions = actions
+
+    def recv(self) -> Any:
+        return super().step(self.actions)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+@pytest.mark.parametrize(
+    "sampler", [GpuSampler(T=5, B=4), AlternatingSampler(T=7, B=4), AlternatingSampler(T=5, B=7, groups=3, device="cpu"),
+                NoOverlapAlternatingSampler(T=5, B=6)], ids=["one", "two", "three", "exclusive"]
+)  # fmt: skip
+def test_the_contract_in_groups_that_take_turns(sampler: GpuSampler, nested: bool):
+    check_sampler(sampler.build, nested=nested, env=lambda config: replace(config, env=Halved), seeded=False)
+
+
+def test_groups_play_alike_under_one_seed_and_say_how_long_they_waited():
+    def batches(seed: int) -> list[Any]:
+        sampler = AlternatingSampler(T=9, B=6).build(EnvConfig(Halved), seed)
+        sampler.initialize(PPO().build(sampler.spec, 1).agent)
+        found = [bits(sampler.obtain_samples(itr)[0]) for itr in range(3)]
+        assert 0.0 < sampler.metrics()["sampler/env_wait"] < 1.0
+        waited = sampler.metrics()
+        assert len(sampler.evaluate_agent(0, 12)) == 12
+        assert sampler.metrics() == waited
+        sampler.shutdown()
+        return found
+
+    assert batches(3) == batches(3)
+    assert batches(3)[0] != batches(4)[0]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "env", "text"),
+    [
+        (AlternatingSampler(T=4, B=4), CartPoleVectorEnv, "cannot step beside another group"),
+        (AlternatingSampler(T=4, B=8, workers=3), Halved, "sampler.workers=3 with"),
+        (GpuSampler(T=4, B=4, workers=1), Halved, "needs no worker processes; leave workers and affinity out"),
+        (GpuSampler(T=4, B=4, reset="batch_end"), Halved, "use reset='next_step'"),
+        (GpuSampler(T=4, B=4, max_decorrelation_steps=2), Halved, "max_decorrelation_steps=0"),
+        (CpuSampler(T=4, B=4), Halved, "use SerialSampler, or AlternatingSampler for two groups"),
+    ],
+)
+def test_settings_that_mean_worker_processes_are_refused(sampler: Any, env: Any, text: str):
+    with pytest.raises(ConfigError) as caught:
+        sampler.build(EnvConfig(env))
+    assert text in str(caught.value)
