@@ -211,7 +211,7 @@ def test_what_cannot_take_turns_is_refused_with_the_reason(env: Any, text: str):
 
 @pytest.mark.parametrize("groups", [0, 5, -1])
 def test_there_are_as_many_groups_as_slots_at_most(groups: int):
-    with pytest.raises(ConfigError, match="sampler.B=4 slots; expected 1 to 4"):
+    with pytest.raises(ConfigError, match=r"sampler.B=4 slots; expected 1 to 4"):
         NativeGroups(EnvConfig(InHalves), 0, 4, groups)
 
 
