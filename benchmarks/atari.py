@@ -23,7 +23,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "atari.md"
 GAME, B, T = "pong", 16, 64
-PPO_T, PPO_BATCHES = 128, 3
+PPO_T, PPO_BATCHES = 128, 2
 BARS = {"lockstep": 0.95, "two groups": 1.25}
 PPO_BAR = 1.2
 
@@ -130,7 +130,10 @@ def ppo_sb3(processes: bool) -> float:
     torch.set_num_threads(1)
     gym.register_envs(ale_py)
     kind = SubprocVecEnv if processes else DummyVecEnv
-    envs = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=B, seed=0, vec_env_cls=kind), 4)
+    settings = {"start_method": "fork"} if processes else {}  # other starts would not know the ids
+    envs = VecFrameStack(
+        make_atari_env("PongNoFrameskip-v4", n_envs=B, seed=0, vec_env_cls=kind, vec_env_kwargs=settings), 4
+    )
     model = PPO("CnnPolicy", envs, n_steps=PPO_T, batch_size=256, n_epochs=4, learning_rate=2.5e-4, clip_range=0.1,
                 ent_coef=0.01, device="cpu")  # fmt: skip
     started = time.perf_counter()
