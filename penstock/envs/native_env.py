@@ -66,7 +66,7 @@ class NativeEnv:
         assert env is not None
         self._used = True
         try:
-            obs, _ = env.reset() if self._built_with is not None else env.reset(seed=seed)
+            obs, _ = self._reset(env, None if self._built_with is not None else seed)
         except (Exception, SystemExit) as error:
             self._fail("reset", error)
         self._tick = 0
@@ -155,11 +155,18 @@ class NativeEnv:
                 share = "" if self.num_envs == self._B else f" gives this group {self.num_envs}"
                 fix = "make them equal" if not share else "let the factory accept num_envs"
                 raise ConfigError(f"{config.name} has num_envs={env.num_envs}; sampler.B={self._B}{share}: {fix}")
-            self._halves = two_halves(env, config.name, self._timeout_s) if self._overlapped else at_once(env)
+            in_two = self._overlapped or type(env) is gym.vector.AsyncVectorEnv  # whose halves take a deadline
+            self._halves = two_halves(env, config.name, self._timeout_s) if in_two else at_once(env)
         except BaseException:
             env.close()
             raise
         self._env = env
+
+    def _reset(self, env: gym.vector.VectorEnv[Any, Any, Any], seed: int | None) -> Any:
+        if type(env) is not gym.vector.AsyncVectorEnv:
+            return env.reset() if seed is None else env.reset(seed=seed)
+        env.reset_async(seed=seed)
+        return env.reset_wait(timeout=self._timeout_s)
 
     def _drain(self) -> None:
         """Takes the answer to a step that nobody waits for: a reset would be given it in place of its own."""

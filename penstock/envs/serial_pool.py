@@ -50,10 +50,8 @@ class SerialPool:
         ledger: Any = None,
     ) -> None:  # fmt: skip
         B = slots.stop - slots.start
-        self.mark, self._ledger = (
-            [0] * 6 if mark is None else mark,
-            np.zeros((B, 3), np.int64) if ledger is None else ledger,
-        )
+        self.mark = [0] * 6 if mark is None else mark
+        self._ledger = np.zeros((B, 3), np.int64) if ledger is None else ledger
         self.groups = (slice(0, B),)
         self._config, self._slots, self._evaluation = config, slots, evaluation
         self._batch_end, self._decorrelate = reset == "batch_end", max_decorrelation_steps
@@ -175,9 +173,8 @@ class SerialPool:
             terminated_row[b], truncated_row[b] = terminated, truncated
             self.finish(b)
         everyone = self.tick % _CHECK_EVERY == 0 or self._config.checks == "always"
-        if not math.hypot(*rewards) < LARGEST_REWARD or (
-            (everyone or 0 in self.episode) and not self.row_is_sound(obs_row)
-        ):
+        unsound = (everyone or 0 in self.episode) and not self.row_is_sound(obs_row)
+        if unsound or not math.hypot(*rewards) < LARGEST_REWARD:
             check_values(self, obs_row, rewards, actions, everyone)
 
     def recv(self) -> int:

@@ -117,3 +117,11 @@ def pickled(message: Any) -> bytes:
             f"the environment, its arguments or the agent cannot be sent to a worker process: {type(error).__name__}: "
             f"{error}; make files, locks, sockets and the like inside the factory, or use SerialSampler"
         ) from error
+
+
+def require_linux() -> None:
+    """Raises ConfigError where worker processes cannot work."""
+    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(os, "eventfd")):
+        raise errors.ConfigError(
+            f"worker processes need Linux 5.3 or newer; this is {sys.platform}: use SerialSampler, which works everywhere"
+        )

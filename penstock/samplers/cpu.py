@@ -35,6 +35,8 @@ class CpuSampler:
     """Slots: environments stepped side by side, usually 4 or more for each worker."""
     workers: int = 2
     """Processes, usually one for each core; any number gives the same batches."""
+    groups: int = 1
+    """Always 1: these workers wait for nobody within a batch, so there is no wait for a second group to fill."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
     max_decorrelation_steps: int = 0
@@ -55,6 +57,10 @@ class CpuSampler:
 
     def __post_init__(self) -> None:
         check_process_settings(self)
+        if self.groups != 1:
+            raise ConfigError(f"sampler.groups={self.groups} with CpuSampler, whose workers act for themselves and have one "
+                              f"group; use AlternatingSampler(groups={self.groups}) (--sampler alternating), or leave "
+                              "groups out")  # fmt: skip
 
     @property
     def spec(self) -> BatchSpec:
@@ -115,6 +121,10 @@ def check_process_settings(settings: Any) -> None:
 def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, slab: int | None) -> Workers:
     """The worker processes of a sampler; the environment's settings are tried for pickling before any is started."""
     pickled({f.name: getattr(config, f.name) for f in fields(config)})
-    cpus = () if settings.affinity is None else settings.affinity.workers
-    return Workers(settings.workers, seed, Faults(settings.fault_policy), settings.step_timeout_s, settings.start_timeout_s, cpus,
-                   computing, slab=slab)  # fmt: skip
+    cpus, own = (), ()
+    if settings.affinity is not None:
+        cpus, own = settings.affinity.workers, settings.affinity.server + settings.affinity.learner
+    return Workers(
+        settings.workers, seed, Faults(settings.fault_policy), settings.step_timeout_s, settings.start_timeout_s, cpus,
+        computing, slab=slab, own=tuple(dict.fromkeys(own)),
+    )  # fmt: skip

@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import penstock.core.errors as errors
+from penstock.core.placement import pin
 from penstock.core.slab import open_slab
 from penstock.samplers import control
-from penstock.samplers.child import Child
+from penstock.samplers.child import Child, require_linux
 from penstock.samplers.control import Bell, Control, Spin, spin_limit
 from penstock.samplers.faults import Fault, Faults, describe_exit
 from penstock.samplers.messages import Boot, Start
@@ -50,8 +51,9 @@ class Workers:
     """N worker processes.
 
     Args:
-        cpus: CPUs of each worker; empty for all. step_timeout_s: longest time without progress. start_timeout_s: the
-            same while environments are made. computing: processes that compute at a time, which decides whether to spin.
+        cpus: CPUs of each worker, and `own` of this thread until `close`; empty for all.
+        step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
+        computing: processes that compute at a time, which decides whether to spin.
         module: what the processes run. slab: descriptor of shared memory for the training batches, if not of its own.
     """
 
@@ -59,12 +61,14 @@ class Workers:
         self, count: int, seed: int, faults: Faults, step_timeout_s: float, start_timeout_s: float,
         cpus: Sequence[tuple[int, ...]] = (), computing: int | None = None,
         module: str = "penstock.samplers.worker", slab: int | None = None,
+        own: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        _require_linux()
+        require_linux()
         self._module = module
         self.count, self.faults, self._seed = count, faults, seed
         self._timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
-        self._cpus = list(cpus) or [()] * count
+        self._allowed = tuple(sorted(os.sched_getaffinity(0)))
+        self._cpus = list(cpus) or [self._allowed] * count
         self._control_fd = open_slab("control")
         self.control = Control(self._control_fd, count)
         self.bell = Bell()
@@ -79,8 +83,11 @@ class Workers:
         self.dropped: set[int] = set()
         self.starting_s: float | None = None
         self._closed = False
+        self._pinned = bool(own)
         fds = [self._control_fd, self.bell.fd, *self.slabs, self._alive, self._alive_end]
         self._finalizer = weakref.finalize(self, _abandon, self.workers, fds)
+        if own:
+            pin(own)
 
     @property
     def live(self) -> list[int]:
@@ -149,6 +156,8 @@ class Workers:
         if self._closed:
             return
         self._closed = True
+        if self._pinned:
+            pin(self._allowed, self._allowed)
         for worker in self.workers:
             if worker.up:
                 self.command(worker.index, control.QUIT)
@@ -281,13 +290,6 @@ class Workers:
             worker.start_at = time.monotonic() + delay
             if not delay:
                 self._spawn(worker)
-
-
-def _require_linux() -> None:
-    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(os, "eventfd")):
-        raise errors.ConfigError(
-            f"worker processes need Linux 5.3 or newer; this is {sys.platform}: use SerialSampler, which works everywhere"
-        )
 
 
 def _abandon(workers: list[Child], fds: list[int]) -> None:

@@ -304,3 +304,19 @@ def test_too_little_memory_is_said_before_any_is_taken() -> None:
             sampler.initialize(agent)
     finally:
         sampler.shutdown()
+
+
+def test_affinity_pins_workers_and_learner_and_is_undone() -> None:
+    import os
+
+    allowed = sorted(os.sched_getaffinity(0))
+    placement = ps.Placement(workers=((allowed[0],), (allowed[-1],)), learner=(allowed[0],))
+    sampler, _ = live(ps.GpuSampler(8, 4, workers=2, affinity=placement), "CartPole-v1", ps.PPO())
+    try:
+        sampler.obtain_samples(0)
+        pids = [child.process.pid for child in sampler._pool._workers.workers]
+        assert [os.sched_getaffinity(pid) for pid in pids] == [{allowed[0]}, {allowed[-1]}]
+        assert os.sched_getaffinity(0) == {allowed[0]}
+    finally:
+        sampler.shutdown()
+    assert sorted(os.sched_getaffinity(0)) == allowed
