@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import penstock.core.errors as errors
 from penstock.core.placement import pin
 from penstock.core.slab import open_slab
 from penstock.samplers import control
