@@ -56,11 +56,11 @@ class CpuSampler:
     """CPUs of each worker, as `penstock.run.affinity.plan` gives them; None leaves it to the kernel."""
 
     def __post_init__(self) -> None:
-        check_process_settings(self)
-        if self.groups != 1:
+        if isinstance(self.groups, int) and self.groups > 1:
             raise ConfigError(f"sampler.groups={self.groups} with CpuSampler, whose workers act for themselves and have one "
                               f"group; use AlternatingSampler(groups={self.groups}) (--sampler alternating), or leave "
                               "groups out")  # fmt: skip
+        check_process_settings(self)
 
     @property
     def spec(self) -> BatchSpec:

@@ -16,6 +16,7 @@ from penstock.core.errors import ConfigError, NativeEnvError
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.native_env import resized
 from penstock.envs.native_groups import NativeGroups
 from penstock.envs.serial_pool import Reset
 from penstock.samplers.action_server import ActionServer, require_device
@@ -86,6 +87,8 @@ class GpuSampler:
         config = as_env_config(env)
         if self.device is not None:
             require_device(self.device, "sampler.device")
+        if resized(config, self.B) is not config:  # it takes `num_envs`
+            return _over_native_groups(self, config, seed, slab)
         workers = start_workers(self, config, seed, self.workers + 1, slab)
         try:
             pool = ProcessPool(
