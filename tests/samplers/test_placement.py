@@ -193,22 +193,27 @@ def test_resumes_exactly_in_another_sampler(first: str, second: str) -> None:
         two.shutdown()
 
 
+@pytest.mark.parametrize(("reset", "steps"), [("next_step", 0), ("batch_end", 0), ("next_step", 9), ("batch_end", 9)])
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize(("workers", "groups"), [(1, 1), (2, 1), (2, 3), (3, 2)])
-def test_the_pools_contract(workers: int, groups: int, nested: bool) -> None:
-    def make() -> Any:
-        settings = ps.GpuSampler(7, 7, workers, groups=groups)
-        return _Attaching(settings, echo_config(nested), groups)
-
-    check_pool(make, seed=3, batches=4)
+@pytest.mark.parametrize(
+    ("workers", "groups", "overlap"), [(1, 1, True), (2, 1, True), (2, 3, True), (3, 2, True), (2, 2, False)]
+)
+def test_the_pools_contract(workers: int, groups: int, overlap: bool, nested: bool, reset: Any, steps: int) -> None:
+    settings = ps.GpuSampler(7, 7, workers, groups=groups, overlap=overlap, reset=reset, max_decorrelation_steps=steps)
+    check_pool(
+        lambda: _Attaching(settings, echo_config(nested)), seed=3, reset=reset, decorrelated=steps > 0, batches=4
+    )
 
 
 class _Attaching:
     """A ProcessPool that copies to and from the suite's buffers, which are not in shared memory."""
 
-    def __init__(self, settings: Any, config: EnvConfig, groups: int) -> None:
+    def __init__(self, settings: Any, config: EnvConfig) -> None:
         self._workers = start_workers(settings, config, 3, 1, None)
-        self._pool = ProcessPool(self._workers, TRAINING, config, 3, 7, groups=groups)
+        self._pool = ProcessPool(
+            self._workers, TRAINING, config, 3, 7, groups=settings.groups, reset=settings.reset,
+            exclusive=not settings.overlap, max_decorrelation_steps=settings.max_decorrelation_steps,
+        )  # fmt: skip
         self.spec, self.groups, self.info_keys = self._pool.spec, self._pool.groups, self._pool.info_keys
         self._shared: Any = None
 

@@ -1,0 +1,155 @@
+"""kill -9 of whole runs with worker processes: they end with the bits of a serial run that nothing ever stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+
+import penstock as ps
+from penstock.core.config import to_plain
+from penstock.run.checkpoint import find_checkpoint
+
+if TYPE_CHECKING:
+    from conftest import Child, Zygote
+
+pytestmark = pytest.mark.timeout(120)
+
+STEPS = 2_400
+SERIAL = ps.SerialSampler(T=16, B=5, max_decorrelation_steps=20)
+PLACES: dict[str, Any] = {
+    "serial": SERIAL,
+    "cpu": ps.CpuSampler(T=16, B=5, workers=2, max_decorrelation_steps=20),
+    "gpu": ps.GpuSampler(T=16, B=5, workers=2, max_decorrelation_steps=20),
+    "alternating": ps.AlternatingSampler(T=16, B=5, workers=2, max_decorrelation_steps=20),
+    "no-overlap-alternating": ps.NoOverlapAlternatingSampler(T=16, B=5, workers=2, max_decorrelation_steps=20),
+}
+NET = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, prev_reward=True,
+             normalize_obs=True, normalize_reward=True)  # fmt: skip
+RECURRENT = ps.Experiment(
+    "penstock.envs.toy:RepeatPrevious", ps.PPO(epochs=2, minibatch=32, net=NET), SERIAL,
+    ps.RunConfig(steps=STEPS, seed=3, checkpoint_interval=240, eval_interval=800, eval_episodes=3, log_interval=1,
+                 tensorboard=False, progress="off"),
+    env_kwargs={"length": 23},
+)  # fmt: skip
+OPTIONS = (
+    "--preset", "none", "--sampler.T", "16", "--sampler.B", "5", "--run.steps", str(STEPS), "--run.seed", "3",
+    "--run.checkpoint-interval", "240", "--run.eval-interval", "800", "--run.eval-episodes", "3", "--run.log-interval", "1",
+    "--run.tensorboard", "False", "--run.progress", "off",
+)  # fmt: skip
+
+
+def logged(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def checkpoints(run: Path) -> list[int]:
+    return sorted(int(path.name) for path in run.glob("checkpoints/0*") if path.name.isdecimal())
+
+
+def rows(run: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a run without durations, rates and waits."""
+    lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    untimed = ("time/iterations", "time/total_timesteps")
+    return [{k: v for k, v in x.items() if k in untimed or not k.startswith(("time/", "sampler/"))} for x in lines]
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    """Every leaf of a checkpoint by its path, in a form that compares bit for bit."""
+    if isinstance(tree, (dict, list, tuple)):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {k: v for key, item in items for k, v in leaves(item, f"{path}/{key}").items()}
+    return {path: (tree.dtype, tree.shape, tree.numpy().tobytes()) if isinstance(tree, torch.Tensor) else repr(tree)}
+
+
+def assert_alike(a: Path, b: Path) -> None:
+    one, two = (find_checkpoint(run) for run in (a, b))
+    assert one.name == two.name
+    assert (one / "policy.safetensors").read_bytes() == (two / "policy.safetensors").read_bytes()
+    left, right = (leaves(torch.load(each / "state.pt", weights_only=True)) for each in (one, two))
+    assert left.pop("/trainer/elapsed_s") and right.pop("/trainer/elapsed_s")
+    assert [name for name in left.keys() | right.keys() if left.get(name) != right.get(name)] == []
+    for name in ("metrics.jsonl", "eval/evaluations.jsonl"):
+        assert rows(a, name) == rows(b, name)
+
+
+@pytest.fixture(scope="module")
+def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A serial run that nothing ever stopped."""
+    found: dict[str, Path] = {}
+
+    def whole(name: str) -> Path:
+        if name not in found:
+            run = found[name] = tmp_path_factory.mktemp("whole") / name
+            child = (
+                zygote.train(at(RECURRENT, run, SERIAL)) if name == "recurrent" else cli_train(zygote, run, "serial")
+            )
+            assert child.wait() == 0, child.output
+        return found[name]
+
+    return whole
+
+
+def at(exp: ps.Experiment, run: Path, sampler: Any) -> ps.Experiment:
+    return replace(exp, sampler=sampler, run=replace(exp.run, dir=str(run)))
+
+
+def cli_train(zygote: Zygote, run: Path, *sampler: str) -> Child:
+    return zygote.cli("train", "ppo", "--env", "CartPole-v1", "--run.dir", str(run), *OPTIONS, "--sampler", *sampler)
+
+
+def kill_midway(child: Child, until: Any, run: Path, rows: int, workers: int) -> None:
+    """kill -9 of the learner alone; its workers are gone soon after."""
+    until(lambda: checkpoints(run) and logged(run) >= rows, child)
+    young = psutil.Process(child.pid).children(recursive=True)
+    child.kill()
+    assert len(young) >= workers
+    deadline = time.monotonic() + 5.0
+    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in young):
+        assert time.monotonic() < deadline, "a worker outlived its learner"
+        time.sleep(0.01)
+    assert checkpoints(run)[-1] < STEPS
+
+
+@pytest.mark.parametrize("place", list(PLACES)[1:])
+def test_a_killed_run_goes_on_with_the_same_bits(
+    place: str, whole: Any, zygote: Zygote, until: Any, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    kill_midway(zygote.train(at(RECURRENT, run, PLACES[place])), until, run, rows=11, workers=2)
+    child = zygote.resume(run)
+    assert child.succeed()["env_steps"] >= STEPS
+    assert "cut" not in child.output
+    assert_alike(whole("recurrent"), run)
+
+
+@pytest.mark.parametrize("place", ["cpu", "alternating"])
+def test_from_the_command_line(place: str, whole: Any, zygote: Zygote, until: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    kill_midway(cli_train(zygote, run, place, "--sampler.workers", "2"), until, run, rows=9, workers=2)
+    child = zygote.cli("resume", str(run))
+    assert child.wait() == 0, child.output
+    assert_alike(whole("cartpole"), run)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("serial", "cpu"), ("serial", "alternating"), ("cpu", "serial"), ("alternating", "cpu")]
+)
+def test_a_killed_run_goes_on_in_another_sampler(
+    first: str, second: str, whole: Any, zygote: Zygote, until: Any, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    kill_midway(zygote.train(at(RECURRENT, run, PLACES[first])), until, run, rows=13, workers=2 * (first != "serial"))
+    stored = json.loads((run / "config.json").read_text())
+    stored["experiment"]["sampler"] = to_plain(PLACES[second])  # `resume` itself changes nothing but run.*
+    (run / "config.json").write_text(json.dumps(stored))
+    zygote.resume(run).succeed()
+    assert_alike(whole("recurrent"), run)
