@@ -61,6 +61,10 @@ class Agent(nn.Module):
         """The reward that targets are made of; the record keeps the environment's own."""
         return reward
 
+    def terminal(self, batch: SampleBatch) -> Tensor:
+        """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""
+        return batch.terminated
+
     @property
     def needs_statistics(self) -> bool:
         """True before the first batch if running statistics must be set before anything is learned."""

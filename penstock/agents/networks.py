@@ -48,6 +48,9 @@ class Net:
     clip_reward: bool = False
     """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); records and returns keep the rewards."""
 
+    terminal_info: str = ""
+    """Key of a recorded env info that stands for a terminal state where it is not 0, for targets only: `life_lost`."""
+
     def __post_init__(self) -> None:
         check_fields(self)
         if any(width < 1 for width in self.hidden) or self.recurrent_size < 1:

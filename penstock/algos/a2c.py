@@ -26,7 +26,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBat
     """Advantages and returns of a batch [T, B]."""
     value = agent.values(batch)
     advantage, return_ = ops.gae(
-        agent.scaled_reward(batch.reward), value, batch.terminated, batch.truncated, batch.valid,
+        agent.scaled_reward(batch.reward), value, agent.terminal(batch), batch.truncated, batch.valid,
         discount=cfg.discount, gae_lambda=cfg.gae_lambda,
     )  # fmt: skip
     if cfg.normalize_advantage:

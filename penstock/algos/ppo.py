@@ -30,7 +30,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
     """Advantages and returns of a batch [T, B]; values are computed here, once, not while acting."""
     value = agent.values(batch)
     advantage, return_ = ops.gae(
-        agent.scaled_reward(batch.reward), value, batch.terminated, batch.truncated, batch.valid,
+        agent.scaled_reward(batch.reward), value, agent.terminal(batch), batch.truncated, batch.valid,
         discount=cfg.discount, gae_lambda=cfg.gae_lambda,
     )  # fmt: skip
     if cfg.normalize_advantage:

@@ -67,7 +67,9 @@ class LiveSampler:
             self._stage = Stage(self._pool, agent, self.batch_spec, self._crew, buffers, self._acts_on(agent))
         except MemoryError as error:
             T, B = self.batch_spec
-            raise ConfigError(f"a batch of T={T}, B={B} does not fit into memory: {error}; use a smaller T or B") from error
+            raise ConfigError(
+                f"a batch of T={T}, B={B} does not fit into memory: {error}; use a smaller T or B"
+            ) from error
         self._batch = self._stage.batches[0]
         info, state = examples(agent, self.spec)
         one = tree_map(lambda x: x[0], allocate(self.spec.obs, 1)), tree_map(lambda leaf: leaf.null(), self.spec.action)

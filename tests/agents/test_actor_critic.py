@@ -399,6 +399,23 @@ def test_clipped_rewards_are_signs_for_targets_and_one_way_to_change_them_is_cho
         Net(clip_reward=True, normalize_reward=True)
 
 
+def test_a_recorded_info_may_stand_for_a_terminal_state_in_targets_alone():
+    agent = ActorCritic(EnvSpec(VECTOR, CHOICE), Net(terminal_info="life_lost"))
+    batch = batch_of(agent, 4, 2)
+    batch.terminated[...] = False
+    batch.terminated[3, 1] = True
+    lost = torch.full((4, 2), float("nan"))
+    lost[1, 0], lost[2, 0] = 1.0, 0.0
+    shown = _with(batch, info={**batch.info, "env": {"life_lost": lost}})
+    assert agent.terminal(shown).nonzero().tolist() == [[1, 0], [3, 1]]
+    assert shown.terminated.sum() == 1
+    assert torch.equal(ActorCritic(EnvSpec(VECTOR, CHOICE), Net()).terminal(shown), batch.terminated)
+    with pytest.raises(ConfigError, match="--info-keys life_lost"):
+        agent.terminal(_with(batch, info={**batch.info, "env": {}}))
+    with pytest.raises(ConfigError, match="--info-keys life_lost"):
+        agent.terminal(batch)
+
+
 def _with(batch: SampleBatch, **changes: Any) -> SampleBatch:
     return SampleBatch(**{**vars(batch), **changes})
 

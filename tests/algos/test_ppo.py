@@ -127,6 +127,9 @@ class Known:
     def scaled_reward(self, reward: torch.Tensor) -> torch.Tensor:
         return 2 * reward
 
+    def terminal(self, batch: Any) -> torch.Tensor:
+        return batch.terminated
+
     def needed(self, inputs: Inputs) -> Inputs:
         return inputs
 

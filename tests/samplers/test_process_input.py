@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -191,43 +192,31 @@ def test_a_class_of_a_script_without_a_main_guard(way: str, tmp_path: Path) -> N
 # Environments that are not the same everywhere.
 
 
-class OfThisProcess(SeedEcho):
-    """Shows one number more in every process but the first that made one."""
-
-    def __init__(self, first: str) -> None:
-        super().__init__()
-        try:
-            with open(first, "x") as file:
-                file.write(str(os.getpid()))
-        except FileExistsError:
-            self.wait_for(first)
-        if Path(first).read_text() != str(os.getpid()):
-            self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
-
-    @staticmethod
-    def wait_for(first: str) -> None:
-        for _ in range(1000):
-            if Path(first).read_text():
-                return
-            threading.Event().wait(0.001)
-
-
 @pytest.mark.parametrize("kind", TWO_KINDS)
 def test_spaces_that_differ_between_workers_are_shown_side_by_side(kind: str, tmp_path: Path) -> None:
-    config = EnvConfig(lambda first: OfThisProcess(first), {"first": str(tmp_path / "first")})
-    refuse(
-        kind, config, r"(?s)differs between workers: one shows .*\(\[?[34]\b.*another shows .*the same in every inst"
-    )
+    claimed = str(tmp_path / "claimed")
 
+    class OfThisProcess(SeedEcho):
+        """Shows one number more in every process but the first that makes one."""
 
-def _lacks(module: str) -> Any:
-    raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        def __init__(self) -> None:
+            super().__init__()
+            with contextlib.suppress(FileExistsError):
+                os.symlink(str(os.getpid()), claimed)  # at once, or not at all
+            if os.readlink(claimed) != str(os.getpid()):
+                self.observation_space = gym.spaces.Box(0.0, 1.0, (4,))
+
+    text = r"(?s)differs between workers: one shows box\[[34]\].*another shows box\[[34]\].*the same in every instance"
+    refuse(kind, OfThisProcess, text)
 
 
 @pytest.mark.parametrize("kind", TWO_KINDS)
 @pytest.mark.parametrize(("module", "extra"), [("Box2D", "box2d"), ("mujoco", "mujoco"), ("ale_py", "atari")])
 def test_a_missing_extra_is_named_though_a_worker_missed_it(kind: str, module: str, extra: str) -> None:
-    refuse(kind, EnvConfig(lambda: _lacks(module)), rf"is not installed.*pip install 'penstock\[{extra}\]'")
+    def make() -> Any:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    refuse(kind, make, rf"is not installed.*pip install 'penstock\[{extra}\]'")
 
 
 REGISTERS = """
