@@ -98,3 +98,19 @@ def _outcome(sampler: LiveSampler, itr: int) -> Any:
 def _evaluation(sampler: LiveSampler) -> Any:
     found = [sampler.evaluate_agent(6, 5, deterministic=deterministic) for deterministic in (True, False)]
     return [(each.return_.tobytes(), each.length.tobytes()) for each in found]
+
+
+@pytest.mark.parametrize("place", ["cpu-4", "alternating-2", "alternating-3"])
+def test_a_slot_keeps_its_bits_in_another_place_among_the_rows(place: str) -> None:
+    """torch rounds layers of 2 to 11 outputs differently in each place of four rows where their inputs are no fours."""
+
+    def batches(settings: Any) -> Any:
+        sampler = settings.build("CartPole-v1", 3)
+        try:
+            policy = ps.PPO(net=ps.Net(hidden=(50, 9))).build(sampler.spec, seed=3)
+            sampler.initialize(policy.agent)
+            return [_outcome(sampler, itr) for itr in range(4)]
+        finally:
+            sampler.shutdown()
+
+    assert batches(PLACES[place]()) == batches(PLACES["serial"]())
