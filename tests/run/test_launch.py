@@ -53,7 +53,8 @@ else:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 (run / "metrics.jsonl").write_text(json.dumps({"step": 5, "rollout/ep_rew_mean": 2.5}) + "\\n")
 if what == "bad" or (what == "once" and not (run.parent / "again").exists()):
-    (run.parent / "again").touch()
+    if what == "once":
+        (run.parent / "again").touch()
     print("the licence has expired", file=sys.stderr)
     raise SystemExit(3)
 if what == "dead":
