@@ -136,15 +136,17 @@ def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Any:
         raise ConfigError(f"sampler {found['name']!r}; expected one of {', '.join(NAMES)}")
     cls = find_sampler(found["name"])
     shared = {f.name: getattr(base, f.name) for f in fields(base)}
-    own = {name: found[name] for name in ("workers", "groups") if name in {f.name for f in fields(cls)}}
+    own = {
+        name: found[name] for name in ("workers", "groups") if name in found and name in {f.name for f in fields(cls)}
+    }
     return cls(**shared, **own)
 
 
 def settings_of(sampler: Any) -> dict[str, Any]:
     """The inverse of `with_settings`."""
     name = next(n for n in NAMES if SAMPLERS[n].partition(":")[2] == type(sampler).__name__)
-    own = {key: getattr(sampler, key) for key in ("workers", "groups") if hasattr(sampler, key)}
-    return {"name": name, **own}
+    keys = ("workers",) if name == "cpu" else ("workers", "groups")  # a CpuSampler has one group whatever is said
+    return {"name": name, **{key: getattr(sampler, key) for key in keys if hasattr(sampler, key)}}
 
 
 def describe(sampler: Any) -> str:
