@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.version import VERSION
 
 __version__ = VERSION
+
+# A row's matrix product must not depend on its place among the others, nor on where in memory it lies. Intel's MKL,
+# torch's library for them on CPU, keeps that at multiples of 4 rows in this mode, for nothing that could be measured
+# (benchmarks/update.py); it reads the setting at its first product, and worker processes inherit it.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # Each public name and where it lives. Nothing is imported before it is asked for (PEP 562), so that the command
 # line's help and environment workers never load torch.
