@@ -27,35 +27,48 @@ _WHERE = {
     "AsyncGpuSampler": "penstock.samplers.asynchronous",
     "AsyncSampler": "penstock.samplers.asynchronous",
     "AsyncSerialSampler": "penstock.samplers.asynchronous",
+    "BC": "penstock.algos.bc",
     "BatchSpec": "penstock.core.spec",
     "CheckpointError": "penstock.core.errors",
     "ConfigError": "penstock.core.errors",
     "CpuSampler": "penstock.samplers.cpu",
+    "DDPG": "penstock.algos.ddpg",
+    "DQN": "penstock.algos.dqn",
     "EnvConfig": "penstock.envs.make",
     "EnvContractError": "penstock.core.errors",
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
+    "Experience": "penstock.learn.experience",
     "Experiment": "penstock.run.experiment",
     "GpuSampler": "penstock.samplers.gpu",
     "Inputs": "penstock.core.batch",
     "Loss": "penstock.learn.algorithm",
+    "MARWIL": "penstock.algos.marwil",
     "MultiAgentBatch": "penstock.core.batch",
+    "MultiAgentReplay": "penstock.replay.replay",
     "Net": "penstock.agents.networks",
     "NoOverlapAlternatingSampler": "penstock.samplers.gpu",
     "NonFiniteError": "penstock.core.errors",
+    "OfflineSampler": "penstock.samplers.offline",
     "Output": "penstock.agents.actor_critic",
     "PPO": "penstock.algos.ppo",
     "PenstockError": "penstock.core.errors",
     "Placement": "penstock.core.placement",
     "Policy": "penstock.learn.policy",
+    "QAgent": "penstock.agents.q_agent",
+    "R2D1": "penstock.algos.r2d1",
+    "Replay": "penstock.replay.replay",
+    "ReplaySettings": "penstock.replay.replay",
     "Result": "penstock.run.runner",
     "ResultDict": "penstock.learn.algorithm",
     "RunConfig": "penstock.run.experiment",
     "Runner": "penstock.run.runner",
+    "SAC": "penstock.algos.sac",
     "SampleBatch": "penstock.core.batch",
     "Schedule": "penstock.core.schedule",
     "SerialSampler": "penstock.samplers.serial",
+    "TD3": "penstock.algos.td3",
     "TrainBatch": "penstock.learn.minibatch",
     "Trainer": "penstock.run.trainer",
     "actor_critic": "penstock.agents.actor_critic",
@@ -69,13 +82,14 @@ _WHERE = {
     "override": "penstock.core.config",
     "plot_runs": "penstock.run.plots",
     "preset": "penstock.run.presets",
+    "q_agent": "penstock.agents.q_agent",
     "resume": "penstock.run.entry",
     "rmsprop": "penstock.learn.optimizers",
     "split_by_episode": "penstock.core.joining",
     "train": "penstock.run.entry",
     "train_one_step": "penstock.learn.train_ops",
 }
-_MODULES = ("agents", "algos", "core", "envs", "learn", "ops", "run", "samplers")
+_MODULES = ("agents", "algos", "core", "envs", "learn", "ops", "replay", "run", "samplers")
 
 __all__ = ["__version__", *_WHERE, "ops"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -87,6 +101,19 @@ if TYPE_CHECKING:
     from penstock.agents.agent import Agent as Agent
     from penstock.agents.networks import Net as Net
     from penstock.algos.a2c import A2C as A2C
+    from penstock.algos.bc import BC as BC
+    from penstock.algos.dqn import DQN as DQN
+    from penstock.algos.ddpg import DDPG as DDPG
+    from penstock.algos.td3 import TD3 as TD3
+    from penstock.algos.sac import SAC as SAC
+    from penstock.algos.r2d1 import R2D1 as R2D1
+    from penstock.replay.replay import Replay as Replay
+    from penstock.replay.replay import ReplaySettings as ReplaySettings
+    from penstock.replay.replay import MultiAgentReplay as MultiAgentReplay
+    from penstock.learn.experience import Experience as Experience
+    from penstock.agents.q_agent import QAgent as QAgent
+    from penstock.agents.q_agent import q_agent as q_agent
+    from penstock.algos.marwil import MARWIL as MARWIL
     from penstock.algos.ppo import PPO as PPO
     from penstock.core.batch import Inputs as Inputs
     from penstock.core.batch import MultiAgentBatch as MultiAgentBatch
@@ -136,6 +163,7 @@ if TYPE_CHECKING:
     from penstock.samplers.gpu import AlternatingSampler as AlternatingSampler
     from penstock.samplers.gpu import GpuSampler as GpuSampler
     from penstock.samplers.gpu import NoOverlapAlternatingSampler as NoOverlapAlternatingSampler
+    from penstock.samplers.offline import OfflineSampler as OfflineSampler
     from penstock.samplers.serial import SerialSampler as SerialSampler
 
 

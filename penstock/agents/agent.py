@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,8 @@ class Agent(nn.Module):
     spec: EnvSpec
     noise_size: int
     """Uniform numbers that `act` uses for each slot and step."""
+    env_ranks = False
+    """True: the last of the `noise_size` numbers is the slot's number instead, over all workers."""
 
     def initial_state(self, B: int) -> Tree:
         """Recurrent state [B, ...] before an episode, or None."""
@@ -64,6 +67,15 @@ class Agent(nn.Module):
     def terminal(self, batch: SampleBatch) -> Tensor:
         """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""
         return batch.terminated
+
+    def set_slots(self, B: int) -> None:
+        """Called by the sampler with the number of slots, before anything is acted on. Does nothing by default."""
+
+    def set_exploration(self, settings: Any, env_steps: int) -> None:
+        """Called between batches with the algorithm's settings at present; whatever changes lives in buffers."""
+
+    def renew_noise(self, rng: np.random.Generator) -> None:
+        """Called before each gradient step from replay: the place to draw the noise of noisy networks."""
 
     @property
     def needs_statistics(self) -> bool:

@@ -9,7 +9,14 @@ from penstock.core.errors import ConfigError, nearest
 
 ALGOS = {
     "a2c": "penstock.algos.a2c:A2C",
+    "bc": "penstock.algos.bc:BC",
+    "ddpg": "penstock.algos.ddpg:DDPG",
+    "dqn": "penstock.algos.dqn:DQN",
+    "marwil": "penstock.algos.marwil:MARWIL",
     "ppo": "penstock.algos.ppo:PPO",
+    "r2d1": "penstock.algos.r2d1:R2D1",
+    "sac": "penstock.algos.sac:SAC",
+    "td3": "penstock.algos.td3:TD3",
 }
 """Built-in algorithms by the name that the command line knows."""
 

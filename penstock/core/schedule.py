@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 from penstock.core.errors import ConfigError
 
 Schedule = float | str
-"""A number, or `linear(start, end)`, `linear(start, end, until)`, `cosine(start, end)`; `until` is a fraction of the run."""
+"""A number, or text: `linear(start, end)`, `linear(start, end, until)`, `linear(start, end, steps=N)`, and `cosine` alike.
+
+`until` is a fraction of the run; `steps` are environment steps, whatever the length of the run.
+"""
 
 S = TypeVar("S")
-_FORM = re.compile(r"\s*(linear|cosine)\s*\(([^()]*)\)\s*")
+_FORM = re.compile(r"\s*(linear|cosine)\s*\(([^()]*?)(?:,\s*steps\s*=\s*([0-9._e+]+)\s*)?\)\s*")
 
 
 def linear(start: float, end: float, until: float = 1.0) -> str:
@@ -28,33 +31,40 @@ def cosine(start: float, end: float, until: float = 1.0) -> str:
     return f"cosine({start!r}, {end!r}, {until!r})"
 
 
-def schedule_value(schedule: Schedule, progress: float) -> float:
-    """The value after a fraction `progress` of the run, clamped to [0, 1]. Raises ConfigError on other text."""
+def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> float:
+    """The value after a fraction `progress` of the run and so many steps. Raises ConfigError on other text."""
     if isinstance(schedule, (int, float)):
         return float(schedule)
     match = _FORM.fullmatch(schedule)
     try:
         kind = match[1] if match else ""
         numbers = [float(part) for part in match[2].split(",")] if match else [float(schedule)]
+        steps = float(match[3]) if match and match[3] else 0.0
     except ValueError:
-        kind, numbers = "", []
+        kind, numbers, steps = "", [], 0.0
     if not kind and len(numbers) == 1:
         return numbers[0]
-    if len(numbers) not in (2, 3) or not all(map(math.isfinite, numbers)) or (len(numbers) == 3 and numbers[2] <= 0):
-        raise ConfigError(
-            f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]) or cosine(...)"
-        )
+    if (
+        len(numbers) not in ((2,) if steps else (2, 3))
+        or not all(map(math.isfinite, numbers))
+        or (len(numbers) == 3 and numbers[2] <= 0)
+    ):
+        raise ConfigError(f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]), "
+                          "linear(start, end, steps=N) or cosine(...)")  # fmt: skip
     start, end = numbers[:2]
-    fraction = min(min(max(progress, 0.0), 1.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
+    if steps:
+        fraction = min(env_steps / steps, 1.0)
+    else:
+        fraction = min(min(max(progress, 0.0), 1.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
     if kind == "cosine":
         fraction = 0.5 * (1.0 - math.cos(math.pi * fraction))
     return start + (end - start) * fraction if fraction < 1.0 else end
 
 
-def at_progress(settings: S, progress: float) -> S:
+def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
     """A copy of a settings dataclass in which every schedule is the number it stands for now."""
     now = {name: getattr(settings, name) for name in _schedule_fields(type(settings))}
-    changed = {name: schedule_value(value, progress) for name, value in now.items() if isinstance(value, str)}
+    changed = {name: schedule_value(value, progress, env_steps) for name, value in now.items() if isinstance(value, str)}
     return replace(settings, **changed) if changed else settings  # pyright: ignore[reportArgumentType]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.layout import padded_rows
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.schedule import at_progress, check_schedules
-from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Optimizers, PostprocessFn
+from penstock.learn.experience import Experience
 from penstock.learn.minibatch import TrainBatch
 
 _SKIPS_IN_A_ROW = 10
@@ -31,6 +32,8 @@ class Policy:
         settings: the algorithm's frozen settings; its schedules are read at `progress`.
         epochs: passes over each batch. minibatch: rows of a gradient step, None for the whole batch.
         max_grad_norm: gradients are scaled down to this norm; None for no limit.
+        experience_fn: makes the replay to train on, if not on the batches themselves; `postprocess_fn` is then given
+            a sample of it.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Policy:
         epochs: int = 1,
         minibatch: int | None = None,
         max_grad_norm: float | None = None,
+        experience_fn: Callable[[Agent], Experience] | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
@@ -65,6 +69,7 @@ class Policy:
             )
         self.agent: Agent = agent.to(device)
         self.optimizers = optimizer_fn(self.agent, self.settings)
+        self.experience = None if experience_fn is None else experience_fn(self.agent)
         self.version = 0
         """Training steps finished: the number that samples are stamped with."""
         self.updates = 0
@@ -73,6 +78,9 @@ class Policy:
         """Gradient steps refused because loss or gradient was not finite."""
         self._skips_in_a_row = 0
         self._predictions = 0
+        self.progress = 0.0
+        """The fraction of the run that schedules were last set to."""
+        self.agent.set_exploration(self.settings, 0)
 
     @property
     def device(self) -> torch.device:
@@ -85,15 +93,26 @@ class Policy:
         return self.agent.initial_state(1) is not None
 
     def set_progress(self, progress: float) -> None:
-        """Sets every schedule to its value after this fraction of the run."""
-        if not self._scheduled:
-            return
-        self.settings = at_progress(self._settings, progress)
-        lr = getattr(self.settings, "lr", None)
-        if lr is not None:
-            for optimizer in self.optimizers.values():
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * group.get("lr_scale", 1.0)
+        """Sets every schedule, and the agent's exploration, to its value after this fraction of the run."""
+        self.progress = progress
+        steps = 0 if self.experience is None else self.experience.collected
+        if self._scheduled:
+            self.settings = at_progress(self._settings, progress, steps)
+            lr = getattr(self.settings, "lr", None)
+            if lr is not None:
+                for optimizer in self.optimizers.values():
+                    for group in optimizer.param_groups:
+                        group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.agent.set_exploration(self.settings, steps)
+
+    def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
+        """Allocates what batches of this shape need, so that bad settings fail before anything is collected.
+
+        Args:
+            info: example of the agent's and the environment's info of one row, as `sampler.initialize` gives it.
+        """
+        if self.experience is not None:
+            self.experience.replay.prepare(batch.T, batch.B, info)
 
     def postprocess(self, batch: SampleBatch) -> TrainBatch:
         """What the loss needs of a batch of tensors [T, B, ...]."""
@@ -105,6 +124,11 @@ class Policy:
         Raises:
             NonFiniteError: loss or gradient was not finite 10 times in a row; each such step is skipped.
         """
+        loss = self.update(minibatch)
+        return {} if loss is None else loss.metrics
+
+    def update(self, minibatch: TrainBatch) -> Loss | None:
+        """As `learn_on_batch`; gives the whole loss, or None if the step was skipped."""
         loss = self.loss_fn(self.agent, minibatch, self.settings)
         norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
         if not math.isfinite(norm):
@@ -115,12 +139,12 @@ class Policy:
                     f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {norm}); the last update that "
                     f"counted was number {self.updates}; lower lr, or look for huge rewards or observations"
                 )
-            return {}
+            return None
         self._skips_in_a_row = 0
         for name in loss.total if isinstance(loss.total, dict) else self.optimizers:
             self.optimizers[name].step()
         self.updates += 1
-        return loss.metrics
+        return loss
 
     def shuffler(self) -> np.random.Generator:
         """The generator of this version's minibatches: a function of seed and version, so there is no state to save."""
@@ -183,16 +207,23 @@ class Policy:
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "counters": {"version": self.version, "updates": self.updates, "skipped": self.skipped,
                          "skips_in_a_row": self._skips_in_a_row, "predictions": self._predictions},
+            **({} if self.experience is None else {"experience": self.experience.state_dict()}),
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`. Raises CheckpointError if the networks differ."""
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The large arrays that belong to the state, views of live memory: the replay's."""
+        return {} if self.experience is None else self.experience.replay.arrays()
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
+        """The inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
         self.load_parameters(state["agent"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         counters = state["counters"]
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]
         self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]
+        if self.experience is not None:
+            self.experience.load_state_dict(state["experience"], arrays or {})
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Networks and normalisers only, as a warm start takes them. Raises CheckpointError if they do not fit."""

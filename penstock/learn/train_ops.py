@@ -13,12 +13,13 @@ from torch import Tensor
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import ResultDict
+from penstock.learn.experience import train_on_replay
 from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy
 
 
 def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
-    """Post-processes a batch and takes epochs x minibatches gradient steps on it.
+    """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
 
     Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with;
     the first batch of a policy that has any only sets them.
@@ -29,6 +30,8 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     Raises:
         NonFiniteError: see `Policy.learn_on_batch`.
     """
+    if policy.experience is not None:
+        return _with_totals(policy, train_on_replay(policy, batch))
     tensors = as_tensors(batch, policy.device)
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = defaultdict(int)
@@ -43,6 +46,10 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
         results |= {f"train/{name}": float(value) for name, value in (data.metrics or {}).items()}
     policy.agent.observe(tensors)
     policy.version += 1
+    return _with_totals(policy, results)
+
+
+def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:
     results["train/n_updates"] = float(policy.updates)
     if policy.skipped:
         results["train/skipped_updates"] = float(policy.skipped)

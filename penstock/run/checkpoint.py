@@ -1,7 +1,7 @@
 """Checkpoints that are whole or absent: how one is written, found again and pruned.
 
-`run_dir/checkpoints/000000050000/` holds state.pt, policy.safetensors and MANIFEST.json with the size and sha256 of
-both. A checkpoint is written under a temporary name, forced to disk, renamed, read back, and only then are older
+`run_dir/checkpoints/000000050000/` holds state.pt, policy.safetensors, the arrays of a replay as replay-*.npy, and
+MANIFEST.json with the size and sha256 of each. A checkpoint is written under a temporary name, forced to disk, renamed, read back, and only then are older
 ones removed, so a crash at any moment leaves the last good one.
 """
 
@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.files import HashedFile, fsync_dir
+from penstock.run.files import HashedFile, fsync_dir, write_array
 from penstock.run.lock import RunLock
 from penstock.run.manifest import MANIFEST, POLICY, STATE, good_manifest, is_good, manifest_bytes, read_manifest, verify
 from penstock.run.plain import from_plain, plain_bytes, to_plain
@@ -35,6 +36,9 @@ _REPLACED = ".replaced"
 """Suffix of a good checkpoint while a new one of the same step takes its name."""
 _NAME = re.compile(r"(\d{12,})(?:\.replaced)?")
 _TEMPORARY = re.compile(r"\.tmp-\d+-(\d+)-[0-9a-f]+")
+_NAMES = "arrays"
+"""Key in state.pt of the arrays' names, in the order of their files."""
+_ARRAY_FILE = "replay-{:03d}.npy"
 _MARGIN_BYTES = 1 << 20
 """Free space asked for beyond the tensors: names, the zip's and the file system's own needs."""
 
@@ -48,6 +52,8 @@ class Checkpoint:
     state: dict[str, Any]
     """As given to `save_checkpoint`: arrays are numpy again, tensors are on the CPU."""
     policy: dict[str, Tensor]
+    arrays: dict[str, np.ndarray[Any, Any]]
+    """As given to `save_checkpoint`; views of the files, read as they are used."""
 
 
 def save_checkpoint(
@@ -55,6 +61,7 @@ def save_checkpoint(
     step: int,
     state: Mapping[str, Any],
     policy: Mapping[str, Tensor],
+    arrays: Mapping[str, np.ndarray[Any, Any]] | None = None,
     *,
     keep: int = 3,
     score: float | None = None,
@@ -70,15 +77,16 @@ def save_checkpoint(
     """
     if keep < 1 or step < 0:
         raise ConfigError(f"keep={keep}, step={step}; expected keep >= 1 and step >= 0")
-    plain = to_plain(dict(state))
+    large = dict(arrays or {})
+    plain = to_plain({**state, _NAMES: list(large)})
     weights = _weights(policy)
     folder = Path(run_dir) / "checkpoints"
     temporary = _temporary(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _tidy(folder)
-        _check_space(folder, plain_bytes(plain) + plain_bytes(weights))
-        _write(temporary, step, plain, weights, score)
+        _check_space(folder, plain_bytes(plain) + plain_bytes(weights) + sum(x.nbytes for x in large.values()))
+        _write(temporary, step, plain, weights, large, score)
         path = _commit(temporary, folder / f"{step:012d}")
     except OSError as error:
         raise CheckpointError(f"cannot write the checkpoint of step {step} in {folder}: {error.strerror or error}; "
@@ -103,11 +111,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
         state = from_plain(torch.load(file, map_location="cpu", weights_only=True))
         file = manifest.path / POLICY
         policy = safetensors.torch.load_file(file)
+        arrays: dict[str, Any] = {}
+        for i, name in enumerate(state.pop(_NAMES, [])):
+            file = manifest.path / _ARRAY_FILE.format(i)
+            arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # whatever the parsers raise, the caller needs the file's name
         raise CheckpointError(
             f"{file} is as it was written, but torch {torch.__version__} cannot read it: {error}"
         ) from error
-    return Checkpoint(manifest.path, manifest.step, state, policy)
+    return Checkpoint(manifest.path, manifest.step, state, policy, arrays)
 
 
 def find_checkpoint(run_dir: Path, which: str = "last") -> Path:
@@ -162,13 +174,19 @@ def _check_space(folder: Path, needed: int) -> None:
                               f"{(needed + _MARGIN_BYTES) / 1e6:.1f} MB; free some space or keep fewer")  # fmt: skip
 
 
-def _write(temporary: Path, step: int, plain: Any, weights: dict[str, Tensor], score: float | None) -> None:
+def _write(
+    temporary: Path, step: int, plain: Any, weights: dict[str, Tensor], arrays: dict[str, Any], score: float | None
+) -> None:
     os.mkdir(temporary)
     with HashedFile(temporary / STATE) as state_file:
         torch.save(plain, state_file)  # pyright: ignore[reportArgumentType]
     with HashedFile(temporary / POLICY) as policy_file:
         policy_file.write(safetensors.torch.save(weights))
     files = {STATE: state_file.entry, POLICY: policy_file.entry}
+    for i, x in enumerate(arrays.values()):
+        with HashedFile(temporary / _ARRAY_FILE.format(i)) as file:
+            write_array(file, x)
+        files[_ARRAY_FILE.format(i)] = file.entry
     with HashedFile(temporary / MANIFEST) as manifest_file:
         manifest_file.write(manifest_bytes(step, score, files))
     fsync_dir(temporary)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+_CHUNK_BYTES = 1 << 24
 
 
 class HashedFile:
@@ -87,3 +93,14 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
+
+
+def write_array(file: HashedFile, x: np.ndarray[Any, Any]) -> None:
+    """Appends an array in numpy's .npy format, 16 MB at a time, so that no copy of it is made in memory."""
+    header = {"descr": np.lib.format.dtype_to_descr(x.dtype), "fortran_order": False, "shape": x.shape}
+    start = io.BytesIO()
+    np.lib.format.write_array_header_1_0(start, header)
+    file.write(start.getvalue())
+    rows = max(1, _CHUNK_BYTES // max(x.nbytes // max(len(x), 1), 1))
+    for i in range(0, len(x), rows):
+        file.write(memoryview(np.ascontiguousarray(x[i : i + rows])).cast("B"))

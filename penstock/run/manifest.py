@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,6 +21,7 @@ from penstock.core.errors import CheckpointError
 FORMAT = 1
 MANIFEST, STATE, POLICY = "MANIFEST.json", "state.pt", "policy.safetensors"
 _MAX_MANIFEST_BYTES = 1 << 20
+_ARRAY = re.compile(r"replay-[\w.-]+\.npy")
 _Signature = tuple[tuple[int, int, int], ...]
 _SEEN_GOOD: dict[Path, _Signature] = {}
 """Checkpoints that this process has read in full, and how their files looked to `stat` then."""
@@ -34,7 +36,7 @@ class Manifest:
     score: float | None
     """What `best` goes by; None if the run was not scored."""
     files: Mapping[str, Mapping[str, Any]]
-    """`size` in bytes and `sha256` of state.pt and policy.safetensors."""
+    """`size` in bytes and `sha256` of state.pt, policy.safetensors, and the arrays of a replay."""
 
 
 def manifest_bytes(step: int, score: float | None, files: Mapping[str, Mapping[str, Any]]) -> bytes:
@@ -76,7 +78,7 @@ def read_manifest(path: Path) -> Manifest:
     if _canonical(content) != text:
         raise CheckpointError(f"{file} is damaged: its text and its own sha256 differ")
     match content:
-        case {"step": int(step), "score": float() | None as score, "files": {**files}} if set(files) == {STATE, POLICY}:
+        case {"step": int(step), "score": float() | None as score, "files": {**files}} if _are_ours(files):
             return Manifest(path, step, score, files)
         case _:
             raise CheckpointError(
@@ -128,8 +130,13 @@ def good_manifest(path: Path) -> Manifest | None:
         return None
 
 
+def _are_ours(files: Mapping[str, Any]) -> bool:
+    """Both files that every checkpoint has, and besides them arrays only, in this directory."""
+    return {STATE, POLICY} <= set(files) and all(_ARRAY.fullmatch(name) for name in set(files) - {STATE, POLICY})
+
+
 def _signature(path: Path) -> _Signature:
-    stats = [(path / name).stat() for name in (MANIFEST, STATE, POLICY)]
+    stats = [x.stat() for x in sorted(path.iterdir())]
     return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
 
 

@@ -70,7 +70,7 @@ class Trainer:
             self._end_trace()
             raise
         try:
-            self.sampler.initialize(self.policy.agent)
+            self.policy.prepare(exp.sampler.spec, self.sampler.initialize(self.policy.agent)["info"])
         except BaseException:
             self._end_trace()
             self.sampler.shutdown()
@@ -195,7 +195,9 @@ class Trainer:
                         "finished": self.finished, "pending": dict(self.pending), "best_score": self.best_score,
                         "elapsed_s": self.elapsed_s, "threads": self.threads, "recent": {**recent, "columns": dict(self.recent.columns)}},
         }  # fmt: skip
-        return save_checkpoint(self.run_dir, self.env_steps, state, agent, keep=self.exp.run.keep, score=score)
+        return save_checkpoint(
+            self.run_dir, self.env_steps, state, agent, self.policy.arrays(), keep=self.exp.run.keep, score=score
+        )
 
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
         """Goes on from a checkpoint, the newest good one if none is given; `sampler.cut_slots` says what was lost."""
@@ -204,7 +206,9 @@ class Trainer:
                 raise ConfigError("Trainer.restore without a run directory; pass run_dir to Trainer, or a checkpoint")
             checkpoint = load_checkpoint(find_checkpoint(self.run_dir))
         try:
-            self.policy.load_state_dict({**checkpoint.state["policy"], "agent": checkpoint.policy})
+            self.policy.load_state_dict(
+                {**checkpoint.state["policy"], "agent": checkpoint.policy}, checkpoint.arrays
+            )
             self.sampler.load_state_dict(checkpoint.state["sampler"])
             state = checkpoint.state["trainer"]
             self.recent = Episodes(**state["recent"])

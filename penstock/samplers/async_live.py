@@ -110,6 +110,7 @@ class AsyncLive:
         if agent.spec != self.spec:
             raise ConfigError(f"the agent was built for {agent.spec}; this sampler's environment has {self.spec}")
         self._agent = agent
+        agent.set_slots(self.batch_spec.B)
         info, state = examples(agent, self.spec)
         n = self._depth + 2
         example = [allocate_batch(self.spec, self.batch_spec, info, state, self._info_keys) for _ in range(n)]

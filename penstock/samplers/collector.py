@@ -25,9 +25,12 @@ class Noise(NamedTuple):
     batch: int
     first_slot: int = 0
 
-    def rows(self, T: int, B: int, n: int) -> np.ndarray[Any, Any]:
-        """[T, B, n] uniforms."""
-        return uniform(self.seed, self.purpose, self.batch, slice(self.first_slot, self.first_slot + B), T, n)
+    def rows(self, T: int, B: int, n: int, ranks: bool = False) -> np.ndarray[Any, Any]:
+        """[T, B, n] uniforms; with `ranks` the last of the n is the slot's number."""
+        out = uniform(self.seed, self.purpose, self.batch, slice(self.first_slot, self.first_slot + B), T, n)
+        if ranks:
+            out[..., -1] = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
+        return out
 
 
 class GroupViews:
@@ -83,6 +86,7 @@ class Acting(Protocol):
     """The part of an `Agent` that the loop needs."""
 
     noise_size: int
+    env_ranks: bool
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None, /) -> tuple[Tree, dict[str, Tree], Tree]: ...
 
@@ -113,7 +117,7 @@ def collect(
         noise: the address of the uniforms to act by, or None to act deterministically.
     """
     T, B = batch.spec
-    uniforms = None if noise is None else noise.rows(T, B, agent.noise_size)
+    uniforms = None if noise is None else noise.rows(T, B, agent.noise_size, agent.env_ranks)
     noises = [view.noise(uniforms, slots) for view, slots in zip(views, pool.groups)]
     pool.bind(batch)
     for slots, view, state in zip(pool.groups, views, states):

@@ -63,6 +63,7 @@ class LiveSampler:
         if agent.spec != self.spec:
             raise ConfigError(f"the agent was built for {agent.spec}; this sampler's environment has {self.spec}")
         self._agent = agent
+        agent.set_slots(self.batch_spec.B)
         try:
             self._stage = Stage(self._pool, agent, self.batch_spec, self._crew, buffers, self._acts_on(agent))
         except MemoryError as error:

@@ -1,0 +1,61 @@
+"""Noisy layers: weights with learned noise, which explores in the place of random actions (Fortunato et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class NoisyLinear(nn.Module):
+    """[N, inputs] -> [N, outputs] with factorised Gaussian noise (eq. 10 and 11; initial values as in section 3.2).
+
+    The noise is a pair of buffers that `renew` draws anew, so acting stays a function of parameters and inputs. It is
+    the same for all rows and slots until then.
+    """
+
+    noise_in: Tensor
+    noise_out: Tensor
+
+    def __init__(self, inputs: int, outputs: int, sigma: float = 0.5) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma * bound))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma * bound))
+        self.register_buffer("noise_in", torch.zeros(inputs))
+        self.register_buffer("noise_out", torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight + self.weight_sigma * torch.outer(self.noise_out, self.noise_in)
+        return F.linear(x, weight, self.bias + self.bias_sigma * self.noise_out)
+
+    def renew(self, rng: np.random.Generator) -> None:
+        """Draws the noise: f(x) = sign(x) sqrt(|x|) of standard normals."""
+        for buffer in (self.noise_in, self.noise_out):
+            x = torch.from_numpy(rng.standard_normal(len(buffer), np.float32))
+            buffer.copy_(x.sign() * x.abs().sqrt())
+
+
+class NoisyMLP(nn.Module):
+    """[N, inputs] -> [N, hidden[-1]]: noisy layers, each followed by relu."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.size = hidden[-1] if hidden else inputs
+        self.layers = nn.ModuleList(NoisyLinear(i, o) for i, o in zip((inputs, *hidden), hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu_(layer(x))
+        return x
+
+
+def noisy_layers(module: nn.Module) -> Iterator[NoisyLinear]:
+    """Every noisy layer in it, in order."""
+    return (layer for layer in module.modules() if isinstance(layer, NoisyLinear))

@@ -1,0 +1,248 @@
+"""The agent of value learning: Q(obs, action) for discrete actions, as numbers or distributions, with a target network."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from penstock import ops
+from penstock.agents.actor_critic import MASK_KEY
+from penstock.agents.agent import Agent
+from penstock.agents.mlp import MLP
+from penstock.agents.networks import Encoder, Net
+from penstock.agents.noisy import NoisyLinear, NoisyMLP, noisy_layers
+from penstock.agents.normalizer import ObsNormalizer, RewardScaler
+from penstock.agents.recurrent import Memory
+from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec, LeafSpec, describe
+from penstock.core.tree import Tree, tree_map
+
+_MASKED = -1e9
+Ladder = Literal["none", "ape-x", "log-space"]
+
+
+class QSettings(Protocol):
+    """What `q_agent` reads of an algorithm's settings."""
+
+    @property
+    def net(self) -> Net: ...
+    @property
+    def discount(self) -> float: ...
+    @property
+    def dueling(self) -> bool: ...
+    @property
+    def noisy(self) -> bool: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def ladder(self) -> Ladder: ...
+    @property
+    def records_q(self) -> bool: ...
+
+
+def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
+    """The default `agent` of DQN and R2D1."""
+    return QAgent(
+        spec, settings.net, settings.discount, dueling=settings.dueling, noisy=settings.noisy, outputs=settings.outputs,
+        ladder=settings.ladder, records_q=settings.records_q,
+    )  # fmt: skip
+
+
+class QNetwork(nn.Module):
+    """Features, optional memory and a head: [N, A] or, with more outputs for an action, [N, A, K]."""
+
+    def __init__(self, spec: EnvSpec, obs: Tree, net: Net, actions: int, outputs: int, dueling: bool, noisy: bool) -> None:
+        super().__init__()
+        self.encoder = Encoder(obs, spec.action, net)
+        self.mlp = (NoisyMLP(self.encoder.size, net.hidden) if noisy
+                    else MLP(self.encoder.size, net.hidden, net.activation))  # fmt: skip
+        size = int(self.mlp.size)
+        self.memory = Memory(net.recurrent, size, net.recurrent_size) if net.recurrent != "none" else None
+        size = self.memory.size if self.memory is not None else size
+        linear = NoisyLinear if noisy else nn.Linear
+        self.actions, self.outputs = actions, outputs
+        self.advantage = linear(size, actions * outputs)
+        self.value = linear(size, outputs) if dueling else None
+        self._chained = self.memory is None and not dueling and not noisy
+
+    def forward(self, inputs: Inputs, obs: Tree, state: Tree = None) -> tuple[Tensor, Tree]:
+        """Outputs of flat rows [N, ...], or of sequences [T, B, ...] with memory, and the state after them."""
+        if self.memory is None:
+            x = obs if self.encoder.is_identity else self.encoder(inputs, obs)
+            if self._chained:
+                return self._shaped(self.mlp(x, (self.advantage.weight, self.advantage.bias))), None
+            return self._head(self.mlp(x)), None
+        lead = inputs.first.shape
+        flat = inputs.flat()
+        flat_obs = tree_map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+        features = self.mlp(flat_obs if self.encoder.is_identity else self.encoder(flat, flat_obs))
+        out, state = self.memory(features.reshape(*lead, -1), inputs.first, state)
+        return self._head(out), state
+
+    def _head(self, x: Tensor) -> Tensor:
+        advantage = self._shaped(self.advantage(x))
+        if self.value is None:
+            return advantage
+        value = self.value(x)
+        return ops.dueling(value if self.outputs == 1 else value.unsqueeze(-2), advantage, dim=-1 if self.outputs == 1 else -2)
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        return x if self.outputs == 1 else x.unflatten(-1, (self.actions, self.outputs))
+
+
+class QAgent(Agent):
+    """Acts by the largest Q with a chance of `epsilon` for a random action, which may differ from slot to slot.
+
+    A Dict observation with the key `action_mask` masks actions; the mask is not fed to the network. `target` is the
+    network that bootstraps; it starts as a copy.
+
+    Args:
+        outputs: numbers for each action: 1, or the atoms or quantiles of a distribution.
+        ladder: epsilon of slot i of N: the same for all, `epsilon^(1 + 7 i / (N - 1))` (Horgan et al. 2018), or spread
+            evenly in logarithm from `epsilon` down to `epsilon_low` (rlpyt).
+        records_q: record Q of the action and the largest Q, for priorities of fresh rows.
+    """
+
+    epsilon: Tensor
+    atoms: Tensor
+
+    def __init__(
+        self, spec: EnvSpec, net: Net, discount: float = 0.99, *, dueling: bool = False, noisy: bool = False, outputs: int = 1,
+        ladder: Ladder = "none", records_q: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        action: Any = spec.action
+        if not isinstance(action, LeafSpec) or action.kind != "discrete":
+            raise ConfigError(f"Q-learning needs one discrete action; the environment takes {describe(spec.action)}: use SAC, TD3 or "
+                              "DDPG for boxes, PPO for anything else")  # fmt: skip
+        if noisy and net.is_recurrent:
+            raise ConfigError("noisy=True with a recurrent net; use epsilon, or a net without memory")
+        self.spec, self.net, self.outputs = spec, net, outputs
+        self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
+        self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
+        seen = {k: v for k, v in spec.obs.items() if k != MASK_KEY} if self.masked else spec.obs
+        if self.masked and spec.obs[MASK_KEY].size != self.actions:
+            raise ConfigError(f"obs['{MASK_KEY}'] has {spec.obs[MASK_KEY].size} elements for {self.actions} actions; expected one for each")
+        self.normalizer = ObsNormalizer(seen) if net.normalize_obs else None
+        self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
+        self.online = QNetwork(spec, seen, net, self.actions, outputs, dueling, noisy)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self._ladder, self._records_q, self._noisy = ladder, records_q, noisy
+        self.env_ranks, self.noise_size = True, 3
+        self.register_buffer("epsilon", torch.ones(1))
+        self.register_buffer("atoms", torch.zeros(0), persistent=False)
+        self._epsilons = 1.0, 1.0
+
+    def set_slots(self, B: int) -> None:
+        self.epsilon = self.epsilon.new_ones(B)
+        self._spread()
+
+    def set_exploration(self, settings: Any, env_steps: int) -> None:
+        warm = env_steps < settings.learning_starts
+        self._epsilons = (1.0, 1.0) if warm else (float(settings.epsilon), float(settings.epsilon_low))
+        self._spread()
+
+    def renew_noise(self, rng: np.random.Generator) -> None:
+        if self._noisy:
+            for layer in (*noisy_layers(self.online), *noisy_layers(self.target)):
+                layer.renew(rng)
+
+    def initial_state(self, B: int) -> Tree:
+        return self.online.memory.initial_state(B) if self.online.memory is not None else None
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        if self.online.memory is None:
+            out, _ = self.online(inputs, self.prepared(inputs.obs))
+        else:
+            one = Inputs(*(tree_map(lambda x: x.unsqueeze(0), part) for part in inputs))
+            out, state = self.online(one, self.prepared(one.obs), state)
+            out = out[0]
+        q = self.expected(out)
+        if self.masked:
+            mask = inputs.obs[MASK_KEY].flatten(1).bool()
+            q = q.masked_fill(~mask, _MASKED)
+        index = q.argmax(-1)
+        info: dict[str, Tree] = {}
+        if noise is not None:
+            if self.masked:
+                count = mask.sum(-1)  # pyright: ignore[reportPossiblyUnboundVariable]
+                nth = (noise[:, 1] * count).long()
+                random = (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)  # pyright: ignore[reportPossiblyUnboundVariable]
+            else:
+                random = (noise[:, 1] * self.actions).long()
+            index = torch.where(noise[:, 0] < self.epsilon[noise[:, 2].long()], random, index)
+        if self._records_q:
+            info = {"q": q.gather(-1, index.unsqueeze(-1)).squeeze(-1), "q_max": q.amax(-1)}
+        return index + self._start if self._start else index, info, state
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
+        """Outputs of the online network: [N, A] or [N, A, K]; [T, B, ...] with memory."""
+        return self.online(inputs, self.prepared(inputs.obs), state)[0]
+
+    def bootstrap(self, inputs: Inputs, state: Tree = None) -> Tensor:
+        """As `forward`, of the target network."""
+        return self.target(inputs, self.prepared(inputs.obs), state)[0]
+
+    def expected(self, out: Tensor) -> Tensor:
+        """[..., A] Q of a network's outputs."""
+        if self.outputs == 1:
+            return out
+        return (out.softmax(-1) * self.atoms).sum(-1) if len(self.atoms) else out.mean(-1)
+
+    def greedy(self, inputs: Inputs, q: Tensor) -> Tensor:
+        """[...] index of the best action that the mask allows."""
+        return self.legal(inputs, q).argmax(-1)
+
+    def legal(self, inputs: Inputs, q: Tensor) -> Tensor:
+        """q, hopeless where the mask forbids."""
+        return q.masked_fill(~inputs.obs[MASK_KEY].bool().reshape(q.shape), _MASKED) if self.masked else q
+
+    def index(self, action: Tensor) -> Tensor:
+        """[...] int64 number of an action from 0."""
+        return action.long() - self._start if self._start else action.long()
+
+    def update_target(self, tau: float) -> None:
+        """target <- (1 - tau) target + tau online."""
+        ops.polyak_(list(self.target.parameters()), list(self.online.parameters()), tau)
+
+    def needed(self, inputs: Inputs) -> Inputs:
+        fed = self.fed
+        return Inputs(inputs.obs, *(getattr(inputs, k) if k in fed else None for k in ("prev_action", "prev_reward", "first")))
+
+    @property
+    def fed(self) -> frozenset[str]:
+        """Inputs that the network reads besides the observation."""
+        net = self.net
+        used = {"prev_action": net.prev_action, "prev_reward": net.prev_reward,
+                "first": net.is_recurrent or net.prev_action or net.prev_reward}  # fmt: skip
+        return frozenset(name for name, yes in used.items() if yes)
+
+    def prepared(self, obs: Tree) -> Tree:
+        """The observation as the network sees it."""
+        obs = {k: v for k, v in obs.items() if k != MASK_KEY} if self.masked else obs
+        return obs if self.normalizer is None else self.normalizer(obs)
+
+    def observe(self, batch: SampleBatch) -> None:
+        if self.normalizer is not None:
+            obs = {k: v for k, v in batch.obs.items() if k != MASK_KEY} if self.masked else batch.obs
+            self.normalizer.update(tree_map(lambda x: x[:-1], obs), batch.valid)
+        if self.reward_scaler is not None:
+            self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
+
+    def scaled_reward(self, reward: Tensor) -> Tensor:
+        return reward if self.reward_scaler is None else self.reward_scaler(reward)
+
+    def _spread(self) -> None:
+        high, low = self._epsilons
+        n = len(self.epsilon)
+        if self._ladder == "none" or high == 1.0:
+            self.epsilon.fill_(high)
+        elif self._ladder == "ape-x":
+            self.epsilon.copy_(ops.epsilon_ladder(n, high))
+        else:
+            self.epsilon.copy_(ops.log_space_ladder(n, low, high))

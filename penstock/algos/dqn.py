@@ -1,0 +1,200 @@
+"""DQN and what Rainbow adds to it, each by a setting: double, dueling, n-step, prioritized, C51 or quantiles, noisy nets.
+
+Mnih et al. 2015 (Nature 518); van Hasselt et al. 2016 (double); Wang et al. 2016 (dueling); Schaul et al. 2016
+(prioritized); Bellemare et al. 2017 (C51); Dabney et al. 2018 (QR-DQN); Fortunato et al. 2018 (noisy); Hessel et al.
+2018 (all at once: Rainbow). Ape-X (Horgan et al. 2018) is this with `ladder="ape-x"` and an AsyncSampler.
+
+Differs from the papers: Adam throughout, and truncated episodes bootstrap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from penstock import ops
+from penstock.agents.agent import Agent
+from penstock.agents.networks import Net
+from penstock.agents.q_agent import Ladder, QAgent, q_agent
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.learn.algorithm import AgentFn, Loss, Optimizers
+from penstock.learn.experience import Experience
+from penstock.learn.minibatch import TrainBatch
+from penstock.learn.optimizers import Adam
+from penstock.learn.policy import Policy
+from penstock.replay.columns import Array, Rows
+from penstock.replay.replay import Replay, ReplaySettings
+from penstock.replay.storage import Storage
+from penstock.replay.view import Transitions
+
+
+def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> TrainBatch:
+    """Adds `target`: r + discount * Q_target(next, argmax Q), as a number, a distribution over atoms, or quantiles."""
+    following = x["next"]
+    out = agent.bootstrap(following)
+    chooser = agent(following) if cfg.double else out
+    best = agent.greedy(following, agent.expected(chooser))
+    best_out = out.gather(1, best.view(-1, 1, *[1] * (out.ndim - 2)).expand(-1, 1, *out.shape[2:])).squeeze(1)
+    reward = agent.scaled_reward(x["return"])
+    if cfg.distributional == "c51":
+        target = ops.project_categorical(best_out.softmax(-1), reward, x["discount"], agent.atoms)
+    elif cfg.distributional == "quantile":
+        target = reward.unsqueeze(-1) + x["discount"].unsqueeze(-1) * best_out
+    else:
+        target = reward + x["discount"] * best_out
+    return TrainBatch(x.inputs, {**x.rows, "target": target}, None)
+
+
+def loss_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> Loss:
+    """Huber loss of Q - target, cross-entropy of the projected atoms (Bellemare eq. 7), or quantile Huber (Dabney eq. 10)."""
+    out, index = agent(x.inputs), agent.index(x["action"])
+    chosen = out.gather(1, index.view(-1, 1, *[1] * (out.ndim - 2)).expand(-1, 1, *out.shape[2:])).squeeze(1)
+    if cfg.distributional == "c51":
+        each = ops.categorical_cross_entropy(x["target"], chosen.log_softmax(-1))
+        priorities, q = each.detach(), (chosen.detach().softmax(-1) * agent.atoms).sum(-1)
+    elif cfg.distributional == "quantile":
+        each = ops.quantile_huber(chosen, x["target"])
+        q = chosen.detach().mean(-1)
+        priorities = (x["target"].mean(-1) - q).abs()
+    else:
+        error = chosen - x["target"]
+        each = ops.huber(error, cfg.huber_delta)
+        priorities, q = error.detach().abs(), chosen.detach()
+    total = (each * x["weight"]).mean() if "weight" in x.rows else each.mean()
+    return Loss(total, {"loss": total.detach(), "q": q.mean()}, priorities)
+
+
+def optimizer_fn(agent: QAgent, cfg: DQN) -> Optimizers:
+    """Adam over the online network."""
+    return {"all": Adam(agent.online.parameters(), lr=float(cfg.lr), eps=cfg.adam_eps)}
+
+
+def replay_fn(agent: QAgent, cfg: DQN) -> Experience:
+    """n-step transitions, and the target network's update after each gradient step."""
+    fresh = cfg.records_q
+    view = Transitions(cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed, acted_next=fresh)
+
+    def recorded_error(storage: Storage, t: Rows) -> Array:
+        rows, slots = (x.ravel() for x in np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
+        total, terminated, after = view.returns(storage, rows, slots)
+        following = storage.info("['q_max']", rows + after, slots) * ~terminated * cfg.discount**after
+        return (total + following - storage.info("['q']", rows, slots)).reshape(len(t), -1)
+
+    replay = Replay(
+        agent.spec, cfg.replay, view, info=("['q']", "['q_max']") if fresh else (), priority_fn=recorded_error if fresh else None
+    )
+
+    def after_update(agent: QAgent, cfg: DQN, updates: int) -> None:
+        if updates % cfg.target_interval == 0:
+            agent.update_target(cfg.tau)
+
+    return Experience(replay, cfg.batch_size, cfg.replay_ratio, cfg.learning_starts, after_update=after_update)
+
+
+def agent_fn(spec: EnvSpec, cfg: DQN) -> Agent:
+    """The default agent: `q_agent` with the support of C51, where that is chosen."""
+    agent = q_agent(spec, cfg)
+    if cfg.distributional == "c51":
+        agent.atoms = torch.linspace(cfg.v_min, cfg.v_max, cfg.n_atoms)
+    return agent
+
+
+@dataclass(frozen=True)
+class DQN:
+    """Settings of DQN and Rainbow."""
+
+    lr: Schedule = 1e-4
+    """Adam's step size, usually 6e-5 (Atari) to 1e-3."""
+    discount: float = 0.99
+    """Weight of the next step's value, usually 0.9 to 0.999."""
+    batch_size: int = 32
+    """Transitions of a gradient step, usually 32 to 256."""
+    replay_ratio: float = 8.0
+    """Rows trained on for each row collected, usually 8 (Atari: 32 every 4 steps) to 256."""
+    learning_starts: int = 1_000
+    """Steps of random actions before the first gradient step."""
+    n_step: int = 1
+    """Rewards in a target before the value, usually 1 to 5; 3 in Rainbow."""
+    double: bool = True
+    """The online network chooses the action that the target network values (van Hasselt et al. 2016)."""
+    dueling: bool = False
+    """Value and advantage as two heads (Wang et al. 2016)."""
+    distributional: Literal["none", "c51", "quantile"] = "none"
+    """Learn the distribution of returns: over fixed atoms, or by quantiles."""
+    n_atoms: int = 51
+    """Atoms of C51, or quantiles; 51 and 200 in the papers."""
+    v_min: float = -10.0
+    """Smallest return that C51 can tell apart."""
+    v_max: float = 10.0
+    """Largest return that C51 can tell apart; for rewards of 1 a step about 1 / (1 - discount)."""
+    noisy: bool = False
+    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`."""
+    epsilon: Schedule = "linear(1.0, 0.05, 0.1)"
+    """Chance of a random action; with a ladder that of the slot that explores most."""
+    ladder: Ladder = "none"
+    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` down to `epsilon_low`."""
+    epsilon_low: float = 0.0005
+    """Smallest epsilon of the `log-space` ladder."""
+    target_interval: int = 250
+    """Gradient steps between updates of the target network."""
+    tau: float = 1.0
+    """Share of the online network in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
+    huber_delta: float = 1.0
+    """Errors beyond this count linearly."""
+    max_grad_norm: float = 10.0
+    """Gradients are scaled down to this norm."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon; 1.5e-4 in Rainbow."""
+    replay: ReplaySettings = ReplaySettings()
+    """What is kept and how it is drawn."""
+    net: Net = Net(hidden=(256, 256), activation="relu")
+    """Networks of the default agent."""
+    agent: AgentFn = agent_fn
+    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
+    batch: ClassVar[BatchSpec] = BatchSpec(T=4, B=1)
+    """T and B of the sampler, where a run names none."""
+    takes_stale: ClassVar[bool] = True
+    """Q-learning is off-policy."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_schedules(self)
+        if self.net.is_recurrent:
+            raise ConfigError(f"DQN with net.recurrent={self.net.recurrent!r}; sequences with memory are R2D1's")
+        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
+            raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
+        if self.v_min >= self.v_max or self.n_atoms < 2 or self.target_interval < 1:
+            raise ConfigError(f"v_min={self.v_min}, v_max={self.v_max}, n_atoms={self.n_atoms}, target_interval={self.target_interval}; "
+                              "expected v_min < v_max, at least 2 atoms and an interval of at least 1")  # fmt: skip
+        low, high = self.epsilon_low, schedule_value(self.epsilon, 0.0)
+        if not 0.0 < low <= 1.0 or not 0.0 <= high <= 1.0:
+            raise ConfigError(f"epsilon={self.epsilon}, epsilon_low={low}; expected chances in [0, 1], and epsilon_low > 0")
+        if min(schedule_value(self.lr, 0.0), self.max_grad_norm, self.huber_delta) <= 0.0:
+            raise ConfigError(f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, huber_delta={self.huber_delta}; expected positive numbers")
+        if self.records_q and self.distributional == "c51":
+            raise ConfigError("replay.fresh_priority='agent' with C51, whose priorities are no TD errors; use 'max'")
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the network gives for an action."""
+        return 1 if self.distributional == "none" else self.n_atoms
+
+    @property
+    def records_q(self) -> bool:
+        """The agent records what priorities of fresh rows need."""
+        return self.replay.index == "prioritized" and self.replay.fresh_priority == "agent"
+
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
+        """The live policy for an environment."""
+        return Policy(
+            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
+        )  # fmt: skip
+
+

@@ -1,0 +1,204 @@
+"""The index: which units are drawn. A unit is a row, or the start of a sequence, of one slot.
+
+Units are numbered over time like the rows they stand for, and lie in a ring. `extend` adds the next ones, `drop` forgets
+the oldest; `draw` and `update` never see a unit that is not there, so nothing is rejected for lying near the head.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import ConfigError
+from penstock.replay.columns import Array, Rows, ring_slices
+from penstock.replay.sum_tree import SumTree
+
+
+class Drawn(NamedTuple):
+    """N units."""
+
+    unit: Rows
+    """[N] number of each unit."""
+    slot: Rows
+    """[N]."""
+    probability: npt.NDArray[np.float64] | None
+    """[N] with which each was drawn; None if uniform."""
+
+
+class Index(Protocol):
+    """Who chooses."""
+
+    head: int
+    """Number of the unit that is added next."""
+
+    def extend(self, usable: Array, priority: Array | None) -> None:
+        """Adds the next units [n, B]; where not `usable` they are never drawn. `priority` None: the largest so far."""
+        ...
+
+    def drop(self, tail: int) -> None:
+        """Forgets the units before number `tail`."""
+        ...
+
+    def draw(self, n: int, rng: np.random.Generator) -> Drawn: ...
+    def update(self, unit: Rows, slot: Rows, priority: Array) -> None: ...
+    def __len__(self) -> int: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class UniformIndex:
+    """Every usable unit with the same chance, with replacement."""
+
+    def __init__(self, units: int, slots: int) -> None:
+        self._usable = np.zeros((units, slots), bool)
+        self._flat = self._usable.reshape(-1)
+        self.tail = self.head = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extend(self, usable: Array, priority: Array | None = None) -> None:
+        self.drop(self.head + len(usable) - len(self._usable))
+        for at, part in ring_slices(self.head, len(usable), len(self._usable)):
+            self._usable[at] = usable[part]
+        self.head += len(usable)
+        self._count += int(np.count_nonzero(usable))
+
+    def drop(self, tail: int) -> None:
+        if tail > self.tail:
+            for at, _ in ring_slices(self.tail, min(tail, self.head) - self.tail, len(self._usable)):
+                self._count -= int(np.count_nonzero(self._usable[at]))
+            self.tail = tail
+            self.head = max(self.head, tail)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+        check_drawable(self._count, n)
+        slots = self._usable.shape[1]
+        low, high = self.tail * slots, self.head * slots
+        drawn = rng.integers(low, high, n)
+        if self._count < high - low:
+            # Whatever share of the units is usable, the expected number of rounds is about log(n) over that share.
+            while len(wrong := np.flatnonzero(~self._flat[drawn % len(self._flat)])):
+                drawn[wrong] = rng.integers(low, high, len(wrong))
+        return Drawn(drawn // slots, drawn % slots, None)
+
+    def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
+        """Nothing: every unit stays as likely as any."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tail": self.tail, "head": self.head, "usable": self._usable.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._usable[...] = state["usable"]
+        self.tail, self.head = int(state["tail"]), int(state["head"])
+        self._count = int(np.count_nonzero(self._usable[np.arange(self.tail, self.head) % len(self._usable)]))
+
+
+class FifoIndex(UniformIndex):
+    """Every usable unit once, oldest first."""
+
+    def __init__(self, units: int, slots: int) -> None:
+        super().__init__(units, slots)
+        self._next = 0
+
+    def __len__(self) -> int:
+        """Units that have not been drawn."""
+        low = max(self._next, self.tail * self._usable.shape[1])
+        ahead = np.arange(low, self.head * self._usable.shape[1])
+        return int(np.count_nonzero(self._flat[ahead % len(self._flat)]))
+
+    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+        slots = self._usable.shape[1]
+        ahead = np.arange(max(self._next, self.tail * slots), self.head * slots)
+        ahead = ahead[self._flat[ahead % len(self._flat)]]
+        if len(ahead) < n:
+            raise ConfigError(
+                f"{n} of {len(ahead)} undrawn samples were asked of a FIFO replay; collect more, or draw fewer"
+            )
+        self._next = int(ahead[n - 1]) + 1
+        return Drawn(ahead[:n] // slots, ahead[:n] % slots, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._next = int(state["next"])
+
+
+class PrioritizedIndex:
+    """Units by priority^alpha (Schaul et al. 2016, eq. 1), one from each of n equal strata of the total (appendix B.2.1).
+
+    Fresh units get the largest priority so far, unless they bring one.
+    """
+
+    def __init__(self, units: int, slots: int, alpha: float, epsilon: float = 1e-6) -> None:
+        self._tree = SumTree(units * slots)
+        self._units, self._slots, self._alpha, self._epsilon = units, slots, alpha, epsilon
+        self.tail = self.head = 0
+        self._count = 0
+        self._largest = 1.0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extend(self, usable: Array, priority: Array | None = None) -> None:
+        n = len(usable)
+        self.drop(self.head + n - self._units)
+        if priority is None:
+            mass = np.where(usable, self._largest, 0.0)
+        else:
+            scaled = self._scaled(priority)
+            mass = np.where(usable, scaled, 0.0)
+            self._largest = max(self._largest, float(mass.max(initial=0.0)))
+        for at, part in ring_slices(self.head, n, self._units):
+            self._tree.set_range(at.start * self._slots, mass[part].ravel())
+        self.head += n
+        self._count += int(np.count_nonzero(usable))
+
+    def drop(self, tail: int) -> None:
+        if tail > self.tail:
+            for at, _ in ring_slices(self.tail, min(tail, self.head) - self.tail, self._units):
+                start, stop = at.start * self._slots, at.stop * self._slots
+                if stop > start:
+                    self._count -= int(np.count_nonzero(self._tree.values[start:stop]))
+                    self._tree.set_range(start, np.zeros(stop - start))
+            self.tail = tail
+            self.head = max(self.head, tail)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+        check_drawable(self._count, n)
+        total = self._tree.total
+        mass = (np.arange(n) + rng.random(n)) * (total / n)
+        leaf = self._tree.find(np.minimum(mass, np.nextafter(total, 0.0)))
+        at, slot = leaf // self._slots, leaf % self._slots
+        unit = self.tail + (at - self.tail) % self._units
+        return Drawn(unit, slot, self._tree.get(leaf) / total)
+
+    def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
+        """Sets priorities [N], such as absolute errors; of a unit that was drawn twice the last one counts."""
+        scaled = self._scaled(priority)
+        kept = (unit >= self.tail) & (unit < self.head)
+        self._tree.set((unit[kept] % self._units) * self._slots + slot[kept], scaled[kept])
+        self._largest = max(self._largest, float(scaled.max(initial=0.0)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tail": self.tail, "head": self.head, "largest": self._largest, "leaves": self._tree.values.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._tree.load(state["leaves"])
+        self.tail, self.head, self._largest = int(state["tail"]), int(state["head"]), float(state["largest"])
+        self._count = int(np.count_nonzero(self._tree.values))
+
+    def _scaled(self, priority: Array) -> npt.NDArray[np.float64]:
+        """(|priority| + epsilon)^alpha, which is never 0."""
+        return (np.abs(priority, dtype=np.float64) + self._epsilon) ** self._alpha
+
+
+def check_drawable(count: int, n: int) -> None:
+    """Raises ConfigError if there is nothing to draw."""
+    if not count:
+        raise ConfigError(f"{n} samples were asked of a replay that holds none yet; collect more first")

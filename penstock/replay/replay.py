@@ -1,0 +1,242 @@
+"""Replay: storage x index x view behind one door, with the ratio of what is trained on to what is collected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.config import check_fields
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.schedule import Schedule, schedule_value
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
+from penstock.replay.columns import Array, Rows
+from penstock.replay.index import FifoIndex, Index, PrioritizedIndex, UniformIndex
+from penstock.replay.storage import Storage
+from penstock.replay.view import Shown, View
+
+PriorityFn = Callable[[Storage, Rows], Array]
+"""(storage, first rows [n] of fresh units) -> [n, B] priorities, by what the agent recorded."""
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """How much is kept, where, and how it is drawn."""
+
+    capacity: int = 1_000_000
+    """Rows kept over all slots, usually 1e5 to 1e6."""
+    index: Literal["uniform", "prioritized", "fifo"] = "uniform"
+    """Which rows are drawn: all alike, by their last error (Schaul et al. 2016), or each once in its order."""
+    priority_alpha: float = 0.6
+    """How much priorities count: 0 is uniform, 1 proportional."""
+    priority_beta: Schedule = "linear(0.4, 1.0)"
+    """How much of the bias of priorities is corrected by weights, usually rising to 1 over the run."""
+    fresh_priority: Literal["max", "agent"] = "max"
+    """Priority of new rows: the largest so far, or the error by the values that the agent saw when it acted."""
+    deduplicate_frames: bool = False
+    """Keep stacks of images [C, H, W] frame by frame: a C-th of the memory, the same bits."""
+    dir: str | None = None
+    """Keep the arrays as files in this directory, for more than fits into memory. None: in memory."""
+    prefetch: bool | Literal["auto"] = "auto"
+    """Read the next samples in a thread while one is trained on. "auto": where they are large, or go to a GPU."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.capacity < 1:
+            raise ConfigError(f"replay.capacity={self.capacity}; expected at least 1")
+        if not 0.0 <= self.priority_alpha <= 1.0 or not 0.0 <= schedule_value(self.priority_beta, 0.0) <= 1.0:
+            raise ConfigError(
+                f"replay.priority_alpha={self.priority_alpha}, priority_beta={self.priority_beta}; both lie in [0, 1]"
+            )
+
+
+class Drawing(NamedTuple):
+    """N samples that were chosen and not read yet."""
+
+    unit: Rows
+    slot: Rows
+    weight: Array | None
+    """[N] float32 importance weights, the largest 1; None if every sample is as likely."""
+    noise: Array
+    """[N, k] uniforms for the view."""
+
+
+class Replay:
+    """The live replay of one policy. Nothing is allocated before `prepare`, which the first batch calls at the latest.
+
+    One thread writes: `append`, `draw` and `update_priorities` are called in one order, that of the training step, so a
+    run repeats itself. `read` may run in another thread meanwhile, as nothing is appended until all samples are read.
+
+    Args:
+        priority_fn: for `fresh_priority="agent"`.
+        info: paths of the recorded info leaves to keep, e.g. "['q']".
+    """
+
+    def __init__(
+        self, spec: EnvSpec, settings: ReplaySettings, view: View, *, info: tuple[str, ...] = (),
+        priority_fn: PriorityFn | None = None, state: Tree = None,
+    ) -> None:  # fmt: skip
+        self.spec, self.settings, self.view = spec, settings, view
+        self._info, self._priority_fn, self._state = info, priority_fn, state
+        if settings.fresh_priority == "agent" and priority_fn is None:
+            raise ConfigError("replay.fresh_priority='agent' with an algorithm that records no values; use 'max'")
+        self.storage: Storage | None = None
+        self.index: Index | None = None
+        self.appended = 0
+        """Valid rows appended since the run began."""
+
+    def prepare(self, T: int, B: int, info: Tree = None) -> None:
+        """Plans and allocates for batches [T, B]. A second call does nothing.
+
+        Args:
+            info: example of a batch's info, leaves without the leading dimensions.
+
+        Raises:
+            ConfigError: it does not fit into memory, or is too short for a batch or a sample.
+        """
+        if self.storage is not None:
+            return
+        settings, stride = self.settings, self.view.stride
+        needed = T + self.view.span + stride + 2
+        rows = math.ceil(settings.capacity / B) + 1
+        rows = math.ceil(rows / stride) * stride
+        if rows < needed:
+            raise ConfigError(f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} with "
+                              f"samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {needed * B}")  # fmt: skip
+        if self._state is not None and stride % T:
+            raise ConfigError(f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin every "
+                              f"{stride}: use a sampler.T that divides {stride}")  # fmt: skip
+        self.storage = Storage(
+            self.spec, rows, B, frames=settings.deduplicate_frames, info=_chosen(info, self._info), state=self._state,
+            state_every=stride, folder=None if settings.dir is None else Path(settings.dir),
+        )  # fmt: skip
+        units = rows // stride
+        if settings.index == "prioritized":
+            self.index = PrioritizedIndex(units, B, settings.priority_alpha)
+        else:
+            self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, B)
+
+    def describe(self) -> str:
+        """Rows, bytes and place, for people."""
+        storage = self.storage
+        if storage is None:
+            return f"replay of {self.settings.capacity:,} rows"
+        rows, where = (storage.rows - 1) * storage.slots, self.settings.dir or "memory"
+        return (f"replay of {rows:,} rows x {storage.bytes / (storage.rows * storage.slots):,.0f} B = {storage.bytes / 1e9:.3g} GB in "
+                f"{where}, {self.settings.index}")  # fmt: skip
+
+    def __len__(self) -> int:
+        """Samples that can be drawn."""
+        return 0 if self.index is None else len(self.index)
+
+    def append(self, batch: SampleBatch, terminated: Array | None = None) -> None:
+        """Adds the rows of a batch of numpy arrays, which may be overwritten afterwards.
+
+        Args:
+            terminated: [T, B] where targets shall see other ends than the environment's.
+        """
+        T, B = batch.valid.shape
+        self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
+        storage, index = self._live()
+        storage.write(batch, terminated)
+        self.appended += int(np.count_nonzero(batch.valid))
+        stride = self.view.stride
+        oldest = storage.tail + storage.history
+        index.drop(-(-oldest // stride))
+        t = np.arange(index.head * stride, storage.head - self.view.span + 1, stride)
+        if len(t):
+            by_agent = self._priority_fn if self.settings.fresh_priority == "agent" else None
+            index.extend(self.view.usable(storage, t), None if by_agent is None else by_agent(storage, t))
+
+    def draw(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> Drawing:
+        """N units with their weights; `read` then fetches them."""
+        _, index = self._live()
+        unit, slot, probability = index.draw(n, rng)
+        weight = None
+        if probability is not None:
+            # w = (1 / (count * P))^beta, over the largest of the batch (Schaul et al. 2016, section 3.4).
+            weight = (probability.min() / probability) ** schedule_value(self.settings.priority_beta, progress)
+            weight = weight.astype(np.float32)
+        return Drawing(unit, slot, weight, rng.random((n, self.view.noise)))
+
+    def read(self, drawing: Drawing) -> Shown:
+        """The drawn samples, gathered into memory of their own."""
+        storage, _ = self._live()
+        return self.view.read(storage, drawing.unit * self.view.stride, drawing.slot, drawing.noise)
+
+    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[Drawing, Shown]:
+        """`draw`, then `read`."""
+        drawing = self.draw(n, rng, progress)
+        return drawing, self.read(drawing)
+
+    def update_priorities(self, drawing: Drawing, priority: Array) -> None:
+        """New priorities [N] of drawn units, such as absolute TD errors."""
+        self._live()[1].update(drawing.unit, drawing.slot, priority)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the storage's arrays, which `arrays` gives."""
+        if self.storage is None or self.index is None:
+            return {"prepared": None}
+        return {"prepared": [self.storage.rows, self.storage.slots], "storage": self.storage.state_dict(),
+                "index": self.index.state_dict(), "appended": self.appended}  # fmt: skip
+
+    def arrays(self) -> dict[str, Array]:
+        """The written part of every array, views of live memory."""
+        return {} if self.storage is None else dict(self.storage.written())
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """The inverse of `state_dict` and `arrays`, after `prepare`. Raises CheckpointError if the shapes differ."""
+        if state["prepared"] is None:
+            return
+        storage, index = self._live()
+        if [storage.rows, storage.slots] != list(state["prepared"]):
+            rows, slots = state["prepared"]
+            raise CheckpointError(f"the checkpoint's replay has {rows - 1} rows of {slots} slots; this one has {storage.rows - 1} of "
+                                  f"{storage.slots}: resume with the replay.capacity and sampler.B of the run")  # fmt: skip
+        storage.load(state["storage"], arrays)
+        index.load_state_dict(state["index"])
+        self.appended = int(state["appended"])
+
+    def _live(self) -> tuple[Storage, Index]:
+        if self.storage is None or self.index is None:
+            raise ConfigError("the replay is empty; append a batch first")
+        return self.storage, self.index
+
+
+class MultiAgentReplay:
+    """One replay for each policy id, over batches that hold every policy's own columns."""
+
+    def __init__(self, replays: Mapping[str, Replay]) -> None:
+        self.replays = dict(replays)
+
+    def append(self, batch: MultiAgentBatch) -> None:
+        """Adds every policy's rows to its replay."""
+        unknown = batch.keys() - self.replays.keys()
+        if unknown:
+            raise ConfigError(f"batches of policies {sorted(unknown)} and replays of {sorted(self.replays)}; name a replay for each")
+        for name, part in batch.items():
+            self.replays[name].append(part)
+
+    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> dict[str, tuple[Drawing, Shown]]:
+        """N samples of every policy that has any."""
+        return {name: each.sample(n, rng, progress) for name, each in self.replays.items() if len(each)}
+
+    def update_priorities(self, drawings: Mapping[str, Drawing], priorities: Mapping[str, Array]) -> None:
+        """As `Replay.update_priorities`, for each policy."""
+        for name, drawing in drawings.items():
+            self.replays[name].update_priorities(drawing, priorities[name])
+
+
+def _chosen(info: Tree, paths: tuple[str, ...]) -> dict[str, Any]:
+    """The leaves with these paths. Raises ConfigError if one is not recorded."""
+    known = dict(zip(tree_paths(info), tree_leaves(info)))
+    missing = [path for path in paths if path not in known]
+    if missing:
+        raise ConfigError(f"the replay is to keep info {missing}, and batches record {sorted(known)}; does the agent give it?")
+    return {path: known[path] for path in paths}

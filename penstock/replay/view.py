@@ -1,0 +1,146 @@
+"""The view: what a drawn unit is shown as, an n-step transition or a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.core.batch import Inputs
+from penstock.core.errors import ConfigError
+from penstock.core.tree import Tree
+from penstock.replay.columns import Array, Rows
+from penstock.replay.storage import Storage
+
+ALL_INPUTS = frozenset(("prev_action", "prev_reward", "first"))
+
+
+class View(Protocol):
+    """How rows become samples."""
+
+    stride: int
+    """Rows from one unit to the next."""
+    span: int
+    """Rows after a unit's first one that must be there; the last of them needs no action yet."""
+    noise: int
+    """Uniforms that `read` uses for a sample."""
+
+    def usable(self, storage: Storage, t: Rows) -> Array:
+        """[n, B] bool: units whose first rows are t [n] can be drawn."""
+        ...
+
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> Shown:
+        """Samples whose first rows are t [N] of slots b [N], by uniforms [N, self.noise]."""
+        ...
+
+
+class Shown(NamedTuple):
+    """N samples as numpy arrays that their owner may keep."""
+
+    inputs: Inputs
+    """[N, ...], or [L, N, ...] for sequences: what the agent saw."""
+    rows: Mapping[str, Tree]
+    """Arrays by name."""
+    valid: Array | None = None
+    """[L, N] bool; None if all are."""
+    state: Tree = None
+    """[N, ...] recurrent state before row 0 of a sequence."""
+
+
+class Transitions:
+    """n-step transitions (Sutton 1988; Watkins 1989, section 7.1; in replay as Hessel et al. 2018).
+
+    `return` [N] is the sum of up to n discounted rewards; it stops at an end, and before a row that is not valid.
+    `discount` [N] is what the value of `next` is weighed with: discount^m after m rewards, 0 after a terminal state.
+    A truncated or cut transition bootstraps from the observation at which it was cut.
+
+    Args:
+        acted_next: what the agent recorded at `next` must be there too, as priorities of fresh rows need it.
+    """
+
+    stride, noise = 1, 0
+
+    def __init__(self, n_step: int = 1, discount: float = 0.99, clip_reward: bool = False,
+                 fed: frozenset[str] = ALL_INPUTS, acted_next: bool = False) -> None:  # fmt: skip
+        if n_step < 1:
+            raise ConfigError(f"n_step={n_step}; expected 1 or more")
+        self._n, self.span = n_step, n_step + acted_next
+        self._clip, self._fed = clip_reward, fed
+        self._powers = discount ** np.arange(n_step + 1, dtype=np.float64)
+
+    def usable(self, storage: Storage, t: Rows) -> Array:
+        return storage.valid(*np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
+
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> Shown:
+        reward, terminated, after = self.returns(storage, t, b)
+        rows = {
+            "action": storage.action(t, b),
+            "return": reward,
+            "discount": np.where(terminated, 0.0, self._powers[after]).astype(np.float32),
+            "next": storage.inputs(t + after, b, self._fed),
+        }
+        return Shown(storage.inputs(t, b, self._fed), rows)
+
+    def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:
+        """[N] float32 returns, whether they end in a terminal state, and the number of rewards in them."""
+        total = self._reward(storage, t, b)
+        terminated = storage.terminated(t, b)
+        after = np.ones(len(t), np.int64)
+        if self._n == 1:
+            return total, terminated, after
+        total = total.astype(np.float64)
+        goes_on = ~(terminated | storage.truncated(t, b))
+        for i in range(1, self._n):
+            goes_on &= storage.valid(t + i, b)
+            total += np.where(goes_on, self._powers[i] * self._reward(storage, t + i, b), 0.0)
+            after += goes_on
+            ended = goes_on & storage.terminated(t + i, b)
+            terminated |= ended
+            goes_on &= ~(ended | storage.truncated(t + i, b))
+        return total.astype(np.float32), terminated, after
+
+    def _reward(self, storage: Storage, t: Rows, b: Rows) -> Array:
+        reward = storage.reward(t, b)
+        return np.sign(reward) if self._clip else reward
+
+
+class Sequences:
+    """Stretches of `burn_in + train` rows with the recurrent state before them, and n more for the last targets.
+
+    A stretch may run over the ends of episodes: `first` clears the state there, and targets stop there. Rows that are
+    not valid are masked. (Kapturowski et al. 2019, section 2.3; they cut stretches at ends instead.)
+
+    `action`, `reward`, `terminated` and `truncated` are [L, N] with L = burn_in + train + n; `inputs` have one row
+    more, for the value after the last.
+    """
+
+    noise = 0
+
+    def __init__(self, every: int, burn_in: int, train: int, n_step: int = 1, clip_reward: bool = False,
+                 fed: frozenset[str] = ALL_INPUTS) -> None:  # fmt: skip
+        if min(every, train, n_step) < 1 or burn_in < 0:
+            raise ConfigError(f"sequences every {every} rows of burn_in={burn_in}, train={train}, n_step={n_step}; expected positive "
+                              "numbers (burn_in may be 0)")  # fmt: skip
+        self.stride, self.span = every, burn_in + train + n_step
+        self._burn_in, self._train = burn_in, train
+        self._clip, self._fed = clip_reward, fed | {"first"}
+
+    def usable(self, storage: Storage, t: Rows) -> Array:
+        rows = t[:, None, None] + self._burn_in + np.arange(self._train)[:, None]
+        trained = storage.valid(*np.broadcast_arrays(rows, np.arange(storage.slots))).any(1)
+        return trained & storage.has_state(t)[:, None]
+
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> Shown:
+        rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None], b)
+        last = t + self.span
+        with_next = np.concatenate([rows, last[None]])
+        reward = storage.reward(rows, slots)
+        shown: dict[str, Any] = {
+            "action": storage.action(rows, slots),
+            "reward": np.sign(reward) if self._clip else reward,
+            "terminated": storage.terminated(rows, slots),
+            "truncated": storage.truncated(rows, slots),
+        }
+        inputs = storage.inputs(with_next, np.broadcast_to(b, with_next.shape), self._fed)
+        return Shown(inputs, shown, storage.valid(rows, slots), storage.state(t, b))
