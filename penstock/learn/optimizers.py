@@ -46,9 +46,13 @@ class Adam:
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        lr_scale: float = 1.0,
     ) -> None:
+        """`lr_scale` times a scheduled step size is this one's, if it is not the schedule itself."""
         params = list(parameters)
-        self.param_groups: list[dict[str, Any]] = [{"params": params, "lr": lr, "betas": betas, "eps": eps}]
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": params, "lr": lr, "betas": betas, "eps": eps, "lr_scale": lr_scale}
+        ]
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._steps = [torch.zeros((), device=p.device) for p in params]

@@ -1,0 +1,187 @@
+"""Agents of continuous control: an actor, k critics, and their targets, for one box of actions.
+
+Actors and critics work in [-1, 1]; the record and the environment see the environment's units.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from penstock import ops
+from penstock.agents.agent import Agent
+from penstock.agents.critics import ActionBox, StackedMLP
+from penstock.agents.distributions import standard_normal, tanh_normal_log_prob
+from penstock.agents.mlp import MLP
+from penstock.agents.networks import Encoder, Net
+from penstock.agents.normalizer import ObsNormalizer, RewardScaler
+from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_map
+
+
+class ControlSettings(Protocol):
+    """What the agents read of an algorithm's settings."""
+
+    @property
+    def net(self) -> Net: ...
+    @property
+    def discount(self) -> float: ...
+    @property
+    def critics(self) -> int: ...
+
+
+class Critics(nn.Module):
+    """[N, ...] inputs and [N, size] actions in [-1, 1] -> [k, N] Q."""
+
+    def __init__(self, spec: EnvSpec, net: Net, actions: int, k: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.obs, spec.action, net)
+        self.stack = StackedMLP(k, self.encoder.size + actions, net.hidden)
+
+    def forward(self, inputs: Inputs, obs: Tree, action: Tensor, frozen: bool = False) -> Tensor:
+        """`frozen`: only the actions get a gradient."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
+        return self.stack(torch.cat([features, action], -1), frozen).squeeze(-1)
+
+
+class Actor(nn.Module):
+    """[N, ...] inputs -> [N, outputs], before any squashing."""
+
+    def __init__(self, spec: EnvSpec, net: Net, outputs: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.obs, spec.action, net)
+        self.mlp = MLP(self.encoder.size, net.hidden, net.activation)
+        self.out = nn.Linear(self.mlp.size, outputs)
+
+    def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
+        features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
+        return self.mlp(features, (self.out.weight, self.out.bias))
+
+
+class Squashed(NamedTuple):
+    """Actions [N, size] in (-1, 1) and their log-density [N] there."""
+
+    action: Tensor
+    logp: Tensor
+
+
+class ControlAgent(Agent):
+    """An actor that is a tanh-squashed Gaussian (SAC) or a point (DDPG, TD3), with critics and target networks.
+
+    Until `learning_starts` steps, actions are uniform over the box; then the Gaussian's samples, or the point with
+    Gaussian noise of `exploration_noise` half-ranges, clipped to the box. Without noise: the mean.
+
+    Args:
+        kind: what the actor is. target_actor: keep a target of it as well (DDPG, TD3).
+    """
+
+    warm: Tensor
+    spread: Tensor
+
+    def __init__(
+        self, spec: EnvSpec, net: Net, discount: float, critics: int, kind: Literal["gaussian", "point"], algo: str,
+        target_actor: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if net.is_recurrent:
+            raise ConfigError(f"{algo} with net.recurrent={net.recurrent!r}; off-policy learning with memory is R2D1's")
+        self.box = ActionBox(spec.action, algo)
+        self.spec, self.net, self._gaussian = spec, net, kind == "gaussian"
+        self.normalizer = ObsNormalizer(spec.obs) if net.normalize_obs else None
+        self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
+        size = self.box.size
+        self.actor = Actor(spec, net, 2 * size if self._gaussian else size)
+        self.critics = Critics(spec, net, size, critics)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
+        self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None
+        self.noise_size = size
+        self.register_buffer("warm", torch.ones(1))
+        self.register_buffer("spread", torch.zeros(1))
+
+    def set_exploration(self, settings: Any, env_steps: int) -> None:
+        self.warm.fill_(float(env_steps < settings.learning_starts))
+        self.spread.fill_(float(getattr(settings, "exploration_noise", 0.0)))
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        out = self.actor(inputs, self.prepared(inputs.obs))
+        if self._gaussian:
+            mean, log_std = gaussian(out)
+            unit = torch.tanh(mean if noise is None else mean + log_std.exp() * standard_normal(noise))
+        else:
+            unit = torch.tanh(out)
+            if noise is not None:
+                unit = (unit + self.spread * standard_normal(noise)).clamp(-1.0, 1.0)
+        if noise is not None:
+            unit = torch.where(self.warm > 0.0, 2.0 * noise - 1.0, unit)
+        return self.box.to_env(unit), {}, None
+
+    def sample(self, inputs: Inputs, noise: Tensor) -> Squashed:
+        """Reparametrised actions of the Gaussian from uniforms [N, size] (Haarnoja et al. 2018, appendix C)."""
+        mean, log_std = gaussian(self.actor(inputs, self.prepared(inputs.obs)))
+        u = mean + log_std.exp() * standard_normal(noise)
+        return Squashed(torch.tanh(u), tanh_normal_log_prob(u, mean, log_std).sum(-1))
+
+    def point(self, inputs: Inputs) -> Tensor:
+        """[N, size] the deterministic action in [-1, 1]."""
+        return torch.tanh(self.actor(inputs, self.prepared(inputs.obs)))
+
+    def target_point(self, inputs: Inputs) -> Tensor:
+        """As `point`, of the target actor."""
+        assert self.target_actor is not None
+        return torch.tanh(self.target_actor(inputs, self.prepared(inputs.obs)))
+
+    def q(self, inputs: Inputs, action: Tensor, frozen: bool = False) -> Tensor:
+        """[k, N] of actions [N, size] in [-1, 1]; `frozen`: only the actions get a gradient."""
+        return self.critics(inputs, self.prepared(inputs.obs), action, frozen)
+
+    def target_q(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """As `q`, of the target critics."""
+        return self.target_critics(inputs, self.prepared(inputs.obs), action)
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
+        """[N, outputs] of the actor, before squashing."""
+        return self.actor(inputs, self.prepared(inputs.obs))
+
+    def update_targets(self, tau: float) -> None:
+        """target <- (1 - tau) target + tau online."""
+        target, online = list(self.target_critics.parameters()), list(self.critics.parameters())
+        if self.target_actor is not None:
+            target += list(self.target_actor.parameters())
+            online += list(self.actor.parameters())
+        ops.polyak_(target, online, tau)
+
+    def needed(self, inputs: Inputs) -> Inputs:
+        return Inputs(inputs.obs, *(getattr(inputs, k) if k in self.fed else None for k in ("prev_action", "prev_reward", "first")))
+
+    @property
+    def fed(self) -> frozenset[str]:
+        """Inputs that the networks read besides the observation."""
+        net = self.net
+        used = {"prev_action": net.prev_action, "prev_reward": net.prev_reward, "first": net.prev_action or net.prev_reward}
+        return frozenset(name for name, yes in used.items() if yes)
+
+    def prepared(self, obs: Tree) -> Tree:
+        """The observation as the networks see it."""
+        return obs if self.normalizer is None else self.normalizer(obs)
+
+    def observe(self, batch: SampleBatch) -> None:
+        if self.normalizer is not None:
+            self.normalizer.update(tree_map(lambda x: x[:-1], batch.obs), batch.valid)
+        if self.reward_scaler is not None:
+            self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
+
+    def scaled_reward(self, reward: Tensor) -> Tensor:
+        return reward if self.reward_scaler is None else self.reward_scaler(reward)
+
+
+def gaussian(out: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log standard deviation from the actor's outputs; the latter clamped to [-20, 2] as in Haarnoja et al."""
+    mean, log_std = out.chunk(2, -1)
+    return mean, log_std.clamp(-20.0, 2.0)

@@ -1,0 +1,121 @@
+"""Critics of continuous control: k networks Q(obs, action) as one batched module, and the box that actions live in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from penstock.core.errors import ConfigError
+from penstock.core.spec import LeafSpec, describe
+from penstock.core.tree import Tree
+
+
+class StackedMLP(nn.Module):
+    """[N, inputs] -> [k, N, outputs]: k networks of relu layers side by side, each with weights of its own.
+
+    One matrix product serves all of them, and one node of the graph each forward, as in `penstock.agents.mlp`.
+    """
+
+    def __init__(self, k: int, inputs: int, hidden: tuple[int, ...], outputs: int = 1) -> None:
+        super().__init__()
+        self.parameters_: list[nn.Parameter] = []
+        widths = (inputs, *hidden, outputs)
+        for i, (n, m) in enumerate(zip(widths, widths[1:])):
+            bound = 1.0 / math.sqrt(n)  # as torch's Linear starts
+            for name, shape in (("weight", (k, n, m)), ("bias", (k, 1, m))):
+                parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+                self.register_parameter(f"{name}_{i}", parameter)
+                self.parameters_.append(parameter)
+
+    def forward(self, x: Tensor, frozen: bool = False) -> Tensor:
+        """`frozen`: gradients go to `x` alone, and the products for the weights' are spared."""
+        weights = [p.detach() for p in self.parameters_] if frozen else self.parameters_
+        if torch.is_grad_enabled():
+            return _Stack.apply(x, *weights)  # pyright: ignore[reportReturnType]
+        return _layers(x, weights)[-1]  # pyright: ignore[reportArgumentType]
+
+
+def _layers(x: Tensor, parameters: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:
+    """The input [k, N, inputs] and the output of every layer."""
+    outputs = [x.expand(len(parameters[0]), *x.shape)]
+    last = len(parameters) - 2
+    for i in range(0, len(parameters), 2):
+        y = _product(outputs[-1], parameters[i]).add_(parameters[i + 1])
+        outputs.append(y if i == last else y.relu_())
+    return outputs
+
+
+def _product(x: Tensor, w: Tensor) -> Tensor:
+    """[k, n, m] @ [k, m, p]; one column is a product with a vector, at which the library's batched one is slow."""
+    if w.shape[2] > 1:
+        return torch.bmm(x, w)
+    return torch.stack([torch.mv(each, column) for each, column in zip(x, w.squeeze(2))]).unsqueeze(2)
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        outputs = _layers(x, parameters)
+        ctx.save_for_backward(*outputs[:-1], *parameters[::2])
+        ctx.learns = ctx.needs_input_grad[1]
+        return outputs[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved = ctx.saved_tensors
+        count = len(saved) // 2
+        inputs, weights = saved[:count], saved[count:]
+        gradients: list[Tensor | None] = []
+        gradient: Any = upstream[0]
+        for i in reversed(range(count)):
+            if i < count - 1:
+                gradient = torch.ops.aten.threshold_backward(gradient, inputs[i + 1], 0)
+            if ctx.learns:
+                gradients += [gradient.sum(1, keepdim=True), _product(inputs[i].transpose(1, 2), gradient)]
+            else:
+                gradients += [None, None]
+            if i or ctx.needs_input_grad[0]:
+                back = weights[i].transpose(1, 2)
+                gradient = gradient * back if gradient.shape[2] == 1 else torch.bmm(gradient, back)
+        return gradient.sum(0) if ctx.needs_input_grad[0] else None, *reversed(gradients)
+
+
+class ActionBox(nn.Module):
+    """Maps between the environment's bounds and [-1, 1], where actors and critics work, element by element.
+
+    Raises:
+        ConfigError: the action is no box of floats with finite bounds, low below high.
+    """
+
+    center: Tensor
+    half_range: Tensor
+
+    def __init__(self, action: Tree, algo: str) -> None:
+        super().__init__()
+        if not isinstance(action, LeafSpec) or action.kind != "box" or not action.dtype.startswith("float"):
+            raise ConfigError(f"{algo} needs one box of floats as action; the environment takes {describe(action)}: use DQN or discrete "
+                              "SAC for choices, PPO for anything else")  # fmt: skip
+        low, high = action.bound("low").ravel(), action.bound("high").ravel()
+        if not action.bounded:
+            raise ConfigError(f"{algo} needs finite action bounds; got low={low.tolist()}, high={high.tolist()}: rescale the action "
+                              "with gymnasium.wrappers.RescaleAction or ClipAction, or use PPO")  # fmt: skip
+        if not (high > low).all():
+            raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
+        self.shape, self.size = action.shape, action.size
+        self.register_buffer("center", torch.as_tensor((low + high) / 2, dtype=torch.float32), persistent=False)
+        self.register_buffer("half_range", torch.as_tensor((high - low) / 2, dtype=torch.float32), persistent=False)
+
+    def to_env(self, unit: Tensor) -> Tensor:
+        """[N, size] in [-1, 1] -> [N, *A] in the environment's units."""
+        x = self.center + self.half_range * unit
+        return x.unflatten(-1, self.shape) if self.shape else x.squeeze(-1)
+
+    def to_unit(self, action: Tensor) -> Tensor:
+        """[N, *A] in the environment's units -> [N, size], clipped to [-1, 1]."""
+        x = action.flatten(-len(self.shape)) if self.shape else action.unsqueeze(-1)
+        return ((x.float() - self.center) / self.half_range).clamp(-1.0, 1.0)
