@@ -140,7 +140,7 @@ class SAC:
     """Networks of the default agent."""
     agent: AgentFn = agent_fn
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=1, B=1)
+    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
     """T and B of the sampler, where a run names none."""
     takes_stale: ClassVar[bool] = True
     """SAC is off-policy."""

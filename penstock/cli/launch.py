@@ -6,13 +6,11 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import Parser, here_on_path, import_modules, key_values
-from penstock.cli.train import _parser as train_parser  # pyright: ignore[reportPrivateUsage]
-from penstock.cli.train import _seeds, _settings  # pyright: ignore[reportPrivateUsage]
+from penstock.cli.options import Parser, here_on_path
+from penstock.cli.settings import experiment, seed_list, train_parser
 from penstock.core.errors import ConfigError
 
 _DESCRIPTION = """Trains every combination of a grid of settings with every seed, as many at a time as there are slots.
@@ -22,8 +20,9 @@ _DESCRIPTION = """Trains every combination of a grid of settings with every seed
   penstock launch runs/sweep --retry                run again what failed
 
 All other options are those of `penstock train`, for every run. Runs are `python -m penstock train` processes pinned to
-the CPUs of their slot, each with a directory DIR/NAME and a log DIR/logs/NAME.log. The same command again skips what
-has finished and goes on with what was interrupted. The first Ctrl-C has every run save and end, the second kills them.
+the CPUs of their slot, each with a directory DIR/NAME and a log DIR/logs/NAME.log; with `--sampler auto` each measures
+on those CPUs. The same command again skips what has finished and goes on with what was interrupted. The first Ctrl-C
+has every run save and end, the second kills them.
 Exit code 1 if a run failed.
 """
 _OURS = {"run.seed": "--seeds", "run.dir": "--dir", "seeds": "--seeds"}
@@ -136,42 +135,27 @@ def _pairs(grid: Sequence[str]) -> list[tuple[str, str]]:
 
 def _experiment(argv: Sequence[str]) -> Any:
     """What `penstock train` would carry out with these arguments; raises or exits as it does."""
-    from penstock.core.config import import_object
-    from penstock.run.presets import find_preset, named_preset, with_preset
-    from penstock.samplers import find_sampler
-
-    parser = train_parser()
     algo, *options = argv
-    args, rest = parser.parse_known_args(options)
+    args, rest = train_parser().parse_known_args(options)
     if args.env is None:
         raise ConfigError("--env is missing: penstock launch ALGO --env ID --dir DIR")
-    import_modules(args.imports)
-    found = None
-    if args.preset is None:
-        found = find_preset(algo, args.env)
-    elif args.preset != "none":
-        found = named_preset(args.preset if "/" in args.preset else f"{algo}/{args.preset}")
-    exp = with_preset(algo, args.env, found)
-    if args.sampler is not None:
-        exp = replace(exp, sampler=find_sampler(args.sampler)(T=exp.sampler.T, B=exp.sampler.B))
     try:
-        settings = _settings(exp, rest)
+        return experiment(algo, args, rest)[0]
     except SystemExit:
         print(f"penstock launch: nothing was started; these options are wrong: {' '.join(argv)}", file=sys.stderr)
         raise
-    exp = replace(
-        exp, algo=settings.algo, sampler=settings.sampler, run=settings.run,
-        env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
-        wrappers=(*exp.wrappers, *args.wrappers), info_keys=(*exp.info_keys, *args.info_keys),
-        imports=(*exp.imports, *args.imports), env_checks=args.env_checks or exp.env_checks,
-    )  # fmt: skip
-    return exp if args.agent is None else replace(exp, algo=replace(exp.algo, agent=import_object(args.agent)))
 
 
 def _cores(experiments: Sequence[Any]) -> int:
-    """Cores that the largest run keeps busy."""
-    workers = [getattr(exp.sampler, "workers", 0) for exp in experiments]
-    return max(1, *(w + (getattr(exp.sampler, "groups", None) is not None) for w, exp in zip(workers, experiments)))
+    """Cores that the largest run keeps busy: its workers, and beside them a learner that acts for them or trains meanwhile."""
+    from penstock.samplers.cpu import CpuSampler
+
+    def cores(sampler: Any) -> int:
+        if hasattr(sampler, "inner"):
+            return 1 + cores(sampler.inner)
+        return getattr(sampler, "workers", 0) + (not isinstance(sampler, CpuSampler))
+
+    return max(cores(exp.sampler) for exp in experiments)
 
 
 def _parser() -> Parser:
@@ -182,7 +166,7 @@ def _parser() -> Parser:
     parser.add_argument("--grid", nargs="+", action="extend", default=[], metavar="K=V,V",
                         help="settings that vary, and their values; [64,64] is one value of several numbers")  # fmt: skip
     parser.add_argument(
-        "--seeds", type=_seeds, metavar="1,2,3", help="one run of each combination for each seed (default 0)"
+        "--seeds", type=seed_list, metavar="1,2,3", help="one run of each combination for each seed (default 0)"
     )
     parser.add_argument(
         "--slots", type=_positive, metavar="N", help="runs at a time (default: as many as keep the cores busy)"

@@ -14,6 +14,7 @@ from penstock.core.version import VERSION
 COMMANDS = {
     "train": "train an algorithm on an environment",
     "eval": "play episodes with a trained policy, on video if you like",
+    "record": "write episodes of a trained policy into a dataset",
     "resume": "go on with a run as if it had never stopped",
     "launch": "train many runs on this machine: a grid of settings x seeds",
     "bench": "measure which sampler is the fastest here",
@@ -28,7 +29,8 @@ _HELP = """usage: penstock COMMAND [OPTIONS]
 {commands}
 
 `penstock COMMAND --help` explains a command, `penstock train ppo --help` every setting of PPO.
-Exit codes: 0 done, 2 usage or settings, 3 environment, 4 learner, 5 checkpoint, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 a run of `launch` or a check of `doctor` failed, or penstock itself (with a traceback),
+2 usage or settings, 3 environment, 4 learner, 5 checkpoint, 129 hang-up, 130 Ctrl-C, 143 SIGTERM.
 """
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import SampleBatch
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.minibatch import TrainBatch
 
@@ -39,9 +38,9 @@ class Optimizer(Protocol):
 
 Optimizers: TypeAlias = dict[str, Optimizer]
 AgentFn: TypeAlias = Callable[[EnvSpec, Any], Agent]
-PostprocessFn: TypeAlias = Callable[[Any, SampleBatch, Any], TrainBatch]  # (agent, batch, settings)
+PostprocessFn: TypeAlias = Callable[[Any, Any, Any], TrainBatch]  # (agent, SampleBatch or sample of replay, settings)
 LossFn: TypeAlias = Callable[[Any, TrainBatch, Any], Loss]  # (agent, minibatch, settings)
-OptimizerFn: TypeAlias = Callable[[Agent, Any], Optimizers]
+OptimizerFn: TypeAlias = Callable[[Any, Any], Optimizers]
 
 
 class Algorithm(Protocol):

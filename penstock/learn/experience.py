@@ -100,6 +100,9 @@ class Experience:
 def train_on_replay(policy: Any, batch: SampleBatch) -> ResultDict:
     """Appends a batch of numpy arrays, then takes the gradient steps that are due.
 
+    `postprocess_fn` and `loss_fn` are given the view's arrays, and `weight` [N] where replay is prioritized, `noise`
+    [N, k] uniforms in (0, 1) where asked for, and `update`, the number of gradient steps before this one.
+
     Returns:
         `train/...` metrics, each the mean over the gradient steps, and `replay/...`.
 
@@ -115,6 +118,7 @@ def train_on_replay(policy: Any, batch: SampleBatch) -> ResultDict:
     counts: dict[str, int] = defaultdict(int)
     rng = generator(policy.seed, Purpose.REPLAY, policy.version)
     for drawing, x in samples(policy, own.due() if len(own.replay) else 0, rng):
+        x = TrainBatch(x.inputs, {**x.rows, "update": policy.updates}, x.valid, x.state)
         policy.agent.renew_noise(rng)
         with torch.no_grad():
             x = policy.postprocess(x)

@@ -48,7 +48,7 @@ class Policy:
         epochs: int = 1,
         minibatch: int | None = None,
         max_grad_norm: float | None = None,
-        experience_fn: Callable[[Agent], Experience] | None = None,
+        experience_fn: Callable[[Any], Experience] | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,26 +12,40 @@ from penstock.core.errors import ConfigError
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
-"""(name, shape, dtype) -> zeroed memory."""
+Plan = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shape and dtype of arrays by name."""
 
 
 class Column(Protocol):
     """One leaf of the record over the ring's rows. Rows are numbered from the first that was ever written."""
 
     history: int
-    """Rows before a row that reading it needs."""
+    """Rows before a row that reading it may need."""
+    plan: Plan
+    """The arrays that it needs, zeroed."""
 
-    def write(self, start: int, rows: Array, first: Array, follows: Array) -> None:
-        """Rows start, start + 1, ... of all slots: [n, B, ...].
+    def bind(self, arrays: Mapping[str, Array]) -> None:
+        """Gives it the arrays of its plan; nothing else is called before."""
+        ...
+
+    def write(self, start: int, rows: Array, first: Array, valid: Array) -> None:
+        """Rows start, start + 1, ... of all slots: [T + 1, B, ...].
 
         Args:
-            first: [n, B], the row opens an episode. follows: [n - 1, B], row i + 1 is the successor of row i.
+            first: [T + 1, B], the row opens an episode. valid: [T, B], row i + 1 is the successor of row i.
         """
         ...
 
+    def skip(self, start: int, count: int, row: Array) -> None:
+        """Fills the `count` rows before row `start` so that `row` [B, ...] can be written there next."""
+        ...
+
+    def goes_on(self, start: int, row: Array, valid: Array) -> bool:
+        """Row `start`, which was the last one written, is `row` [B, ...], fully so where `valid` [B]."""
+        ...
+
     def read(self, t: Rows, b: Rows) -> Array:
-        """[*N, ...] of rows t and slots b, which have one shape [*N]."""
+        """[*N, ...] of rows t and slots b, which have one shape [*N]; memory of its own."""
         ...
 
 
@@ -39,15 +53,26 @@ class RingColumn:
     """Rows as they are; float64 is kept as float32."""
 
     history = 0
+    data: Array
 
-    def __init__(self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any, allocate: Allocate) -> None:
-        self.data = allocate(name, (rows, slots, *shape), stored_dtype(dtype))
-        self._rows, self._slots = rows, slots
-        self._flat = self.data.reshape(rows * slots, *shape)
+    def __init__(self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any) -> None:
+        self.plan: Plan = {name: ((rows, slots, *shape), stored_dtype(dtype))}
+        self._name, self._rows, self._slots = name, rows, slots
 
-    def write(self, start: int, rows: Array, first: Array | None = None, follows: Array | None = None) -> None:
+    def bind(self, arrays: Mapping[str, Array]) -> None:
+        self.data = arrays[self._name]
+        self._flat = self.data.reshape(self._rows * self._slots, *self.data.shape[2:])
+
+    def write(self, start: int, rows: Array, first: Array | None = None, valid: Array | None = None) -> None:
         for at, part in ring_slices(start, len(rows), self._rows):
             self.data[at] = rows[part]
+
+    def skip(self, start: int, count: int, row: Array) -> None:
+        self.write(start - count, np.broadcast_to(row, (count, *self.data.shape[1:])))
+
+    def goes_on(self, start: int, row: Array, valid: Array) -> bool:
+        held = self.data[start % self._rows]
+        return np.array_equal(held, row.astype(held.dtype), equal_nan=held.dtype.kind == "f")
 
     def read(self, t: Rows, b: Rows) -> Array:
         return self._flat.take(t % self._rows * self._slots + b, 0)
@@ -57,42 +82,63 @@ class FrameColumn:
     """The newest frame of each stacked observation [C, H, W]; the C - 1 before it are other rows' newest frames.
 
     Where an episode opened less than C rows ago, the stack repeats its first frame or holds zeros, whichever the
-    wrapper does: that is learned from the first stacks of episodes, and every stack that is written is compared with
-    what would be rebuilt (so a wrapper that skips or reorders frames is refused, not stored wrongly).
+    wrapper does: that is learned from the first stacks of episodes. Every stack of a valid row, and of its successor,
+    is compared with what would be rebuilt as it is written; a wrapper that skips or reorders frames is refused.
     """
 
-    def __init__(self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any, allocate: Allocate) -> None:
+    data: Array
+
+    def __init__(self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any) -> None:
         self._stack, *self._frame = shape
         self.history = self._stack - 1
-        self.data = allocate(name, (rows, slots, *self._frame), np.dtype(dtype))
-        self._age = allocate(f"{name}.age", (rows, slots), np.dtype(np.uint8))
-        self._rows, self._slots = rows, slots
-        self._flat, self._flat_age = self.data.reshape(rows * slots, *self._frame), self._age.reshape(rows * slots)
+        self.plan: Plan = {name: ((rows, slots, *self._frame), np.dtype(dtype)), f"{name}.age": ((rows, slots), np.dtype(np.uint8))}
+        self._name, self._rows, self._slots = name, rows, slots
+        self._back = np.arange(self.history, -1, -1)
         self.zeros: bool | None = None
         """Frames before an episode are zeros; None: not known yet."""
 
-    def write(self, start: int, rows: Array, first: Array, follows: Array) -> None:
-        ages = self._ages(start, first)
-        self._check(rows, first, follows)
-        for at, part in ring_slices(start, len(rows), self._rows):
-            self.data[at] = rows[part, :, -1]
-            self._age[at] = ages[part]
+    def bind(self, arrays: Mapping[str, Array]) -> None:
+        self.data, self._age = arrays[self._name], arrays[f"{self._name}.age"]
+        self._flat = self.data.reshape(self._rows * self._slots, *self._frame)
+        self._flat_age = self._age.reshape(-1)
+
+    def write(self, start: int, rows: Array, first: Array, valid: Array) -> None:
+        self._put(start, rows[:, :, -1], self._ages(start, first))
+        self._check(start, rows, first, valid)
+
+    def skip(self, start: int, count: int, row: Array) -> None:
+        frames = np.broadcast_to(row[:, -1], (count, *self.data.shape[1:])).copy()
+        older = min(count, self.history)
+        frames[count - older :] = row[:, self.history - older : self.history].swapaxes(0, 1)
+        self._put(start - count, frames, np.full((count, self._slots), self.history, np.uint8))
+
+    def goes_on(self, start: int, row: Array, valid: Array) -> bool:
+        """Of a slot that idles only the newest frame is compared: its older ones cannot be rebuilt, nor are they used."""
+        if not np.array_equal(self.data[start % self._rows], row[:, -1]):
+            return False
+        return np.array_equal(self._row(start)[valid], row[valid])
 
     def read(self, t: Rows, b: Rows) -> Array:
         newest = t % self._rows * self._slots + b
-        age = self._flat_age[newest]
-        out = np.empty((*t.shape, self._stack, *self._frame), self.data.dtype)
-        ring = len(self._flat)
-        for back in range(self._stack):
-            steps = np.minimum(age, back)
-            frame = self._flat.take((newest - steps.astype(np.int64) * self._slots) % ring, 0)
-            if self.zeros:
-                frame[age < back] = 0
-            out[..., self._stack - 1 - back, :, :] = frame
+        age = self._flat_age.take(newest)[..., None]
+        at = newest[..., None] - np.minimum(age, self._back) * self._slots
+        # One gather for all frames; "wrap" leads rows before the ring's first around to its end.
+        out = self._flat.take(at, 0, mode="wrap")
+        if self.zeros:
+            out[age < self._back] = 0
         return out
 
+    def _row(self, t: int) -> Array:
+        """[B, C, H, W] as rebuilt."""
+        return self.read(np.full(self._slots, t), np.arange(self._slots))
+
+    def _put(self, start: int, frames: Array, ages: Array) -> None:
+        for at, part in ring_slices(start, len(frames), self._rows):
+            self.data[at] = frames[part]
+            self._age[at] = ages[part]
+
     def _ages(self, start: int, first: Array) -> Array:
-        """[n, B] rows since the episode opened, at most C - 1; rows before the storage count as another episode's."""
+        """[n, B] rows since the episode opened, at most C - 1."""
         ages = np.empty(first.shape, np.uint8)
         before = self._age[(start - 1) % self._rows] if start else np.full(first.shape[1], self.history, np.uint8)
         for i, opened in enumerate(first):
@@ -100,23 +146,29 @@ class FrameColumn:
             ages[i] = before
         return ages
 
-    def _check(self, rows: Array, first: Array, follows: Array) -> None:
-        """Raises ConfigError unless every stack can be rebuilt from single frames."""
-        if not self.history:
-            return
-        if first.any():
-            opening = rows[first]
+    def _check(self, start: int, rows: Array, first: Array, valid: Array) -> None:
+        """Raises ConfigError unless every stack that will be used is rebuilt as it was."""
+        nobody = np.zeros((1, self._slots), bool)
+        used = np.concatenate([valid, nobody]) | np.concatenate([nobody, valid])
+        opening = rows[first & used]
+        if len(opening):
             repeated, zeros = bool((opening[:, :-1] == opening[:, -1:]).all()), not opening[:, :-1].any()
             if self.zeros is None and repeated != zeros:
                 self.zeros = zeros
             if not (zeros if self.zeros else repeated):
                 raise ConfigError(_REFUSED)
-        for i, slots in enumerate(follows & ~first[1:]):
-            if not (rows[i + 1, slots, :-1] == rows[i, slots, 1:]).all():
+        # Whether a stack is rebuilt right follows from the one before it, if that one is and the frames move on by one.
+        right = (self._row(start) == rows[0]).all((1, 2, 3))
+        for i in range(len(rows)):
+            if i:
+                moved = valid[i - 1] & right & ~first[i]
+                right = first[i].copy()
+                right[moved] = (rows[i, moved, :-1] == rows[i - 1, moved, 1:]).all((1, 2, 3))
+            if not right[used[i]].all():
                 raise ConfigError(_REFUSED)
 
 
-_REFUSED = ("observations are no stacks of the frames of single rows, so they cannot be kept frame by frame; "
+_REFUSED = ("observations are no stacks [C, H, W] of the frames of single rows, so they cannot be kept frame by frame; "
             "use replay.deduplicate_frames=False")  # fmt: skip
 
 

@@ -6,12 +6,14 @@ the oldest; `draw` and `update` never see a unit that is not there, so nothing i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
+from penstock.core.mapped import copy_rows
 from penstock.replay.columns import Array, Rows, ring_slices
 from penstock.replay.sum_tree import SumTree
 
@@ -45,7 +47,11 @@ class Index(Protocol):
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None: ...
     def __len__(self) -> int: ...
     def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def arrays(self) -> dict[str, Array]:
+        """The rest of the state, by name: views of live memory [units, slots]."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None: ...
 
 
 class UniformIndex:
@@ -89,10 +95,13 @@ class UniformIndex:
         """Nothing: every unit stays as likely as any."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"tail": self.tail, "head": self.head, "usable": self._usable.copy()}
+        return {"tail": self.tail, "head": self.head}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._usable[...] = state["usable"]
+    def arrays(self) -> dict[str, Array]:
+        return {"usable": self._usable}
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        copy_rows(self._usable, arrays["usable"])
         self.tail, self.head = int(state["tail"]), int(state["head"])
         self._count = int(np.count_nonzero(self._usable[np.arange(self.tail, self.head) % len(self._usable)]))
 
@@ -124,8 +133,8 @@ class FifoIndex(UniformIndex):
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"next": self._next}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        super().load_state_dict(state, arrays)
         self._next = int(state["next"])
 
 
@@ -186,10 +195,13 @@ class PrioritizedIndex:
         self._largest = max(self._largest, float(scaled.max(initial=0.0)))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"tail": self.tail, "head": self.head, "largest": self._largest, "leaves": self._tree.values.copy()}
+        return {"tail": self.tail, "head": self.head, "largest": self._largest}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._tree.load(state["leaves"])
+    def arrays(self) -> dict[str, Array]:
+        return {"mass": self._tree.values.reshape(self._units, self._slots)}
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        self._tree.load(arrays["mass"].reshape(-1))
         self.tail, self.head, self._largest = int(state["tail"]), int(state["head"]), float(state["largest"])
         self._count = int(np.count_nonzero(self._tree.values))
 

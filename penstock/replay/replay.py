@@ -84,7 +84,7 @@ class Replay:
     ) -> None:  # fmt: skip
         self.spec, self.settings, self.view = spec, settings, view
         self._info, self._priority_fn, self._state = info, priority_fn, state
-        if settings.fresh_priority == "agent" and priority_fn is None:
+        if settings.index == "prioritized" and settings.fresh_priority == "agent" and priority_fn is None:
             raise ConfigError("replay.fresh_priority='agent' with an algorithm that records no values; use 'max'")
         self.storage: Storage | None = None
         self.index: Index | None = None
@@ -111,7 +111,7 @@ class Replay:
                               f"samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {needed * B}")  # fmt: skip
         if self._state is not None and stride % T:
             raise ConfigError(f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin every "
-                              f"{stride}: use a sampler.T that divides {stride}")  # fmt: skip
+                              f"{stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}")  # fmt: skip
         self.storage = Storage(
             self.spec, rows, B, frames=settings.deduplicate_frames, info=_chosen(info, self._info), state=self._state,
             state_every=stride, folder=None if settings.dir is None else Path(settings.dir),
@@ -180,18 +180,20 @@ class Replay:
         self._live()[1].update(drawing.unit, drawing.slot, priority)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the storage's arrays, which `arrays` gives."""
+        """Everything but what `arrays` gives."""
         if self.storage is None or self.index is None:
             return {"prepared": None}
-        return {"prepared": [self.storage.rows, self.storage.slots], "storage": self.storage.state_dict(),
-                "index": self.index.state_dict(), "appended": self.appended}  # fmt: skip
+        return {"prepared": [self.storage.rows, self.storage.slots], "index_kind": self.settings.index, "appended": self.appended,
+                "storage": self.storage.state_dict(), "index": self.index.state_dict()}  # fmt: skip
 
     def arrays(self) -> dict[str, Array]:
-        """The written part of every array, views of live memory."""
-        return {} if self.storage is None else dict(self.storage.written())
+        """The written part of every array, and the index's, views of live memory."""
+        if self.storage is None or self.index is None:
+            return {}
+        return {**dict(self.storage.written()), **{f"index.{name}": x for name, x in self.index.arrays().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `arrays`, after `prepare`. Raises CheckpointError if the shapes differ."""
+        """The inverse of `state_dict` and `arrays`, after `prepare`. Raises CheckpointError if shapes or index differ."""
         if state["prepared"] is None:
             return
         storage, index = self._live()
@@ -199,8 +201,17 @@ class Replay:
             rows, slots = state["prepared"]
             raise CheckpointError(f"the checkpoint's replay has {rows - 1} rows of {slots} slots; this one has {storage.rows - 1} of "
                                   f"{storage.slots}: resume with the replay.capacity and sampler.B of the run")  # fmt: skip
+        if self.settings.index != state["index_kind"]:
+            raise CheckpointError(f"the checkpoint's replay has replay.index={state['index_kind']!r}; this one has "
+                                  f"{self.settings.index!r}: resume with the replay settings of the run")  # fmt: skip
+        for name, x in index.arrays().items():
+            stored = arrays.get(f"index.{name}")
+            if stored is None or (stored.shape, stored.dtype) != (x.shape, x.dtype):
+                seen = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
+                raise CheckpointError(f"the checkpoint's replay has {seen} as index.{name}; this one keeps {x.dtype}{list(x.shape)}: "
+                                      "resume with the replay settings of the run")  # fmt: skip
         storage.load(state["storage"], arrays)
-        index.load_state_dict(state["index"])
+        index.load_state_dict(state["index"], {name: arrays[f"index.{name}"] for name in index.arrays()})
         self.appended = int(state["appended"])
 
     def _live(self) -> tuple[Storage, Index]:

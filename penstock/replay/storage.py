@@ -12,6 +12,7 @@ import psutil
 
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.mapped import copy_rows
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_structure, tree_unflatten
 from penstock.replay.columns import Array, FrameColumn, RingColumn, Rows
@@ -79,7 +80,8 @@ class Storage:
     def write(self, batch: SampleBatch, terminated: Array | None = None) -> int:
         """Adds the T rows of a batch of numpy arrays; gives the number of rows that the head moved.
 
-        One more than T if the batch does not begin where the one before ended: an invalid row then keeps them apart.
+        More than T if the batch does not begin where the one before ended: invalid rows then keep them apart, one, or
+        as many as bring it to a row whose state is kept.
 
         Args:
             terminated: [T, B], where targets shall see other ends than the environment's; None for its own.
@@ -91,10 +93,11 @@ class Storage:
         moved = T
         first = batch.first
         if self.head and not self._goes_on(batch):
+            gap = self.state_every - self.head % self.state_every if self._states else 1
             for column in (self._terminated, self._truncated, self._valid):
-                column.write(self.head, np.zeros((1, B), bool))
-            self.head += 1
-            moved += 1
+                column.write(self.head, np.zeros((gap, B), bool))
+            self.head += gap
+            moved += gap
             first = batch.first.copy()
             first[0] = True
         start, follows = self.head, batch.valid
@@ -188,7 +191,7 @@ class Storage:
                 raise CheckpointError(f"the checkpoint's replay has {seen} as {name}; this one keeps {x.dtype}{list(x.shape)}: resume "
                                       "with the replay settings and sampler.B of the run")  # fmt: skip
         for name, x in self.arrays.items():
-            x[: len(arrays[name])] = arrays[name]
+            copy_rows(x[: len(arrays[name])], arrays[name])
         self.head = int(state["head"])
         self._state_rows[:] = state["state_rows"]
         for column, zeros in zip((c for c in self._obs if isinstance(c, FrameColumn)), state["zeros"]):

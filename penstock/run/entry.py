@@ -71,7 +71,7 @@ def resume(
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     extended = (exp.run.steps, exp.run.stop) != (stored.run.steps, stored.run.stop)
     with RunLock(run_dir):
-        checkpoint = load_checkpoint(_newest(run_dir))
+        checkpoint = load_checkpoint(_newest(run_dir), replay=True)
         _refuse_finished(run_dir, checkpoint, exp, extended)
         with Trainer(exp, run_dir) as trainer:
             trainer.restore(checkpoint)
@@ -82,9 +82,10 @@ def resume(
 
 def _newest(run_dir: Path) -> Path:
     try:
-        return find_checkpoint(run_dir)
+        return find_checkpoint(run_dir, replay=True)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; there is nothing to go on from: start anew with another run.dir") from error
+        raise CheckpointError(f"{error}; there is nothing to go on from: start anew with another run.dir, and "
+                              f"with init={str(run_dir)!r} (--init) if one of these holds a good policy") from error
 
 
 def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, extended: bool) -> None:

@@ -31,6 +31,8 @@ class RunConfig:
     """Environment steps between checkpoints, besides one at the end; 0: only that."""
     keep: int = 3
     """Checkpoints kept, besides the best by evaluation."""
+    keep_replays: int = 2
+    """Checkpoints that keep their replay, the newest ones; from the others the policy can be loaded, not the run resumed."""
     device: str = "cpu"
     """Where the networks live: cpu, cuda or cuda:1."""
     learner_threads: int | Literal["auto"] = 1
@@ -55,8 +57,9 @@ class RunConfig:
         for name, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ConfigError(f"run.stop[{name!r}]={value!r}; expected the number to reach, e.g. 475")
-        if self.steps < 1 or self.keep < 1:
-            raise ConfigError(f"run.steps={self.steps}, run.keep={self.keep}; both must be at least 1")
+        for name in ("steps", "keep", "keep_replays"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"run.{name}={getattr(self, name)}; expected at least 1")
         if self.seed < 0:
             raise ConfigError(f"run.seed={self.seed}; expected 0 or more")
         if self.eval_interval and not self.eval_episodes:

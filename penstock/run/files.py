@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import io
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-import numpy as np
-
-_CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 20
+_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+"""What copy_file_range answers where the two file systems, or a sandbox, have no use for it."""
 
 
 class HashedFile:
@@ -39,6 +38,35 @@ class HashedFile:
         except BaseException as error:
             self._error = error
         return len(view)
+
+    def write_from(self, fd: int, offset: int, count: int) -> None:
+        """Appends `count` bytes of another file, which the kernel copies; they pass through 1 MB of memory to be hashed."""
+        buffer = memoryview(bytearray(min(_CHUNK_BYTES, count)))
+        try:
+            while count and self._error is None:
+                size = os.preadv(fd, [buffer[:count]], offset)
+                self._hash.update(buffer[:size])
+                self._size += size
+                self._copy(fd, offset, buffer[:size])
+                if not size:
+                    raise OSError(errno.EIO, "the mapped file is shorter than its array")
+                offset, count = offset + size, count - size
+        except BaseException as error:
+            self._error = error
+
+    def _copy(self, fd: int, offset: int, data: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(data):
+                copied = os.copy_file_range(fd, self._fd, len(data) - done, offset + done)
+                if not copied:
+                    break
+                done += copied
+        except OSError as error:
+            if error.errno not in _NO_KERNEL_COPY:
+                raise
+        while done < len(data):
+            done += os.write(self._fd, data[done:])
 
     def flush(self) -> None:
         """Nothing is buffered here; file-like objects are asked to have it."""
@@ -93,14 +121,3 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
-
-
-def write_array(file: HashedFile, x: np.ndarray[Any, Any]) -> None:
-    """Appends an array in numpy's .npy format, 16 MB at a time, so that no copy of it is made in memory."""
-    header = {"descr": np.lib.format.dtype_to_descr(x.dtype), "fortran_order": False, "shape": x.shape}
-    start = io.BytesIO()
-    np.lib.format.write_array_header_1_0(start, header)
-    file.write(start.getvalue())
-    rows = max(1, _CHUNK_BYTES // max(x.nbytes // max(len(x), 1), 1))
-    for i in range(0, len(x), rows):
-        file.write(memoryview(np.ascontiguousarray(x[i : i + rows])).cast("B"))

@@ -21,8 +21,9 @@ from penstock.core.errors import CheckpointError
 FORMAT = 1
 MANIFEST, STATE, POLICY = "MANIFEST.json", "state.pt", "policy.safetensors"
 _MAX_MANIFEST_BYTES = 1 << 20
-_ARRAY = re.compile(r"replay-[\w.-]+\.npy")
-_Signature = tuple[tuple[int, int, int], ...]
+ARRAY_FILE = "replay-{:03d}.npy"
+_ARRAY = re.compile(r"replay-\d{3,}\.npy")
+_Signature = tuple[tuple[str, int, int, int], ...]
 _SEEN_GOOD: dict[Path, _Signature] = {}
 """Checkpoints that this process has read in full, and how their files looked to `stat` then."""
 
@@ -36,18 +37,41 @@ class Manifest:
     score: float | None
     """What `best` goes by; None if the run was not scored."""
     files: Mapping[str, Mapping[str, Any]]
-    """`size` in bytes and `sha256` of state.pt, policy.safetensors, and the arrays of a replay."""
+    """`size` in bytes and `sha256` of state.pt, policy.safetensors, and the arrays of a replay with the `name` of each."""
+    versions: Mapping[str, str]
+    """What it was written with."""
+    replay_dropped: bool = False
+    """It was written with a replay, which is gone; the policy is whole."""
+
+    @property
+    def arrays(self) -> dict[str, Path]:
+        """The file of each array of the replay, by the array's name; empty if there is none."""
+        return {entry["name"]: self.path / file for file, entry in self.files.items() if _ARRAY.fullmatch(file)}
 
 
-def manifest_bytes(step: int, score: float | None, files: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """The one text of a manifest; the hash of itself that it holds makes a flipped bit in it visible too."""
+def manifest_bytes(
+    step: int, score: float | None, files: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str] | None = None, *,
+    replay_dropped: bool = False,
+) -> bytes:  # fmt: skip
+    """The one text of a manifest; the hash of itself that it holds makes a flipped bit in it visible too.
+
+    Args:
+        versions: None for those of this process.
+    """
     return _canonical({
         "format": FORMAT,
         "step": int(step),
         "score": float(score) if score is not None and math.isfinite(score) else None,
         "files": files,
-        "versions": _versions(),
+        "versions": _versions() if versions is None else versions,
+        **({"replay_dropped": True} if replay_dropped else {}),
     })  # fmt: skip
+
+
+def without_replay(manifest: Manifest) -> bytes:
+    """The manifest's text once the replay's files are gone."""
+    files = {name: entry for name, entry in manifest.files.items() if not _ARRAY.fullmatch(name)}
+    return manifest_bytes(manifest.step, manifest.score, files, manifest.versions, replay_dropped=True)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -79,33 +103,45 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{file} is damaged: its text and its own sha256 differ")
     match content:
         case {"step": int(step), "score": float() | None as score, "files": {**files}} if _are_ours(files):
-            return Manifest(path, step, score, files)
+            return Manifest(path, step, score, files, content.get("versions", {}), "replay_dropped" in content)
         case _:
             raise CheckpointError(
                 f"{file} was not written by penstock: expected a step, a score and the files {STATE} and {POLICY}"
             )
 
 
-def verify(path: Path) -> Manifest:
-    """The manifest of a checkpoint whose every file has been read and is what was written. Raises CheckpointError."""
+def verify(path: Path, *, replay: bool = True) -> Manifest:
+    """The manifest of a checkpoint whose every file has been read and is what was written. Raises CheckpointError.
+
+    Args:
+        replay: look at the replay's arrays too, which takes a second for every GB. Those that this process has read
+            before, and that look unchanged, are not read again.
+    """
     manifest = read_manifest(path)
+    before = _signature(path)
+    seen = _SEEN_GOOD.get(path) == before
     for name, expected in manifest.files.items():
-        file = path / name
-        try:
-            if file.is_symlink() or not file.is_file():
-                raise CheckpointError(f"{file} is {'not a plain file' if file.exists() else 'missing'}")
-            if (size := file.stat().st_size) != expected.get("size"):
-                raise CheckpointError(f"{file} has {size} bytes; its manifest says {expected.get('size')}")
-            with open(file, "rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-        if digest != expected.get("sha256"):
-            raise CheckpointError(
-                f"{file} is damaged: its sha256 is {digest}, its manifest says {expected.get('sha256')}"
-            )
-    _SEEN_GOOD[path] = _signature(path)
+        if not _ARRAY.fullmatch(name):
+            _verify_file(path / name, expected)
+        elif replay and not seen:
+            _verify_file(path / name, expected)
+    if replay:
+        _SEEN_GOOD[path] = before
     return manifest
+
+
+def _verify_file(file: Path, expected: Mapping[str, Any]) -> None:
+    try:
+        if file.is_symlink() or not file.is_file():
+            raise CheckpointError(f"{file} is {'not a plain file' if file.exists() else 'missing'}")
+        if (size := file.stat().st_size) != expected.get("size"):
+            raise CheckpointError(f"{file} has {size} bytes; its manifest says {expected.get('size')}")
+        with open(file, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if digest != expected.get("sha256"):
+        raise CheckpointError(f"{file} is damaged: its sha256 is {digest}, its manifest says {expected.get('sha256')}")
 
 
 def is_good(path: Path) -> bool:
@@ -120,24 +156,33 @@ def is_good(path: Path) -> bool:
 def good_manifest(path: Path) -> Manifest | None:
     """Like `verify`, None if broken; files that this process has verified and that look unchanged are not read again.
 
-    For pruning: reading every kept replay buffer back at every save would take longer than the save.
+    For pruning: reading every kept replay back at every save would take longer than the save.
     """
     try:
         if _SEEN_GOOD.get(path) == _signature(path):
             return read_manifest(path)
         return verify(path)
-    except (CheckpointError, OSError):
+    except CheckpointError:
         return None
 
 
 def _are_ours(files: Mapping[str, Any]) -> bool:
-    """Both files that every checkpoint has, and besides them arrays only, in this directory."""
-    return {STATE, POLICY} <= set(files) and all(_ARRAY.fullmatch(name) for name in set(files) - {STATE, POLICY})
+    """Both files that every checkpoint has, and besides them named arrays only, in this directory."""
+    arrays = set(files) - {STATE, POLICY}
+    return (
+        {STATE, POLICY} <= set(files)
+        and all(isinstance(entry, dict) for entry in files.values())
+        and all(_ARRAY.fullmatch(name) and isinstance(files[name].get("name"), str) for name in arrays)
+    )
 
 
 def _signature(path: Path) -> _Signature:
-    stats = [x.stat() for x in sorted(path.iterdir())]
-    return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
+    """How its files look from outside. Raises CheckpointError if one of them goes meanwhile."""
+    try:
+        stats = [(x.name, x.stat()) for x in sorted(path.iterdir())]
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:

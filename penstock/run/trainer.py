@@ -196,19 +196,18 @@ class Trainer:
                         "elapsed_s": self.elapsed_s, "threads": self.threads, "recent": {**recent, "columns": dict(self.recent.columns)}},
         }  # fmt: skip
         return save_checkpoint(
-            self.run_dir, self.env_steps, state, agent, self.policy.arrays(), keep=self.exp.run.keep, score=score
-        )
+            self.run_dir, self.env_steps, state, agent, self.policy.arrays(), keep=self.exp.run.keep,
+            keep_replays=self.exp.run.keep_replays, score=score,
+        )  # fmt: skip
 
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
         """Goes on from a checkpoint, the newest good one if none is given; `sampler.cut_slots` says what was lost."""
         if checkpoint is None:
             if self.run_dir is None:
                 raise ConfigError("Trainer.restore without a run directory; pass run_dir to Trainer, or a checkpoint")
-            checkpoint = load_checkpoint(find_checkpoint(self.run_dir))
+            checkpoint = load_checkpoint(find_checkpoint(self.run_dir, replay=True), replay=True)
         try:
-            self.policy.load_state_dict(
-                {**checkpoint.state["policy"], "agent": checkpoint.policy}, checkpoint.arrays
-            )
+            self.policy.load_state_dict({**checkpoint.state["policy"], "agent": checkpoint.policy}, checkpoint.arrays())
             self.sampler.load_state_dict(checkpoint.state["sampler"])
             state = checkpoint.state["trainer"]
             self.recent = Episodes(**state["recent"])

@@ -19,6 +19,7 @@ SAMPLERS = {
     "async-cpu": "penstock.samplers.asynchronous:AsyncCpuSampler",
     "async-gpu": "penstock.samplers.asynchronous:AsyncGpuSampler",
     "async-alternating": "penstock.samplers.asynchronous:AsyncAlternatingSampler",
+    "offline": "penstock.samplers.offline:OfflineSampler",
 }
 """Samplers by the name that the command line knows."""
 

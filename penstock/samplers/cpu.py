@@ -36,7 +36,7 @@ class CpuSampler:
     workers: int = 2
     """Processes, usually one for each core; any number gives the same batches."""
     groups: int = 1
-    """Always 1: these workers wait for nobody within a batch, so there is no wait for a second group to fill."""
+    """Always 1: these workers wait for nobody within a batch."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
     max_decorrelation_steps: int = 0
@@ -56,10 +56,9 @@ class CpuSampler:
     """CPUs of each worker, as `penstock.run.affinity.plan` gives them; None leaves it to the kernel."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.groups, int) and self.groups > 1:
-            raise ConfigError(f"sampler.groups={self.groups} with CpuSampler, whose workers act for themselves and have one "
-                              f"group; use AlternatingSampler(groups={self.groups}) (--sampler alternating), or leave "
-                              "groups out")  # fmt: skip
+        if self.groups != 1:
+            raise ConfigError(f"sampler.groups={self.groups} with CpuSampler, whose workers wait for nobody and have one group; "
+                              "use AlternatingSampler (--sampler alternating), or leave groups out")  # fmt: skip
         check_process_settings(self)
 
     @property

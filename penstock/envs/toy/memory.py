@@ -68,3 +68,8 @@ class HideVelocity(gym.ObservationWrapper[Any, Any, Any]):
     def observation(self, observation: Any) -> npt.NDArray[Any]:
         """The kept elements, in new memory."""
         return np.asarray(observation)[self._keep]
+
+
+def cartpole_positions() -> gym.Env[Any, Any]:
+    """CartPole-v1 that shows position and angle, and no velocity."""
+    return HideVelocity(gym.make("CartPole-v1", disable_env_checker=True))

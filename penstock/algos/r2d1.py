@@ -1,0 +1,250 @@
+"""R2D1, which is R2D2 on one machine: Q-learning with memory, from replayed sequences with the state they began in.
+
+Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning"; Stooke and Abbeel 2019
+(rlpyt), who named it R2D1. Its parts: n-step double Q-learning, dueling heads, value rescaling (Pohlen et al. 2018),
+prioritized replay (Schaul et al. 2016) with a priority for a sequence, and an epsilon per slot (Horgan et al. 2018).
+
+Differs from the papers: a sequence may run over the ends of episodes, where memory starts anew and targets stop;
+truncated episodes bootstrap; the value of rows after the trained ones passes no gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock import ops
+from penstock.agents.agent import Agent
+from penstock.agents.networks import Net
+from penstock.agents.q_agent import Ladder, QAgent, q_agent
+from penstock.core.batch import Inputs
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.tree import tree_map
+from penstock.learn.algorithm import AgentFn, Loss, Optimizers
+from penstock.learn.experience import Experience
+from penstock.learn.minibatch import TrainBatch
+from penstock.learn.optimizers import Adam
+from penstock.learn.policy import Policy
+from penstock.replay.columns import Array, Rows
+from penstock.replay.replay import Replay, ReplaySettings
+from penstock.replay.storage import Storage
+from penstock.replay.view import Sequences
+
+
+def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: R2D1) -> TrainBatch:
+    """Runs both networks through the burn-in, each from the stored state, and leaves what lies after it.
+
+    Returns:
+        `inputs` [train_length + n_step, N, ...], rows and `valid` one row less, `state` of the online network before
+        them, and `q_target` [train_length + n_step, N, A].
+    """
+    assert x.valid is not None
+    # A sequence ends with an observation more than its last target needs.
+    start, end = cfg.burn_in, len(x.valid)
+    state = x.state
+    if start:
+        warm = between(x.inputs, 0, start)
+        _, state = agent.online(warm, agent.prepared(warm.obs), state)
+    q_target = agent.bootstrap(between(x.inputs, 0, end), x.state)[start:]
+    rows = {name: x[name][start : end - 1] for name in ("action", "reward", "terminated", "truncated")}
+    if "weight" in x.rows:
+        rows["weight"] = x["weight"]
+    return TrainBatch(between(x.inputs, start, end), {**rows, "q_target": q_target}, x.valid[start : end - 1], state)
+
+
+def loss_fn(agent: QAgent, x: TrainBatch, cfg: R2D1) -> Loss:
+    """Half the squared TD error over the valid trained rows, each sequence with its weight; and its new priority."""
+    assert x.valid is not None
+    train = cfg.train_length
+    trained, beyond = between(x.inputs, 0, train), between(x.inputs, train, train + cfg.n_step)
+    q, state = agent.online(trained, agent.prepared(trained.obs), x.state)
+    with torch.no_grad():
+        q_beyond, _ = agent.online(beyond, agent.prepared(beyond.obs), state)
+        chooser = torch.cat((q, q_beyond)) if cfg.double else x["q_target"]
+        best = agent.greedy(x.inputs, chooser).unsqueeze(-1)
+        value = x["q_target"].gather(-1, best).squeeze(-1)
+        target = targets(agent, x["reward"], value, x["terminated"], x["truncated"], x.valid, cfg)
+    chosen = q.gather(-1, agent.index(x["action"][:train]).unsqueeze(-1)).squeeze(-1)
+    error, valid = chosen - target, x.valid[:train]
+    each = 0.5 * error.square()
+    total = ops.masked_mean(each * x["weight"] if "weight" in x.rows else each, valid)
+    size = error.detach().abs()
+    q_mean = ops.masked_mean(chosen.detach(), valid)
+    metrics = {"loss": total.detach(), "q": q_mean, "td_error": ops.masked_mean(size, valid)}
+    return Loss(total, metrics, ops.sequence_priority(size, valid, cfg.eta))
+
+
+def targets(
+    agent: QAgent, reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, cfg: R2D1
+) -> Tensor:
+    """[train_length, N] h(sum of n discounted rewards + discount^n h^-1(value)) (Kapturowski et al. 2019, eq. 1).
+
+    Args:
+        reward, terminated, truncated, valid: [train_length + n_step - 1, N].
+        value: [train_length + n_step, N] as the network gives it, of the rows' observations.
+    """
+    value = ops.value_unscale(value, cfg.rescale_eps) if cfg.value_rescale else value
+    return_ = ops.n_step_return(
+        agent.scaled_reward(reward), value, terminated, truncated, valid, discount=cfg.discount, n=cfg.n_step
+    )[: cfg.train_length]
+    return ops.value_rescale(return_, cfg.rescale_eps) if cfg.value_rescale else return_
+
+
+def between(inputs: Inputs, start: int, end: int) -> Inputs:
+    """Rows `start` to `end` of [T, ...] inputs."""
+    return Inputs(*(tree_map(lambda x: x[start:end], part) for part in inputs))
+
+
+def optimizer_fn(agent: QAgent, cfg: R2D1) -> Optimizers:
+    """Adam over the online network."""
+    return {"all": Adam(agent.online.parameters(), lr=float(cfg.lr), eps=cfg.adam_eps)}
+
+
+def replay_fn(agent: QAgent, cfg: R2D1) -> Experience:
+    """Sequences with stored state, and the target network's update after each gradient step."""
+    view = Sequences(cfg.state_interval, cfg.burn_in, cfg.train_length, cfg.n_step, cfg.net.clip_reward, agent.fed)
+
+    def recorded_priority(storage: Storage, t: Rows) -> Array:
+        """[n, B] as `loss_fn` gives it, by the values that the agent saw when it acted."""
+        at = (t + cfg.burn_in)[:, None] + np.arange(cfg.train_length + cfg.n_step)[:, None, None]
+        rows, slots = (x.reshape(len(at), -1) for x in np.broadcast_arrays(at, np.arange(storage.slots)))
+        before = rows[:-1], slots[:-1]
+        reward = np.sign(storage.reward(*before)) if cfg.net.clip_reward else storage.reward(*before)
+        kept = (reward, storage.info("['q_max']", rows, slots), storage.terminated(*before), storage.truncated(*before),
+                storage.valid(*before))  # fmt: skip
+        reward, value, terminated, truncated, valid = (torch.from_numpy(x).to(agent.epsilon.device) for x in kept)
+        target = targets(agent, reward, value, terminated, truncated, valid, cfg).cpu()
+        size = (torch.from_numpy(storage.info("['q']", *before)[: cfg.train_length]) - target).abs()
+        return ops.sequence_priority(size, valid[: cfg.train_length].cpu(), cfg.eta).reshape(len(t), -1).numpy()
+
+    state = tree_map(lambda x: x[0].cpu().numpy(), agent.initial_state(1))
+    fresh = cfg.records_q
+    replay = Replay(
+        agent.spec, cfg.replay, view, info=("['q']", "['q_max']") if fresh else (),
+        priority_fn=recorded_priority if fresh else None, state=state,
+    )  # fmt: skip
+
+    def after_update(agent: QAgent, cfg: R2D1, updates: int) -> None:
+        if updates % cfg.target_interval == 0:
+            agent.update_target(cfg.tau)
+
+    return Experience(
+        replay, cfg.batch_size, cfg.replay_ratio, cfg.learning_starts, sample_rows=cfg.train_length,
+        after_update=after_update,
+    )  # fmt: skip
+
+
+def agent_fn(spec: EnvSpec, cfg: R2D1) -> Agent:
+    """The default agent."""
+    return q_agent(spec, cfg)
+
+
+@dataclass(frozen=True)
+class R2D1:
+    """Settings of R2D1."""
+
+    lr: Schedule = 1e-4
+    """Adam's step size, usually 1e-4 (Atari) to 1e-3."""
+    discount: float = 0.997
+    """Weight of the next step's value, usually 0.99 to 0.997."""
+    batch_size: int = 64
+    """Sequences of a gradient step, usually 16 to 64."""
+    replay_ratio: float = 1.0
+    """Rows trained on for each row collected, usually 1 (Atari) to 16; burn-in does not count."""
+    learning_starts: int = 10_000
+    """Steps of random actions before the first gradient step; 1e5 in rlpyt."""
+    n_step: int = 5
+    """Rewards in a target before the value, usually 3 to 5."""
+    burn_in: int = 40
+    """Rows that only refresh the stored state, usually 0 to 40."""
+    train_length: int = 80
+    """Rows of a sequence that are trained on, after the burn-in; usually 20 to 80."""
+    state_interval: int = 40
+    """Rows from the start of a sequence to that of the next; `sampler.T` must divide it."""
+    double: bool = True
+    """The online network chooses the action that the target network values (van Hasselt et al. 2016)."""
+    dueling: bool = True
+    """Value and advantage as two heads (Wang et al. 2016)."""
+    value_rescale: bool = True
+    """The network learns h(Q), which shrinks large returns (Pohlen et al. 2018)."""
+    rescale_eps: float = 1e-3
+    """Slope of h where returns are large."""
+    eta: float = 0.9
+    """Priority of a sequence: eta of its largest error, the rest of its mean error."""
+    epsilon: Schedule = 0.4
+    """Chance of a random action; with a ladder that of the slot that explores most."""
+    ladder: Ladder = "ape-x"
+    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` down to `epsilon_low`."""
+    epsilon_low: float = 0.0005
+    """Smallest epsilon of the `log-space` ladder."""
+    target_interval: int = 2_500
+    """Gradient steps between updates of the target network."""
+    tau: float = 1.0
+    """Share of the online network in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
+    max_grad_norm: float = 80.0
+    """Gradients are scaled down to this norm."""
+    adam_eps: float = 1e-3
+    """Adam's epsilon."""
+    replay: ReplaySettings = ReplaySettings(
+        index="prioritized", priority_alpha=0.9, priority_beta=0.6, fresh_priority="agent"
+    )
+    """What is kept and how it is drawn."""
+    net: Net = Net(hidden=(128,), activation="relu", recurrent="lstm", prev_action=True, prev_reward=True)
+    """Networks of the default agent."""
+    agent: AgentFn = agent_fn
+    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
+    batch: ClassVar[BatchSpec] = BatchSpec(T=40, B=16)
+    """T and B of the sampler, where a run names none."""
+    takes_stale: ClassVar[bool] = True
+    """Q-learning is off-policy."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_schedules(self)
+        if not self.net.is_recurrent:
+            raise ConfigError("R2D1 with net.recurrent='none'; use 'lstm' or 'gru', or DQN for networks without memory")
+        if min(self.n_step, self.train_length, self.state_interval, self.target_interval) < 1 or self.burn_in < 0:
+            raise ConfigError(f"n_step={self.n_step}, train_length={self.train_length}, state_interval={self.state_interval}, "
+                              f"target_interval={self.target_interval}, burn_in={self.burn_in}; expected 1 or more, burn_in 0 or "
+                              "more")  # fmt: skip
+        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0 or not 0.0 <= self.eta <= 1.0:
+            raise ConfigError(
+                f"discount={self.discount}, tau={self.tau}, eta={self.eta}; expected [0, 1], (0, 1] and [0, 1]"
+            )
+        low, high = self.epsilon_low, schedule_value(self.epsilon, 0.0)
+        if not 0.0 < low <= 1.0 or not 0.0 <= high <= 1.0:
+            raise ConfigError(
+                f"epsilon={self.epsilon}, epsilon_low={low}; expected chances in [0, 1], and epsilon_low > 0"
+            )
+        if min(schedule_value(self.lr, 0.0), self.max_grad_norm, self.rescale_eps) <= 0.0:
+            raise ConfigError(f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, rescale_eps={self.rescale_eps}; expected "
+                              "positive numbers")  # fmt: skip
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the network gives for an action."""
+        return 1
+
+    @property
+    def noisy(self) -> bool:
+        """Exploration is by epsilon."""
+        return False
+
+    @property
+    def records_q(self) -> bool:
+        """The agent records what priorities of fresh rows need."""
+        return self.replay.index == "prioritized" and self.replay.fresh_priority == "agent"
+
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
+        """The live policy for an environment."""
+        return Policy(
+            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
+        )  # fmt: skip

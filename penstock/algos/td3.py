@@ -1,0 +1,135 @@
+"""TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1).
+
+Differs from the paper: actor and critics step at the same parameters where both are due, n-step targets may be used,
+and truncated episodes bootstrap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penstock.agents.continuous import ControlAgent
+from penstock.agents.distributions import standard_normal
+from penstock.agents.networks import Net
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.learn.algorithm import AgentFn, Loss, Optimizers
+from penstock.learn.experience import Experience
+from penstock.learn.minibatch import TrainBatch
+from penstock.learn.optimizers import Adam
+from penstock.learn.policy import Policy
+from penstock.replay.replay import Replay, ReplaySettings
+from penstock.replay.view import Transitions
+
+
+def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> TrainBatch:
+    """Adds `target` = r + discount * min_k Q_target(s', a'), a' = mu_target(s') + clipped noise, in the box (eq. 14, 15)."""
+    following = x["next"]
+    noise = (cfg.target_noise * standard_normal(x["noise"])).clamp(-cfg.target_noise_clip, cfg.target_noise_clip)
+    action = (agent.target_point(following) + noise).clamp(-1.0, 1.0)
+    target = agent.scaled_reward(x["return"]) + x["discount"] * agent.target_q(following, action).amin(0)
+    return TrainBatch(x.inputs, {**x.rows, "target": target}, None)
+
+
+def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> Loss:
+    """Critics: (Q - target)^2. Actor, every `policy_delay` steps: -Q_1(s, mu(s))  (section 5.2)."""
+    error = agent.q(x.inputs, agent.box.to_unit(x["action"])) - x["target"]
+    squares = error.square() * x["weight"] if "weight" in x.rows else error.square()
+    critic_loss = squares.mean(1).sum()
+    totals, metrics = {"critic": critic_loss}, {"critic_loss": critic_loss, "q": x["target"].mean()}
+    if x["update"] % cfg.policy_delay == cfg.policy_delay - 1:
+        totals["actor"] = metrics["actor_loss"] = -agent.q(x.inputs, agent.point(x.inputs), frozen=True)[0].mean()
+    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, error.detach().abs().mean(0))
+
+
+def optimizer_fn(agent: ControlAgent, cfg: TD3) -> Optimizers:
+    """An Adam for the critics and one for the actor."""
+    lr, actor_lr = float(cfg.lr), cfg.actor_lr or float(cfg.lr)
+    return {"critic": Adam(agent.critics.parameters(), lr=lr),
+            "actor": Adam(agent.actor.parameters(), lr=actor_lr, lr_scale=actor_lr / lr)}  # fmt: skip
+
+
+def replay_fn(agent: ControlAgent, cfg: TD3) -> Experience:
+    """Transitions with noise for the target action; targets move with the actor."""
+    view = Transitions(cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
+
+    def after_update(agent: ControlAgent, cfg: TD3, updates: int) -> None:
+        if updates % cfg.policy_delay == 0:
+            agent.update_targets(cfg.tau)
+
+    return Experience(
+        Replay(agent.spec, cfg.replay, view), cfg.batch_size, cfg.replay_ratio, cfg.learning_starts,
+        noise_size=agent.box.size, after_update=after_update,
+    )  # fmt: skip
+
+
+def agent_fn(spec: EnvSpec, cfg: TD3) -> ControlAgent:
+    """The default agent: a deterministic actor and `critics` critics, with targets of both."""
+    return ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "point", "TD3", target_actor=True)
+
+
+@dataclass(frozen=True)
+class TD3:
+    """Settings of TD3."""
+
+    lr: Schedule = 1e-3
+    """Adam's step size of the critics, usually 3e-4 to 1e-3."""
+    actor_lr: float | None = None
+    """Of the actor; None for the critics'."""
+    discount: float = 0.99
+    """Weight of the next step's value, usually 0.9 to 0.999."""
+    batch_size: int = 256
+    """Transitions of a gradient step, usually 100 to 256."""
+    replay_ratio: float = 256.0
+    """Rows trained on for each row collected; 256 with batch_size 256 is a gradient step for each environment step."""
+    learning_starts: int = 100
+    """Steps of random actions before the first gradient step, usually 100 to 25,000."""
+    n_step: int = 1
+    """Rewards in a target before the value."""
+    tau: float = 0.005
+    """Share of the online networks in an update of the target ones."""
+    policy_delay: int = 2
+    """Gradient steps of the critics for one of the actor and the targets."""
+    exploration_noise: Schedule = 0.1
+    """Standard deviation of the noise on actions, in half the box."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on target actions, in half the box."""
+    target_noise_clip: float = 0.5
+    """Largest noise on target actions."""
+    critics: int = 2
+    """Critics, of which the smallest value counts."""
+    max_grad_norm: float | None = None
+    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
+    replay: ReplaySettings = ReplaySettings()
+    """What is kept and how it is drawn."""
+    net: Net = Net(hidden=(256, 256), activation="relu")
+    """Networks of the default agent."""
+    agent: AgentFn = agent_fn
+    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
+    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
+    """T and B of the sampler, where a run names none."""
+    takes_stale: ClassVar[bool] = True
+    """TD3 is off-policy."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_schedules(self)
+        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
+            raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
+        noises = (schedule_value(self.exploration_noise, 0.0), self.target_noise, self.target_noise_clip)
+        if min(noises) < 0.0:
+            raise ConfigError(f"exploration_noise, target_noise, target_noise_clip = {noises}; none may be negative")
+        positive = [schedule_value(self.lr, 0.0), self.actor_lr, self.max_grad_norm]
+        if min(x for x in positive if x is not None) <= 0.0 or min(self.critics, self.policy_delay) < 1:
+            raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}, critics={self.critics}, "
+                              f"policy_delay={self.policy_delay}; expected positive numbers")  # fmt: skip
+
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
+        """The live policy for an environment."""
+        return Policy(
+            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
+        )  # fmt: skip

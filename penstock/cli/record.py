@@ -1,0 +1,63 @@
+"""`penstock record RUN --dataset DIR`: writes episodes of a trained policy into a dataset."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.cli.options import Parser, here_on_path, import_modules, key_values
+
+_EVERY_S = 5.0
+
+
+def run(argv: list[str]) -> int:
+    """Records as the arguments say; gives the exit code."""
+    parser = Parser("record", "Plays episodes with the policy of a run and writes them into a dataset, to learn from offline.\n"
+                              "Ctrl-C keeps the whole episodes so far, and the dataset is complete.")  # fmt: skip
+    parser.add_argument("run", metavar="RUN", help="run directory")
+    parser.add_argument("--dataset", metavar="DIR", required=True, help="where to write; must be empty or absent")
+    parser.add_argument("--episodes", type=int, default=100, help="how many (default 100)")
+    parser.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
+    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
+    parser.add_argument("--seed", type=int, help="of the episodes (default: the run's)")
+    parser.add_argument("--format", choices=("penstock", "minari"), default="penstock",
+                        help="penstock, or Minari's HDF5 layout (extra offline); default penstock")  # fmt: skip
+    parser.add_argument(
+        "--append", action="store_true", help="add to the dataset that is there, or finish a half-written one"
+    )
+    parser.add_argument("--env-kwargs", nargs="+", default=[], metavar="K=V", help="added to those of the run")
+    parser.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="PKG", help="import a package first"
+    )
+    args = parser.parse_args(argv)
+    here_on_path()
+    import_modules(args.imports)
+    from penstock.run.progress import print_summary
+    from penstock.run.recording import record
+
+    started = shown = time.monotonic()
+
+    def tell(episodes: int, steps: int, mean_return: float) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= _EVERY_S:
+            shown = now
+            print(f"{episodes:,}/{args.episodes:,} episodes  {steps:,} steps  {steps / (now - started):,.0f} steps/s  "
+                  f"return {mean_return:,.1f}", flush=True)  # fmt: skip
+
+    found = record(
+        args.run, args.dataset, args.episodes, which=args.which, deterministic=not args.stochastic, seed=args.seed,
+        append=args.append, file_format=args.format, env_kwargs=key_values(args.env_kwargs, "--env-kwargs"), progress=tell,
+    )  # fmt: skip
+    rows = {
+        "checkpoint": f"{args.which}, step {found.checkpoint:,}",
+        "episodes": f"{len(found.returns):,} of {args.episodes:,}, actions "
+        f"{'sampled' if args.stochastic else 'deterministic'}; {found.total:,} in the dataset",
+        "steps": f"{found.steps:,}",
+    }
+    if len(found.returns):
+        low, high = found.returns.min(), found.returns.max()
+        rows["return"] = f"{found.returns.mean():,.2f} +- {found.returns.std():,.2f}  (min {low:,.2f}, max {high:,.2f})"
+    rows["dataset"] = f"{found.path}, {'Minari HDF5' if args.format == 'minari' else 'penstock'}"
+    rows["next"] = f"penstock train bc --env {found.env} --sampler offline --sampler.dataset {found.path}"
+    print_summary(f"recording of {args.run}", rows)
+    return 128 + found.stopped_by if found.stopped_by else 0

@@ -1,0 +1,118 @@
+"""Which experiment do the options of `penstock train` mean? Asked by `train`, and by `launch` for each of its runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields, make_dataclass, replace
+from typing import Any
+
+from penstock.cli.options import Parser, import_modules, key_values
+
+_DESCRIPTION = """Trains an algorithm on an environment and leaves everything in a run directory.
+
+ALGO comes first: ppo, a2c, ... (penstock algos), or module:NAME of your own.
+
+  penstock train ppo --env CartPole-v1
+  penstock train ppo --env Pendulum-v1 --algo.lr "linear(1e-3, 0)" --run.steps 200000 --run.seed 1 --run.dir runs/a
+  penstock train my_module:MyAlgo --env ALE/Pong-v5 --import ale_py --seeds 1,2,3
+
+Settings of the algorithm (--algo.X), the sampler (--sampler.X) and the run (--run.X):
+  penstock train ppo --help
+"""
+
+
+def train_parser() -> Parser:
+    """The options of `penstock train` that are not settings of algorithm, sampler and run."""
+    parser = Parser("train", _DESCRIPTION, add_help=False, usage="penstock train ALGO --env ID [OPTIONS]")
+    parser.add_argument("--env", metavar="ID", help="Gymnasium id, or module:qualname of something that makes one")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
+                        help="import a package first, because it registers environments; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
+    )
+    parser.add_argument(
+        "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
+    )
+    parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
+    parser.add_argument("--env-checks", choices=("sampled", "always", "finite", "off"),
+                        help="how often observations are checked for NaN and bounds (default sampled)")  # fmt: skip
+    parser.add_argument(
+        "--sampler",
+        metavar="NAME",
+        help="serial, cpu, gpu, alternating, no-overlap-alternating, async-serial, async-cpu, async-gpu, "
+        "async-alternating, module:NAME, or auto: the fastest here, measured once in 20 s",
+    )
+    parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")
+    parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
+    parser.add_argument("--seeds", type=seed_list, metavar="1,2,3", help="one run for each seed")
+    parser.add_argument("--init", metavar="RUN", help="start from the networks and normalisers of another run")
+    return parser
+
+
+def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Any, Any]:
+    """The experiment, and the preset that it began from or None.
+
+    With `--sampler auto` its sampler is a stand-in, with T, B and what else concerns the batches, until one is chosen.
+
+    Args:
+        args, rest: what `train_parser().parse_known_args` gave. No --env, where only help is wanted, goes through.
+
+    Raises:
+        ConfigError: something unknown, or settings that contradict each other.
+        SystemExit: after help, or after a message about a wrong option.
+    """
+    import_modules(args.imports)
+    # Torch is imported from here on: everything above must stay quick.
+    from penstock.core.config import import_object
+    from penstock.run.bench import base_sampler
+    from penstock.run.presets import find_preset, named_preset, with_preset
+    from penstock.samplers import find_sampler, sized
+
+    found = None
+    if args.preset is None:
+        found = find_preset(algo, args.env) if args.env else None
+    elif args.preset != "none":
+        found = named_preset(args.preset if "/" in args.preset else f"{algo}/{args.preset}")
+    exp = with_preset(algo, args.env or "", found)
+    if args.sampler == "auto":
+        exp = replace(exp, sampler=base_sampler(exp))
+    elif args.sampler is not None:
+        exp = replace(exp, sampler=sized(find_sampler(args.sampler)(), exp.sampler.spec))
+    settings = _settings(exp, list(rest))
+    exp = replace(
+        exp, algo=settings.algo, sampler=settings.sampler, run=settings.run,
+        env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
+        wrappers=(*exp.wrappers, *args.wrappers), info_keys=(*exp.info_keys, *args.info_keys),
+        imports=(*exp.imports, *args.imports), env_checks=args.env_checks or exp.env_checks,
+    )  # fmt: skip
+    if args.agent is not None:
+        exp = replace(exp, algo=replace(exp.algo, agent=import_object(args.agent)))
+    return exp, found
+
+
+def seed_list(text: str) -> list[int]:
+    """Seeds between commas, none twice."""
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3")
+    seeds = [int(part) for part in text.split(",")]
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"{text!r} names a seed twice")
+    return seeds
+
+
+def _settings(exp: Any, rest: list[str]) -> Any:
+    """algo, sampler and run from `--algo.X`, `--sampler.X` and `--run.X`, their present values being the defaults."""
+    import tyro
+
+    parts = ("algo", "sampler", "run")
+    known = [f"--{name}.{f.name}" for name in parts for f in fields(getattr(exp, name))]
+    for option in rest:
+        if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:
+            train_parser().refuse(option, known)
+    if any(option in ("-h", "--help") for option in rest):
+        train_parser().print_help()
+    cls = make_dataclass("Settings", [(name, type(getattr(exp, name))) for name in parts], frozen=True)
+    default = cls(**{name: getattr(exp, name) for name in parts})
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
+    return tyro.cli(cls, args=rest, default=default, prog="penstock train ALGO", config=config, description="Settings:")

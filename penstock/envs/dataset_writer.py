@@ -1,0 +1,200 @@
+"""How is a dataset written, so that nothing of it is lost whenever the writer dies?"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import tree_leaves, tree_paths
+from penstock.envs.dataset import FORMAT, INDEX, read_index
+from penstock.envs.episode import Episode, check_episode, check_spec
+
+
+class DatasetWriter:
+    """Appends whole episodes to a directory; `close` makes it complete. As a context manager it closes at the end.
+
+    Episodes are kept until `shard_bytes` are together, then written as a shard under a temporary name, forced to disk,
+    renamed, and only then named in the index, which is replaced as a whole. So a reader, and a writer that goes on,
+    find whole shards of whole episodes whenever the process died; an error in the `with` block leaves the dataset
+    marked as half-written.
+
+    Args:
+        append: go on with what is there, complete or half-written; else anything there is refused.
+        made_by: plain data that says where the episodes come from, kept in the index.
+
+    Raises:
+        ConfigError: the directory holds something, or its dataset has other spaces. CheckpointError: the disk refuses.
+    """
+
+    def __init__(
+        self, directory: str | Path, spec: EnvSpec, *, env: str = "", append: bool = False,
+        made_by: Mapping[str, Any] | None = None, shard_bytes: int = 64 << 20,
+    ) -> None:  # fmt: skip
+        self.path, self.spec = Path(directory), spec
+        self._limit, self._bytes = shard_bytes, 0
+        self._kept: list[Episode] = []
+        if (self.path / INDEX).is_file() and append:
+            self._index: dict[str, Any] = read_index(self.path)
+            check_spec(EnvSpec.from_plain(self._index["spec"]), spec, str(self.path), env or "the environment")
+        else:
+            check_vacant(self.path)
+            columns = {f"obs-{k}": f"obs{path}" for k, path in enumerate(tree_paths(spec.obs))}
+            columns |= {f"action-{k}": f"action{path}" for k, path in enumerate(tree_paths(spec.action))}
+            self._index = {"format": FORMAT, "complete": False, "env": env, "spec": spec.to_plain(), "columns": columns,
+                           "info": {}, "made_by": [], "shards": []}  # fmt: skip
+        self._index["complete"] = False
+        if made_by is not None:
+            self._index["made_by"].append(dict(made_by))
+        self._guarded(self._write_index)
+
+    @property
+    def episodes(self) -> int:
+        """Whole episodes so far, those of an earlier writer included."""
+        return sum(shard["episodes"] for shard in self._index["shards"]) + len(self._kept)
+
+    @property
+    def steps(self) -> int:
+        """Steps of these episodes."""
+        return sum(shard["steps"] for shard in self._index["shards"]) + sum(len(episode) for episode in self._kept)
+
+    def append(self, episode: Episode) -> None:
+        """Adds an episode, and writes a shard if enough is together. Raises ConfigError if it does not fit."""
+        where = f"episode {self.episodes}"
+        check_episode(episode, self.spec, where)
+        info = {key: [str(x.dtype), list(x.shape[1:])] for key, x in sorted(episode.info.items())}
+        if not self._index["shards"] and not self._kept:
+            self._index["info"] = info
+        if info != self._index["info"]:
+            raise ConfigError(
+                f"{where} has the info columns {info}; those of dataset {self.path} are {self._index['info']}"
+            )
+        self._kept.append(episode)
+        self._bytes += sum(x.nbytes for x in tree_leaves((episode.obs, episode.action, episode.reward)))
+        if self._bytes >= self._limit:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is kept as a shard. Raises CheckpointError if the disk refuses; the episodes are kept, so try again."""
+        if self._kept:
+            self._guarded(self._write_shard)
+
+    def close(self) -> None:
+        """Writes the rest and marks the dataset as complete."""
+        self.flush()
+        self._index["complete"] = True
+        self._guarded(self._write_index)
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.flush()
+
+    def _guarded(self, write: Any) -> None:
+        try:
+            write()
+        except OSError as error:
+            safe = sum(shard["episodes"] for shard in self._index["shards"])
+            raise CheckpointError(f"cannot write dataset {self.path}: {error.strerror or error}; {safe:,} episodes in it are "
+                                  "safe: make room and go on with --append") from error  # fmt: skip
+
+    def _write_shard(self) -> None:
+        taken = [p.name for p in self.path.iterdir() if p.is_dir()]
+        name = next(n for n in (f"{k:06d}" for k in range(len(self._index["shards"]), 1_000_000)) if n not in taken)
+        temporary = self.path / f".{name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)  # of a writer that died
+        temporary.mkdir()
+        files = {
+            f"{column}.npy": _write_new(temporary / f"{column}.npy", _npy(x)) for column, x in self._columns().items()
+        }
+        _sync_dir(temporary)
+        temporary.rename(self.path / name)
+        _sync_dir(self.path)
+        steps = sum(len(episode) for episode in self._kept)
+        self._index["shards"].append({"dir": name, "episodes": len(self._kept), "steps": steps, "files": files})
+        self._kept, self._bytes = [], 0
+        self._write_index()
+
+    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+        kept = self._kept
+        columns = {
+            "length": np.array([len(episode) for episode in kept], np.int64),
+            "terminated": np.array([episode.terminated for episode in kept], bool),
+            "truncated": np.array([episode.truncated for episode in kept], bool),
+            "reward": np.concatenate([episode.reward for episode in kept]),
+        }
+        parts = {
+            "obs": [tree_leaves(episode.obs) for episode in kept],
+            "action": [tree_leaves(episode.action) for episode in kept],
+            "info": [[episode.info[key] for key in self._index["info"]] for episode in kept],
+        }
+        for name, rows in parts.items():
+            columns |= {f"{name}-{k}": np.concatenate(leaves) for k, leaves in enumerate(zip(*rows))}
+        return columns
+
+    def _write_index(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path / INDEX, (json.dumps(self._index, indent=1) + "\n").encode())
+
+
+def check_vacant(path: Path) -> None:
+    """Raises ConfigError if there is something in a directory, which is never overwritten."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / INDEX).is_file():
+        raise ConfigError(f"{path} is not empty; nothing in it was touched: choose another directory for the dataset")
+    index = read_index(path)
+    what = "a dataset" if index["complete"] else "a half-written dataset"
+    count = sum(shard["episodes"] for shard in index["shards"])
+    raise ConfigError(f"{path} holds {what} of {count:,} episodes, which was not touched; add to it with --append "
+                      "(append=True), or choose another directory")  # fmt: skip
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Whoever reads the file, and whenever we die, finds the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    _write_new(temporary, data)
+    os.replace(temporary, path)
+    _sync_dir(path.parent)
+
+
+def _npy(x: npt.NDArray[Any]) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, x, allow_pickle=False)
+    return stream.getvalue()
+
+
+def _write_new(path: Path, data: bytes) -> dict[str, Any]:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _sync_dir(path: Path) -> None:
+    if os.name == "nt":  # which has no such call and needs none
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,79 @@
+"""How does Minari write spaces as JSON, and which spec do they come back as?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as GymSpec
+
+from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.tree import Tree
+from penstock.envs.spaces import env_spec, space_to_spec
+
+
+def stored_spec(metadata: Mapping[str, Any], where: str) -> EnvSpec:
+    """The spaces in a dataset's metadata; those of its environment, which is made for that, if there are none.
+
+    Raises:
+        ConfigError: a space without a fixed-size array, or neither spaces nor an environment that can be made.
+    """
+    try:
+        if "observation_space" in metadata and "action_space" in metadata:
+            return EnvSpec(
+                space_to_spec(_gym_space(json.loads(metadata["observation_space"])), "observation"),
+                space_to_spec(_gym_space(json.loads(metadata["action_space"])), "action"),
+            )
+        env = gym.make(GymSpec.from_json(metadata["env_spec"]))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except Exception as error:  # gym.make runs foreign code
+        raise ConfigError(f"{where} does not say which spaces its data has ({type(error).__name__}: {error}); expected "
+                          "observation_space and action_space as Minari 0.5 writes them") from error  # fmt: skip
+    try:
+        return env_spec(env)
+    finally:
+        env.close()
+
+
+def space_to_plain(spec: Tree) -> dict[str, Any]:
+    """A space as Minari's JSON has it."""
+    if isinstance(spec, dict):
+        return {"type": "Dict", "subspaces": {key: space_to_plain(leaf) for key, leaf in spec.items()}}
+    if isinstance(spec, tuple):
+        return {"type": "Tuple", "subspaces": [space_to_plain(leaf) for leaf in spec]}
+    leaf: LeafSpec = spec
+    if leaf.kind == "box":
+        bounds = {name: leaf.bound(name).tolist() for name in ("low", "high")}
+        return {"type": "Box", "dtype": leaf.dtype, "shape": list(leaf.shape), **bounds}
+    if leaf.kind == "discrete":
+        return {"type": "Discrete", "dtype": "int64", "start": leaf.start, "n": leaf.sizes[0]}
+    if leaf.kind == "multi_binary":
+        return {"type": "MultiBinary", "n": leaf.shape[0] if len(leaf.shape) == 1 else list(leaf.shape)}
+    start = np.broadcast_to(np.asarray(leaf.start), leaf.size).reshape(leaf.shape)
+    sizes = np.asarray(leaf.sizes).reshape(leaf.shape)
+    return {"type": "MultiDiscrete", "dtype": leaf.dtype, "nvec": sizes.tolist(), "start": start.tolist()}
+
+
+def _gym_space(plain: Mapping[str, Any]) -> spaces.Space[Any]:
+    kind = plain["type"]
+    if kind == "Dict":
+        return spaces.Dict({key: _gym_space(below) for key, below in plain["subspaces"].items()})
+    if kind == "Tuple":
+        return spaces.Tuple([_gym_space(below) for below in plain["subspaces"]])
+    if kind == "Box":
+        low, high = (np.array(plain[name], plain["dtype"]) for name in ("low", "high"))
+        return spaces.Box(low, high, tuple(plain["shape"]), plain["dtype"])
+    if kind == "Discrete":
+        return spaces.Discrete(plain["n"], start=plain["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(plain["nvec"], dtype=plain["dtype"], start=plain["start"])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(plain["n"])
+    raise ConfigError(f"a {kind} space has no array of fixed size; expected Box, Discrete, MultiDiscrete, MultiBinary, "
+                      "and Dict or Tuple of these")  # fmt: skip

@@ -1,0 +1,102 @@
+"""Where do the replay's arrays lie, and is there room for them? Asked before any is made."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from penstock.core.errors import ConfigError
+from penstock.replay.columns import Array, Plan
+
+_SHARE = 0.9
+"""Of what is free, as more is needed than the arrays."""
+
+
+def planned_bytes(plan: Plan) -> int:
+    """Bytes of all arrays of a plan."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in plan.values())
+
+
+def reserve(plan: Plan, folder: Path | None, rows: int, spare_rows: int) -> dict[str, Array]:
+    """Zeroed arrays by name: in memory, which is taken as it is first written; or in files, whose space is taken now.
+
+    The files have no names, so they are gone with the process however it ends, and runs that share a folder do not
+    share files.
+
+    Args:
+        folder: None for memory. rows: of all slots, for messages. spare_rows: what a ring takes beyond its capacity.
+
+    Raises:
+        ConfigError: there is less room; says how much there is, and which capacity fits.
+    """
+    needed = planned_bytes(plan)
+    if folder is None:
+        free, what = free_memory(), "memory"
+    else:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            free, what = psutil.disk_usage(os.fspath(folder)).free, f"space in {folder}"
+        except OSError as error:
+            raise ConfigError(f"replay.dir={os.fspath(folder)!r}: {error}; name a directory that can be written") from error
+    per_row = needed / rows
+    fits = int(free * _SHARE / per_row) - spare_rows
+    advice = f"use replay.capacity <= {fits}" if fits > 0 else "free some"
+    if folder is None:
+        advice += ", replay.dir or replay.deduplicate_frames"
+    seen = f"replay of {rows:,} rows x {per_row:,.0f} B needs {needed / 1e9:.3g} GB; free is {free / 1e9:.3g} GB of {what}"
+    if needed > free:
+        raise ConfigError(f"{seen}; {advice}")
+    try:
+        return {name: _array(folder, shape, dtype) for name, (shape, dtype) in plan.items()}
+    except (MemoryError, OSError) as error:
+        raise ConfigError(f"{seen}, and yet: {error}; {advice}") from error
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process can take: of the machine, and of what each of its control groups (versions 1, 2) grants."""
+    free = psutil.virtual_memory().available
+    groups = root / "sys/fs/cgroup"
+    for folder in _memory_groups(root / "proc/self/cgroup", groups):
+        for limit, used, cache in (("memory.max", "memory.current", "inactive_file"),
+                                   ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):  # fmt: skip
+            try:
+                granted = int((folder / limit).read_text()) - int((folder / used).read_text())
+                # Pages of files that nobody reads are given up for whoever asks.
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                free = min(free, granted + int(stat.get(cache, 0)))
+            except (OSError, ValueError):  # no such controller, or no limit ("max")
+                continue
+    return max(free, 0)
+
+
+def _memory_groups(own: Path, groups: Path) -> list[Path]:
+    """The control groups that this process counts in: its own and all above it."""
+    found = [groups, groups / "memory"]
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "memory" in controllers.split(","):
+            top = groups if number == "0" else groups / "memory"
+            inner = top / path.lstrip("/")
+            found += [p for p in (inner, *inner.parents) if top in p.parents]
+    return found
+
+
+def _array(folder: Path | None, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    if folder is None:
+        return np.zeros(shape, dtype)
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Taken now: a disk that fills up under a mapped file kills the process.
+        os.posix_fallocate(file.fileno(), 0, size)
+        memory = mmap.mmap(file.fileno(), size)
+    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)

@@ -1,0 +1,206 @@
+"""Writing a dataset: episodes of a run's policy, played in environments of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.core.noise import Purpose
+from penstock.core.spec import BatchSpec
+from penstock.envs.dataset import INDEX, Dataset
+from penstock.envs.dataset_writer import DatasetWriter, check_vacant
+from penstock.envs.make import EnvConfig
+from penstock.envs.minari import is_minari, write_minari
+from penstock.envs.serial_pool import SerialPool
+from penstock.envs.vector_pool import VectorPool, makes_vector_env
+from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.entry import load
+from penstock.run.rundir import read_experiment
+from penstock.samplers.collector import Noise, collect
+from penstock.samplers.cutter import EpisodeCutter
+from penstock.samplers.stage import Crew, Stage, agent_device
+
+Format = Literal["penstock", "minari"]
+
+_FLUSH_S = 30.0
+_T = 64
+_B = 16
+_MAX_STEPS = 200_000
+_STAGING = "episodes"
+"""Where in the directory of a Minari dataset the episodes are until all are there: an HDF5 file cut short is lost."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was written."""
+
+    path: Path
+    env: str
+    checkpoint: int
+    """Step of the checkpoint that played."""
+    returns: np.ndarray[Any, np.dtype[np.float64]]
+    """[E] of the episodes added, in the order in which they ended."""
+    steps: int
+    """Steps added."""
+    total: int
+    """Episodes in the dataset, those that were there before included."""
+    stopped_by: int = 0
+    """The number of the signal that ended it early; 0 if none did."""
+
+
+def record(
+    run_dir: str | Path,
+    dataset: str | Path,
+    episodes: int = 100,
+    *,
+    which: str = "last",
+    deterministic: bool = True,
+    seed: int | None = None,
+    append: bool = False,
+    file_format: Format = "penstock",
+    env: Any = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int, float], None] = lambda episodes, steps, mean_return: None,
+) -> Recording:
+    """Plays episodes with the policy of a run and writes them; the first Ctrl-C or SIGTERM keeps the whole ones so far.
+
+    Args:
+        which: "last", "best" by evaluation, or a step as text. seed: of the episodes; the run's if None. Neither
+            training nor an evaluation of that seed plays the same ones, nor do two calls that append.
+        append: add to the dataset that is there, complete or half-written.
+        file_format: "minari" records as usual first, and makes the HDF5 file when all episodes are there.
+        env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
+        progress: called now and then with episodes and steps written, and their mean return.
+
+    Raises:
+        ConfigError: there is something in `dataset` already, or its spaces are others. EnvWorkerError: the environment
+            failed; whole episodes so far are kept in a half-written dataset. CheckpointError: the disk refuses.
+    """
+    if episodes < 0 or (episodes == 0 and not append):
+        raise ConfigError(
+            f"episodes={episodes}; expected at least 1 (0 with append only completes a half-written dataset)"
+        )
+    target = Path(dataset)
+    if is_minari(target):
+        raise ConfigError(f"{target} holds a Minari dataset, which cannot be added to; choose another directory")
+    if file_format == "minari" and (not append or (target / INDEX).is_file()):
+        check_vacant(target)
+    folder = target / _STAGING if file_format == "minari" else target
+    exp = read_experiment(Path(run_dir), env)
+    config = replace(exp.env_config, kwargs={**exp.env_config.kwargs, **(env_kwargs or {})})
+    step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
+    policy = load(run_dir, which)
+    made_by: dict[str, Any] = {"run": str(run_dir), "checkpoint": step, "algo": exp.algo_name, "deterministic": deterministic,
+               "seed": exp.run.seed if seed is None else seed}  # fmt: skip
+    returns: list[float] = []
+    with _signals() as stopped, DatasetWriter(
+        folder, policy.spec, env=config.name, append=append, made_by=made_by
+    ) as writer:  # fmt: skip
+        before, steps_before = writer.episodes, writer.steps
+        if episodes:
+            played = _Player(config, policy.agent, made_by["seed"] + ((before + 1) << 40), episodes, deterministic)
+            try:
+                flushed = time.monotonic()
+                for episode in played.episodes(stopped):
+                    writer.append(episode)
+                    if time.monotonic() - flushed > _FLUSH_S:  # what a kill may cost
+                        writer.flush()
+                        flushed = time.monotonic()
+                    returns.append(float(episode.reward.sum(dtype=np.float64)))
+                    progress(len(returns), writer.steps - steps_before, float(np.mean(returns)))
+            finally:
+                played.close()
+        total, steps = writer.episodes, writer.steps - steps_before
+        if not total and not stopped:
+            raise ConfigError(f"no episode of {config.name} has ended, so {target} is empty; give it a time limit")
+    if file_format == "minari" and total:
+        write_minari(Dataset(folder), target, env=config.name, env_spec=_env_spec(config), algorithm=exp.algo_name)
+        shutil.rmtree(folder)
+    return Recording(target, config.name, step, np.array(returns), steps, total, stopped[0] if stopped else 0)
+
+
+class _Player:
+    """Environments that play a share of the episodes each, so that short ones are not favoured."""
+
+    def __init__(self, config: EnvConfig, agent: Any, seed: int, episodes: int, deterministic: bool) -> None:
+        B = min(episodes, _B)
+        self._counts = [episodes // B + (b < episodes % B) for b in range(B)]
+        self._agent, self._seed, self._deterministic, self._name = agent, seed, deterministic, config.name
+        if makes_vector_env(config):
+            pool = VectorPool(config, seed, B)
+        else:
+            pool = SerialPool(config, seed, slice(0, B))
+        try:
+            agent.set_slots(B)
+            crew = Crew(lambda B: pool)
+            self._stage = Stage(pool, agent, BatchSpec(_T, B), crew, 1, agent_device(agent))
+        except BaseException:
+            pool.close()
+            raise
+
+    def episodes(self, stopped: list[int]) -> Generator[Any]:
+        """Episodes as they end, until all have or a signal is noted."""
+        stage = self._stage
+        batch = stage.batches[0]
+        stage.pool.restart(self._seed, self._counts)
+        cutter = EpisodeCutter(len(self._counts), ["logp"] if hasattr(batch.info.get("logp"), "shape") else [])
+        count, chunk, last = 0, 0, 0
+        while count < sum(self._counts) and not stopped:
+            noise = None if self._deterministic else Noise(self._seed, Purpose.ACT, chunk)
+            collect(stage.pool, self._agent, batch, stage.views[0], stage.states, noise)
+            chunk += 1
+            for episode in cutter.add(batch):
+                count, last = count + 1, chunk
+                yield episode
+            if (chunk - last) * _T >= _MAX_STEPS:
+                warnings.warn(f"recording gave up with {count} of {sum(self._counts)} episodes: none has ended in "
+                              f"{_MAX_STEPS:,} steps; give {self._name} a time limit", stacklevel=2)  # fmt: skip
+                return
+
+    def close(self) -> None:
+        self._stage.pool.close()
+
+
+def _env_spec(config: EnvConfig) -> str | None:
+    """What Minari makes the environment from again; None if it is not a registered one."""
+    env = config.make()
+    try:
+        return None if env.spec is None else env.spec.to_json()
+    except (TypeError, ValueError):  # a callable among the arguments or wrappers
+        return None
+    finally:
+        env.close()
+
+
+@contextlib.contextmanager
+def _signals() -> Generator[list[int]]:
+    """A list in which the first Ctrl-C or SIGTERM is noted; the second kills."""
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        noted.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

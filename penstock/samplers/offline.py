@@ -1,0 +1,74 @@
+"""OfflineSampler: plays the episodes of a dataset back into the record, so that any algorithm can learn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec
+from penstock.envs.dataset import open_dataset
+from penstock.envs.episode import check_spec
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.vector_pool import makes_vector_env
+from penstock.samplers.offline_live import OfflineLive
+from penstock.samplers.serial import SerialSampler
+
+
+@dataclass(frozen=True)
+class OfflineSampler:
+    """Settings of a sampler whose steps come from a dataset; the environment is stepped for evaluations only."""
+
+    dataset: str = ""
+    """Folder of a dataset, as `penstock record RUN --dataset DIR` or Minari (HDF5) writes it."""
+    T: int = 128
+    """Time steps of a batch, usually 1 to 1000; returns are bootstrapped where a batch cuts an episode."""
+    B: int = 16
+    """Slots: episodes played side by side, usually 1 to 64."""
+    shuffle: bool = True
+    """Each pass over the data plays its episodes in an order of its own, by the run's seed; else as they were recorded."""
+    verify: bool = True
+    """Read all of the dataset once before training, so that a damaged file is found now and not hours later."""
+    discount: float = 0.99
+    """Of the logged discounted episode return; no target is made with it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.T < 1 or self.B < 1:
+            raise ConfigError(f"sampler.T={self.T}, sampler.B={self.B}; both must be at least 1")
+
+    @property
+    def spec(self) -> BatchSpec:
+        """T and B."""
+        return BatchSpec(self.T, self.B)
+
+    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0, slab: int | None = None) -> OfflineLive:
+        """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Raises:
+            ConfigError: no dataset, a damaged or half-written one, or one of other spaces than the environment's.
+        """
+        if slab is not None:
+            raise ConfigError("an OfflineSampler inside an AsyncSampler: reading a dataset leaves nothing to overlap; use "
+                              "the OfflineSampler itself")  # fmt: skip
+        if not self.dataset:
+            raise ConfigError("sampler.dataset is empty; expected the folder of a dataset: ps.OfflineSampler('data/a'), "
+                              "--sampler offline --sampler.dataset data/a")  # fmt: skip
+        config, source = as_env_config(env), open_dataset(Path(self.dataset).expanduser())
+        try:
+            B = self.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
+            evaluator = SerialSampler(T=1, B=B, discount=self.discount).build(config, seed)
+            try:
+                check_spec(source.spec, evaluator.spec, self.dataset, config.name)
+                if self.verify:
+                    source.verify()
+                return OfflineLive(self.spec, source, evaluator, seed, self.shuffle, self.discount)
+            except BaseException:
+                evaluator.shutdown()
+                raise
+        except BaseException:
+            source.close()
+            raise
