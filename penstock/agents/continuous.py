@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.critics import ActionBox, StackedMLP
-from penstock.agents.distributions import standard_normal, tanh_normal_log_prob
+from penstock.agents.distributions import standard_normal
 from penstock.agents.mlp import MLP
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.normalizer import ObsNormalizer, RewardScaler
+from penstock.agents.squashed import LOG_STD_RANGE, squashed_sample
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec
@@ -43,11 +44,15 @@ class Critics(nn.Module):
         self.encoder = Encoder(spec.obs, spec.action, net)
         self.stack = StackedMLP(k, self.encoder.size + actions, net.hidden)
 
-    def forward(self, inputs: Inputs, obs: Tree, action: Tensor, frozen: bool = False) -> Tensor:
-        """`frozen`: only the actions get a gradient."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+    def forward(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
+        features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
+        return self.stack(torch.cat([features, action], -1)).squeeze(-1)
+
+    def smallest(self, inputs: Inputs, obs: Tree, action: Tensor, of: int | None) -> Tensor:
+        """[N] the least Q of the first `of` critics; only the actions get a gradient."""
+        with torch.no_grad():
             features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
-        return self.stack(torch.cat([features, action], -1), frozen).squeeze(-1)
+        return self.stack.smallest(torch.cat([features, action], -1), of)
 
 
 class Actor(nn.Module):
@@ -112,8 +117,9 @@ class ControlAgent(Agent):
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         out = self.actor(inputs, self.prepared(inputs.obs))
         if self._gaussian:
-            mean, log_std = gaussian(out)
-            unit = torch.tanh(mean if noise is None else mean + log_std.exp() * standard_normal(noise))
+            mean, log_std = out.chunk(2, -1)
+            spread = log_std.clamp(*LOG_STD_RANGE).exp()
+            unit = torch.tanh(mean if noise is None else mean + spread * standard_normal(noise))
         else:
             unit = torch.tanh(out)
             if noise is not None:
@@ -124,9 +130,8 @@ class ControlAgent(Agent):
 
     def sample(self, inputs: Inputs, noise: Tensor) -> Squashed:
         """Reparametrised actions of the Gaussian from uniforms [N, size] (Haarnoja et al. 2018, appendix C)."""
-        mean, log_std = gaussian(self.actor(inputs, self.prepared(inputs.obs)))
-        u = mean + log_std.exp() * standard_normal(noise)
-        return Squashed(torch.tanh(u), tanh_normal_log_prob(u, mean, log_std).sum(-1))
+        out = self.actor(inputs, self.prepared(inputs.obs))
+        return Squashed(*squashed_sample(out, standard_normal(noise)))
 
     def point(self, inputs: Inputs) -> Tensor:
         """[N, size] the deterministic action in [-1, 1]."""
@@ -137,9 +142,13 @@ class ControlAgent(Agent):
         assert self.target_actor is not None
         return torch.tanh(self.target_actor(inputs, self.prepared(inputs.obs)))
 
-    def q(self, inputs: Inputs, action: Tensor, frozen: bool = False) -> Tensor:
-        """[k, N] of actions [N, size] in [-1, 1]; `frozen`: only the actions get a gradient."""
-        return self.critics(inputs, self.prepared(inputs.obs), action, frozen)
+    def q(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """[k, N] of actions [N, size] in [-1, 1]."""
+        return self.critics(inputs, self.prepared(inputs.obs), action)
+
+    def smallest_q(self, inputs: Inputs, action: Tensor, of: int | None = None) -> Tensor:
+        """[N] the least of the first `of` critics (None: all), as an actor's loss needs it: no gradient for critics."""
+        return self.critics.smallest(inputs, self.prepared(inputs.obs), action, of)
 
     def target_q(self, inputs: Inputs, action: Tensor) -> Tensor:
         """As `q`, of the target critics."""
@@ -179,9 +188,3 @@ class ControlAgent(Agent):
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         return reward if self.reward_scaler is None else self.reward_scaler(reward)
-
-
-def gaussian(out: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and log standard deviation from the actor's outputs; the latter clamped to [-20, 2] as in Haarnoja et al."""
-    mean, log_std = out.chunk(2, -1)
-    return mean, log_std.clamp(-20.0, 2.0)

@@ -31,12 +31,21 @@ class StackedMLP(nn.Module):
                 self.register_parameter(f"{name}_{i}", parameter)
                 self.parameters_.append(parameter)
 
-    def forward(self, x: Tensor, frozen: bool = False) -> Tensor:
-        """`frozen`: gradients go to `x` alone, and the products for the weights' are spared."""
-        weights = [p.detach() for p in self.parameters_] if frozen else self.parameters_
+    def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return _Stack.apply(x, *weights)  # pyright: ignore[reportReturnType]
-        return _layers(x, weights)[-1]  # pyright: ignore[reportArgumentType]
+            return _Stack.apply(x, *self.parameters_)  # pyright: ignore[reportReturnType]
+        return _layers(x, self.parameters_)[-1]  # pyright: ignore[reportArgumentType]
+
+    def smallest(self, x: Tensor, of: int | None = None) -> Tensor:
+        """[N] the least over the first `of` networks (None: all) of their one output. Gradients go to `x` alone.
+
+        The products for the weights' gradients are spared, and each row runs back through the one network that it
+        came from.
+        """
+        weights = [p.detach()[:of] for p in self.parameters_]
+        if torch.is_grad_enabled():
+            return _Smallest.apply(x, *weights)  # pyright: ignore[reportReturnType]
+        return _layers(x, weights)[-1].squeeze(-1).amin(0)
 
 
 def _layers(x: Tensor, parameters: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:
@@ -61,7 +70,6 @@ class _Stack(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
         outputs = _layers(x, parameters)
         ctx.save_for_backward(*outputs[:-1], *parameters[::2])
-        ctx.learns = ctx.needs_input_grad[1]
         return outputs[-1]
 
     @staticmethod
@@ -75,14 +83,35 @@ class _Stack(torch.autograd.Function):
         for i in reversed(range(count)):
             if i < count - 1:
                 gradient = torch.ops.aten.threshold_backward(gradient, inputs[i + 1], 0)
-            if ctx.learns:
-                gradients += [gradient.sum(1, keepdim=True), _product(inputs[i].transpose(1, 2), gradient)]
-            else:
-                gradients += [None, None]
+            gradients += [gradient.sum(1, keepdim=True), _product(inputs[i].transpose(1, 2), gradient)]
             if i or ctx.needs_input_grad[0]:
                 back = weights[i].transpose(1, 2)
                 gradient = gradient * back if gradient.shape[2] == 1 else torch.bmm(gradient, back)
         return gradient.sum(0) if ctx.needs_input_grad[0] else None, *reversed(gradients)
+
+
+class _Smallest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        outputs = _layers(x, parameters)
+        least, which = outputs[-1].squeeze(-1).min(0)
+        ctx.save_for_backward(which, *outputs[1:-1], *parameters[::2])
+        return least
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        which, *saved = ctx.saved_tensors
+        count = (len(saved) + 1) // 2
+        hidden, weights = saved[: count - 1], saved[count - 1 :]
+        out = upstream[0].new_empty(len(which), weights[0].shape[1])
+        for k in range(len(weights[0])):
+            rows = slice(None) if len(weights[0]) == 1 else (which == k).nonzero().squeeze(1)
+            gradient = upstream[0][rows].unsqueeze(1) * weights[-1][k].t()
+            for layer in reversed(range(count - 1)):
+                gradient = torch.ops.aten.threshold_backward(gradient, hidden[layer][k][rows], 0) @ weights[layer][k].t()
+            out[rows] = gradient
+        return out, *[None] * (2 * count)
 
 
 class ActionBox(nn.Module):

@@ -137,14 +137,18 @@ class QAgent(Agent):
         self.register_buffer("epsilon", torch.ones(1))
         self.register_buffer("atoms", torch.zeros(0), persistent=False)
         self._epsilons = 1.0, 1.0
+        self.register_load_state_dict_pre_hook(_as_many_slots)
 
     def set_slots(self, B: int) -> None:
         self.epsilon = self.epsilon.new_ones(B)
         self._spread()
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
-        warm = env_steps < settings.learning_starts
-        self._epsilons = (1.0, 1.0) if warm else (float(settings.epsilon), float(settings.epsilon_low))
+        if env_steps < settings.learning_starts:
+            self._epsilons = 1.0, 1.0
+        else:
+            high = 0.0 if self._noisy else float(settings.epsilon)
+            self._epsilons = high, min(float(settings.epsilon_low), high)
         self._spread()
 
     def renew_noise(self, rng: np.random.Generator) -> None:
@@ -240,9 +244,16 @@ class QAgent(Agent):
     def _spread(self) -> None:
         high, low = self._epsilons
         n = len(self.epsilon)
-        if self._ladder == "none" or high == 1.0:
+        if self._ladder == "none" or high == 0.0:
             self.epsilon.fill_(high)
         elif self._ladder == "ape-x":
             self.epsilon.copy_(ops.epsilon_ladder(n, high))
         else:
             self.epsilon.copy_(ops.log_space_ladder(n, low, high))
+
+
+def _as_many_slots(agent: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Parameters of a run with any number of slots can be loaded; `set_slots` then says how many there are."""
+    stored = state.get(f"{prefix}epsilon")
+    if stored is not None and stored.shape != agent.epsilon.shape:
+        agent.epsilon = agent.epsilon.new_ones(stored.shape)

@@ -14,7 +14,7 @@ from penstock.agents.networks import Net
 from penstock.core.batch import SampleBatch
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.schedule import Schedule, check_schedules, schedule_ends
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss
 from penstock.learn.minibatch import TrainBatch
@@ -80,8 +80,8 @@ class A2C:
         check_schedules(self)
         if not 0.0 <= self.discount <= 1.0 or not 0.0 <= self.gae_lambda <= 1.0:
             raise ConfigError(f"discount={self.discount}, gae_lambda={self.gae_lambda}; both must lie in [0, 1]")
-        starts = [schedule_value(getattr(self, name), 0.0) for name in ("lr",)]
-        if min([*starts, self.max_grad_norm]) <= 0.0:
+        starts, ends = zip(*(schedule_ends(getattr(self, name)) for name in ("lr",)))
+        if min(*starts, self.max_grad_norm) <= 0.0 or min(ends) < 0.0:
             raise ConfigError(f"lr={self.lr}, max_grad_norm={self.max_grad_norm}; expected positive numbers")
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:

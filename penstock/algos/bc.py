@@ -63,6 +63,8 @@ class BC:
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
     batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
     """T and B of the sampler, where a run names none."""
+    offline: ClassVar[bool] = True
+    """It learns from the actions of others: a dataset, played back by an OfflineSampler."""
 
     def __post_init__(self) -> None:
         check_fields(self)

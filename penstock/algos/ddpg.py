@@ -13,7 +13,7 @@ from penstock.agents.continuous import ControlAgent
 from penstock.agents.networks import Net
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.schedule import Schedule, check_schedules, schedule_ends
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.experience import Experience
@@ -37,7 +37,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: DDPG) -> Loss:
     error = agent.q(x.inputs, agent.box.to_unit(x["action"]))[0] - x["target"]
     squares = error.square() * x["weight"] if "weight" in x.rows else error.square()
     critic_loss = squares.mean()
-    actor_loss = -agent.q(x.inputs, agent.point(x.inputs), frozen=True).mean()
+    actor_loss = -agent.smallest_q(x.inputs, agent.point(x.inputs)).mean()
     metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "q": x["target"].mean()}
     return Loss({"critic": critic_loss, "actor": actor_loss}, {name: value.detach() for name, value in metrics.items()},
                 error.detach().abs())  # fmt: skip
@@ -95,7 +95,7 @@ class DDPG:
     replay: ReplaySettings = ReplaySettings()
     """What is kept and how it is drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent."""
+    """Networks of the default agent; `activation` is the actor's, the critic is of relu."""
     agent: AgentFn = agent_fn
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
     batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
@@ -108,10 +108,11 @@ class DDPG:
         check_schedules(self)
         if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
             raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        if schedule_value(self.exploration_noise, 0.0) < 0.0:
+        if min(schedule_ends(self.exploration_noise)) < 0.0:
             raise ConfigError(f"exploration_noise={self.exploration_noise}; it may not be negative")
-        positive = [schedule_value(self.lr, 0.0), self.actor_lr, self.max_grad_norm]
-        if min(x for x in positive if x is not None) <= 0.0:
+        start, end = schedule_ends(self.lr)
+        positive = [start, self.actor_lr, self.max_grad_norm]
+        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0:
             raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}; expected positive numbers")
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:

@@ -21,7 +21,7 @@ from penstock.agents.networks import Net
 from penstock.agents.q_agent import Ladder, QAgent, q_agent
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.schedule import Schedule, check_schedules, schedule_ends
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.experience import Experience
@@ -29,9 +29,8 @@ from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
 from penstock.learn.policy import Policy
 from penstock.replay.columns import Array, Rows
-from penstock.replay.replay import Replay, ReplaySettings
+from penstock.replay.replay import Replay, ReplaySettings, make_view
 from penstock.replay.storage import Storage
-from penstock.replay.view import Transitions
 
 
 def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> TrainBatch:
@@ -76,9 +75,9 @@ def optimizer_fn(agent: QAgent, cfg: DQN) -> Optimizers:
 
 
 def replay_fn(agent: QAgent, cfg: DQN) -> Experience:
-    """n-step transitions, and the target network's update after each gradient step."""
+    """n-step transitions, in hindsight if asked, and the target network's update after each gradient step."""
     fresh = cfg.records_q
-    view = Transitions(cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed, acted_next=fresh)
+    view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed, acted_next=fresh)
 
     def recorded_error(storage: Storage, t: Rows) -> Array:
         rows, slots = (x.ravel() for x in np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
@@ -87,7 +86,11 @@ def replay_fn(agent: QAgent, cfg: DQN) -> Experience:
         return (total + following - storage.info("['q']", rows, slots)).reshape(len(t), -1)
 
     replay = Replay(
-        agent.spec, cfg.replay, view, info=("['q']", "['q_max']") if fresh else (), priority_fn=recorded_error if fresh else None
+        agent.spec,
+        cfg.replay,
+        view,
+        info=("['q']", "['q_max']") if fresh else (),
+        priority_fn=recorded_error if fresh else None,
     )
 
     def after_update(agent: QAgent, cfg: DQN, updates: int) -> None:
@@ -154,7 +157,7 @@ class DQN:
     replay: ReplaySettings = ReplaySettings()
     """What is kept and how it is drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent."""
+    """Networks of the default agent; noisy ones are of relu, whatever `activation` says."""
     agent: AgentFn = agent_fn
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
     batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
@@ -172,11 +175,16 @@ class DQN:
         if self.v_min >= self.v_max or self.n_atoms < 2 or self.target_interval < 1:
             raise ConfigError(f"v_min={self.v_min}, v_max={self.v_max}, n_atoms={self.n_atoms}, target_interval={self.target_interval}; "
                               "expected v_min < v_max, at least 2 atoms and an interval of at least 1")  # fmt: skip
-        low, high = self.epsilon_low, schedule_value(self.epsilon, 0.0)
-        if not 0.0 < low <= 1.0 or not 0.0 <= high <= 1.0:
-            raise ConfigError(f"epsilon={self.epsilon}, epsilon_low={low}; expected chances in [0, 1], and epsilon_low > 0")
-        if min(schedule_value(self.lr, 0.0), self.max_grad_norm, self.huber_delta) <= 0.0:
-            raise ConfigError(f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, huber_delta={self.huber_delta}; expected positive numbers")
+        low, ends = self.epsilon_low, schedule_ends(self.epsilon)
+        if not 0.0 < low <= 1.0 or not 0.0 <= min(ends) <= max(ends) <= 1.0:
+            raise ConfigError(
+                f"epsilon={self.epsilon}, epsilon_low={low}; expected chances in [0, 1], and epsilon_low > 0"
+            )
+        start, end = schedule_ends(self.lr)
+        if min(start, self.max_grad_norm, self.huber_delta) <= 0.0 or end < 0.0:
+            raise ConfigError(
+                f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, huber_delta={self.huber_delta}; expected positive numbers"
+            )
         if self.records_q and self.distributional == "c51":
             raise ConfigError("replay.fresh_priority='agent' with C51, whose priorities are no TD errors; use 'max'")
 
@@ -196,5 +204,3 @@ class DQN:
             self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
             experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
         )  # fmt: skip
-
-

@@ -24,7 +24,7 @@ from penstock.agents.q_agent import Ladder, QAgent, q_agent
 from penstock.core.batch import Inputs
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.schedule import Schedule, check_schedules, schedule_ends
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
@@ -218,12 +218,13 @@ class R2D1:
             raise ConfigError(
                 f"discount={self.discount}, tau={self.tau}, eta={self.eta}; expected [0, 1], (0, 1] and [0, 1]"
             )
-        low, high = self.epsilon_low, schedule_value(self.epsilon, 0.0)
-        if not 0.0 < low <= 1.0 or not 0.0 <= high <= 1.0:
+        low, ends = self.epsilon_low, schedule_ends(self.epsilon)
+        if not 0.0 < low <= 1.0 or not 0.0 <= min(ends) <= max(ends) <= 1.0:
             raise ConfigError(
                 f"epsilon={self.epsilon}, epsilon_low={low}; expected chances in [0, 1], and epsilon_low > 0"
             )
-        if min(schedule_value(self.lr, 0.0), self.max_grad_norm, self.rescale_eps) <= 0.0:
+        start, end = schedule_ends(self.lr)
+        if min(start, self.max_grad_norm, self.rescale_eps) <= 0.0 or end < 0.0:
             raise ConfigError(f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, rescale_eps={self.rescale_eps}; expected "
                               "positive numbers")  # fmt: skip
 

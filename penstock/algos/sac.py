@@ -16,7 +16,7 @@ from penstock.agents.continuous import ControlAgent, ControlSettings
 from penstock.agents.networks import Net
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.schedule import Schedule, check_schedules, schedule_ends
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.experience import Experience
@@ -44,7 +44,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> Loss:
     squares = error.square() * x["weight"] if "weight" in x.rows else error.square()
     critic_loss = 0.5 * squares.mean(1).sum()
     action, logp = agent.sample(x.inputs, x["noise"])
-    actor_loss = (alpha(agent) * logp - agent.q(x.inputs, action, frozen=True).amin(0)).mean()
+    actor_loss = (alpha(agent) * logp - agent.smallest_q(x.inputs, action)).mean()
     totals = {"critic": critic_loss, "actor": actor_loss}
     entropy = -logp.detach().mean()
     if cfg.alpha == "auto":
@@ -137,7 +137,7 @@ class SAC:
     replay: ReplaySettings = ReplaySettings()
     """What is kept and how it is drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent."""
+    """Networks of the default agent; `activation` is the actor's, critics are of relu."""
     agent: AgentFn = agent_fn
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
     batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
@@ -150,10 +150,11 @@ class SAC:
         check_schedules(self)
         if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
             raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        positive = [schedule_value(self.lr, 0.0), self.actor_lr, self.alpha_lr, self.max_grad_norm]
+        start, end = schedule_ends(self.lr)
+        positive = [start, self.actor_lr, self.alpha_lr, self.max_grad_norm]
         if self.alpha != "auto":
             positive.append(float(self.alpha))
-        if min(x for x in positive if x is not None) <= 0.0 or min(self.critics, self.target_interval) < 1:
+        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(self.critics, self.target_interval) < 1:
             raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, alpha_lr={self.alpha_lr}, alpha={self.alpha}, max_grad_norm="
                               f"{self.max_grad_norm}, critics={self.critics}, target_interval={self.target_interval}; expected positive "
                               "numbers")  # fmt: skip

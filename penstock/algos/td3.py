@@ -14,7 +14,7 @@ from penstock.agents.distributions import standard_normal
 from penstock.agents.networks import Net
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_value
+from penstock.core.schedule import Schedule, check_schedules, schedule_ends
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.experience import Experience
@@ -41,7 +41,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> Loss:
     critic_loss = squares.mean(1).sum()
     totals, metrics = {"critic": critic_loss}, {"critic_loss": critic_loss, "q": x["target"].mean()}
     if x["update"] % cfg.policy_delay == cfg.policy_delay - 1:
-        totals["actor"] = metrics["actor_loss"] = -agent.q(x.inputs, agent.point(x.inputs), frozen=True)[0].mean()
+        totals["actor"] = metrics["actor_loss"] = -agent.smallest_q(x.inputs, agent.point(x.inputs), of=1).mean()
     return Loss(totals, {name: value.detach() for name, value in metrics.items()}, error.detach().abs().mean(0))
 
 
@@ -106,7 +106,7 @@ class TD3:
     replay: ReplaySettings = ReplaySettings()
     """What is kept and how it is drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent."""
+    """Networks of the default agent; `activation` is the actor's, critics are of relu."""
     agent: AgentFn = agent_fn
     """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
     batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
@@ -119,11 +119,13 @@ class TD3:
         check_schedules(self)
         if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
             raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        noises = (schedule_value(self.exploration_noise, 0.0), self.target_noise, self.target_noise_clip)
+        noises = (*schedule_ends(self.exploration_noise), self.target_noise, self.target_noise_clip)
         if min(noises) < 0.0:
-            raise ConfigError(f"exploration_noise, target_noise, target_noise_clip = {noises}; none may be negative")
-        positive = [schedule_value(self.lr, 0.0), self.actor_lr, self.max_grad_norm]
-        if min(x for x in positive if x is not None) <= 0.0 or min(self.critics, self.policy_delay) < 1:
+            raise ConfigError(f"exploration_noise={self.exploration_noise}, target_noise={self.target_noise}, target_noise_clip="
+                              f"{self.target_noise_clip}; none may be negative")  # fmt: skip
+        start, end = schedule_ends(self.lr)
+        positive = [start, self.actor_lr, self.max_grad_norm]
+        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(self.critics, self.policy_delay) < 1:
             raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}, critics={self.critics}, "
                               f"policy_delay={self.policy_delay}; expected positive numbers")  # fmt: skip
 

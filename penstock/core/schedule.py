@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import re
+import sys
 import typing
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from penstock.core.errors import ConfigError
@@ -39,20 +41,21 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
     try:
         kind = match[1] if match else ""
         numbers = [float(part) for part in match[2].split(",")] if match else [float(schedule)]
-        steps = float(match[3]) if match and match[3] else 0.0
+        steps = float(match[3]) if match and match[3] else None
     except ValueError:
-        kind, numbers, steps = "", [], 0.0
+        kind, numbers, steps = "", [], None
     if not kind and len(numbers) == 1:
         return numbers[0]
     if (
-        len(numbers) not in ((2,) if steps else (2, 3))
+        len(numbers) not in ((2, 3) if steps is None else (2,))
         or not all(map(math.isfinite, numbers))
         or (len(numbers) == 3 and numbers[2] <= 0)
+        or (steps is not None and not 0.0 < steps < math.inf)
     ):
         raise ConfigError(f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]), "
                           "linear(start, end, steps=N) or cosine(...)")  # fmt: skip
     start, end = numbers[:2]
-    if steps:
+    if steps is not None:
         fraction = min(env_steps / steps, 1.0)
     else:
         fraction = min(min(max(progress, 0.0), 1.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
@@ -61,11 +64,24 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
     return start + (end - start) * fraction if fraction < 1.0 else end
 
 
+def schedule_ends(schedule: Schedule) -> tuple[float, float]:
+    """First and last value of a schedule that runs its course; all others lie between."""
+    return schedule_value(schedule, 0.0), schedule_value(schedule, math.inf, sys.maxsize)
+
+
 def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
-    """A copy of a settings dataclass in which every schedule is the number it stands for now."""
+    """A copy of a settings dataclass in which every schedule is the number it stands for now.
+
+    It is not checked again: a step size may end at 0, though none may begin there.
+    """
     now = {name: getattr(settings, name) for name in _schedule_fields(type(settings))}
     changed = {name: schedule_value(value, progress, env_steps) for name, value in now.items() if isinstance(value, str)}
-    return replace(settings, **changed) if changed else settings  # pyright: ignore[reportArgumentType]
+    if not changed:
+        return settings
+    out = copy.copy(settings)
+    for name, value in changed.items():
+        object.__setattr__(out, name, value)
+    return out
 
 
 def check_schedules(settings: Any) -> None:

@@ -45,8 +45,10 @@ class DatasetWriter:
         self.path, self.spec = Path(directory), spec
         self._limit, self._bytes = shard_bytes, 0
         self._kept: list[Episode] = []
+        self._stored: bytes | None = None
         if (self.path / INDEX).is_file() and append:
             self._index: dict[str, Any] = read_index(self.path)
+            self._stored = (self.path / INDEX).read_bytes()
             check_spec(EnvSpec.from_plain(self._index["spec"]), spec, str(self.path), env or "the environment")
         else:
             check_vacant(self.path)
@@ -151,7 +153,11 @@ class DatasetWriter:
 
     def _write_index(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path / INDEX, (json.dumps(self._index, indent=1) + "\n").encode())
+        path = self.path / INDEX
+        if self._stored is not None and path.read_bytes() != self._stored:
+            raise ConfigError(f"{path} was changed by another writer; let one process at a time write a dataset")
+        self._stored = (json.dumps(self._index, indent=1) + "\n").encode()
+        replace_file(path, self._stored)
 
 
 def check_vacant(path: Path) -> None:

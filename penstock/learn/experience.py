@@ -62,6 +62,9 @@ class Experience:
             raise ConfigError(f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or than "
                               f"learning_starts={learning_starts}; use replay.capacity >= "
                               f"{max(batch_size * sample_rows, learning_starts)}")  # fmt: skip
+        if replay.settings.index == "fifo" and replay_ratio > sample_rows:
+            raise ConfigError(f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of at "
+                              f"most {sample_rows}, or another index")  # fmt: skip
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
         self.after_update = after_update
@@ -71,9 +74,15 @@ class Experience:
         """Gradient steps asked of the policy, skipped ones included."""
 
     def due(self) -> int:
-        """Gradient steps that the ratio asks for by now: exact, since it is counted from the start of the run."""
+        """Gradient steps that the ratio asks for by now: exact, since it is counted from the start of the run.
+
+        What cannot be drawn yet stays due.
+        """
         rows = max(0, self.collected - self.learning_starts) * self.replay_ratio
-        return math.floor(rows / (self.batch_size * self.sample_rows) + 1e-9) - self.trained
+        steps = math.floor(rows / (self.batch_size * self.sample_rows) + 1e-9) - self.trained
+        if self.replay.settings.index == "fifo":  # the newest rows may not be samples yet
+            return min(steps, len(self.replay) // self.batch_size)
+        return steps if len(self.replay) else 0
 
     def describe(self) -> str:
         """What is trained on, for people."""
@@ -117,7 +126,7 @@ def train_on_replay(policy: Any, batch: SampleBatch) -> ResultDict:
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = defaultdict(int)
     rng = generator(policy.seed, Purpose.REPLAY, policy.version)
-    for drawing, x in samples(policy, own.due() if len(own.replay) else 0, rng):
+    for drawing, x in samples(policy, own.due(), rng):
         x = TrainBatch(x.inputs, {**x.rows, "update": policy.updates}, x.valid, x.state)
         policy.agent.renew_noise(rng)
         with torch.no_grad():

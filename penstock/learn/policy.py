@@ -80,6 +80,7 @@ class Policy:
         self._predictions = 0
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
+        self._explores = type(self.agent).set_exploration is not Agent.set_exploration
         self.agent.set_exploration(self.settings, 0)
 
     @property
@@ -92,10 +93,10 @@ class Policy:
         """True if `predict` gives a pair with the new state."""
         return self.agent.initial_state(1) is not None
 
-    def set_progress(self, progress: float) -> None:
-        """Sets every schedule, and the agent's exploration, to its value after this fraction of the run."""
+    def set_progress(self, progress: float, env_steps: int = 0) -> None:
+        """Sets schedules and exploration to this fraction of the run, and to `env_steps`, which replay counts itself."""
         self.progress = progress
-        steps = 0 if self.experience is None else self.experience.collected
+        steps = env_steps if self.experience is None else self.experience.collected
         if self._scheduled:
             self.settings = at_progress(self._settings, progress, steps)
             lr = getattr(self.settings, "lr", None)
@@ -103,7 +104,8 @@ class Policy:
                 for optimizer in self.optimizers.values():
                     for group in optimizer.param_groups:
                         group["lr"] = lr * group.get("lr_scale", 1.0)
-        self.agent.set_exploration(self.settings, steps)
+        if self._explores:
+            self.agent.set_exploration(self.settings, steps)
 
     def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
         """Allocates what batches of this shape need, so that bad settings fail before anything is collected.

@@ -39,7 +39,8 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
         for minibatch in minibatches(data, policy.minibatch, policy.shuffler(), policy.epochs):
-            for name, value in policy.learn_on_batch(minibatch).items():
+            loss = policy.update(minibatch)
+            for name, value in (loss.metrics if loss is not None else {}).items():
                 sums[name] = sums[name] + value if name in sums else value
                 counts[name] += 1
         results = {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}

@@ -60,7 +60,7 @@ class RingColumn:
         self._name, self._rows, self._slots = name, rows, slots
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
-        self.data = arrays[self._name]
+        self.data = np.asarray(arrays[self._name])  # what is read is no memmap, which means nothing for a copy
         self._flat = self.data.reshape(self._rows * self._slots, *self.data.shape[2:])
 
     def write(self, start: int, rows: Array, first: Array | None = None, valid: Array | None = None) -> None:
@@ -91,14 +91,17 @@ class FrameColumn:
     def __init__(self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any) -> None:
         self._stack, *self._frame = shape
         self.history = self._stack - 1
-        self.plan: Plan = {name: ((rows, slots, *self._frame), np.dtype(dtype)), f"{name}.age": ((rows, slots), np.dtype(np.uint8))}
+        self.plan: Plan = {
+            name: ((rows, slots, *self._frame), np.dtype(dtype)),
+            f"{name}.age": ((rows, slots), np.dtype(np.uint8)),
+        }
         self._name, self._rows, self._slots = name, rows, slots
         self._back = np.arange(self.history, -1, -1)
         self.zeros: bool | None = None
         """Frames before an episode are zeros; None: not known yet."""
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
-        self.data, self._age = arrays[self._name], arrays[f"{self._name}.age"]
+        self.data, self._age = np.asarray(arrays[self._name]), np.asarray(arrays[f"{self._name}.age"])
         self._flat = self.data.reshape(self._rows * self._slots, *self._frame)
         self._flat_age = self._age.reshape(-1)
 

@@ -34,6 +34,8 @@ class Index(Protocol):
 
     head: int
     """Number of the unit that is added next."""
+    bytes: int
+    """What it takes."""
 
     def extend(self, usable: Array, priority: Array | None) -> None:
         """Adds the next units [n, B]; where not `usable` they are never drawn. `priority` None: the largest so far."""
@@ -60,6 +62,7 @@ class UniformIndex:
     def __init__(self, units: int, slots: int) -> None:
         self._usable = np.zeros((units, slots), bool)
         self._flat = self._usable.reshape(-1)
+        self.bytes = self._usable.nbytes
         self.tail = self.head = 0
         self._count = 0
 
@@ -113,22 +116,21 @@ class FifoIndex(UniformIndex):
         super().__init__(units, slots)
         self._next = 0
 
-    def __len__(self) -> int:
-        """Units that have not been drawn."""
-        low = max(self._next, self.tail * self._usable.shape[1])
-        ahead = np.arange(low, self.head * self._usable.shape[1])
-        return int(np.count_nonzero(self._flat[ahead % len(self._flat)]))
-
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
-        slots = self._usable.shape[1]
-        ahead = np.arange(max(self._next, self.tail * slots), self.head * slots)
-        ahead = ahead[self._flat[ahead % len(self._flat)]]
-        if len(ahead) < n:
+        if self._count < n:
             raise ConfigError(
-                f"{n} of {len(ahead)} undrawn samples were asked of a FIFO replay; collect more, or draw fewer"
+                f"{n} of {self._count} undrawn samples were asked of a FIFO replay; collect more, or draw fewer"
             )
-        self._next = int(ahead[n - 1]) + 1
-        return Drawn(ahead[:n] // slots, ahead[:n] % slots, None)
+        slots = self._usable.shape[1]
+        low = max(self._next, self.tail * slots)
+        found = [low + part.start + np.flatnonzero(self._flat[at])
+                 for at, part in ring_slices(low, self.head * slots - low, len(self._flat))]  # fmt: skip
+        drawn = np.concatenate(found)[:n]
+        # A unit that was drawn is usable no more, so it is not counted either, now or when it is forgotten.
+        self._flat[drawn % len(self._flat)] = False
+        self._count -= n
+        self._next = int(drawn[-1]) + 1 if n else low
+        return Drawn(drawn // slots, drawn % slots, None)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"next": self._next}
@@ -146,6 +148,7 @@ class PrioritizedIndex:
 
     def __init__(self, units: int, slots: int, alpha: float, epsilon: float = 1e-6) -> None:
         self._tree = SumTree(units * slots)
+        self.bytes = 2 * self._tree.values.nbytes
         self._units, self._slots, self._alpha, self._epsilon = units, slots, alpha, epsilon
         self.tail = self.head = 0
         self._count = 0

@@ -4,56 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.core.batch import MultiAgentBatch, SampleBatch
-from penstock.core.config import check_fields
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.schedule import Schedule, schedule_value
+from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.replay.columns import Array, Rows
 from penstock.replay.index import FifoIndex, Index, PrioritizedIndex, UniformIndex
-from penstock.replay.storage import Storage
+from penstock.replay.settings import ReplaySettings, make_view
+from penstock.replay.storage import Storage, frame_history
 from penstock.replay.view import Shown, View
+
+__all__ = ["Drawing", "MultiAgentReplay", "PriorityFn", "Replay", "ReplaySettings", "make_view"]
 
 PriorityFn = Callable[[Storage, Rows], Array]
 """(storage, first rows [n] of fresh units) -> [n, B] priorities, by what the agent recorded."""
-
-
-@dataclass(frozen=True)
-class ReplaySettings:
-    """How much is kept, where, and how it is drawn."""
-
-    capacity: int = 1_000_000
-    """Rows kept over all slots, usually 1e5 to 1e6."""
-    index: Literal["uniform", "prioritized", "fifo"] = "uniform"
-    """Which rows are drawn: all alike, by their last error (Schaul et al. 2016), or each once in its order."""
-    priority_alpha: float = 0.6
-    """How much priorities count: 0 is uniform, 1 proportional."""
-    priority_beta: Schedule = "linear(0.4, 1.0)"
-    """How much of the bias of priorities is corrected by weights, usually rising to 1 over the run."""
-    fresh_priority: Literal["max", "agent"] = "max"
-    """Priority of new rows: the largest so far, or the error by the values that the agent saw when it acted."""
-    deduplicate_frames: bool = False
-    """Keep stacks of images [C, H, W] frame by frame: a C-th of the memory, the same bits."""
-    dir: str | None = None
-    """Keep the arrays as files in this directory, for more than fits into memory. None: in memory."""
-    prefetch: bool | Literal["auto"] = "auto"
-    """Read the next samples in a thread while one is trained on. "auto": where they are large, or go to a GPU."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.capacity < 1:
-            raise ConfigError(f"replay.capacity={self.capacity}; expected at least 1")
-        if not 0.0 <= self.priority_alpha <= 1.0 or not 0.0 <= schedule_value(self.priority_beta, 0.0) <= 1.0:
-            raise ConfigError(
-                f"replay.priority_alpha={self.priority_alpha}, priority_beta={self.priority_beta}; both lie in [0, 1]"
-            )
 
 
 class Drawing(NamedTuple):
@@ -68,7 +38,11 @@ class Drawing(NamedTuple):
 
 
 class Replay:
-    """The live replay of one policy. Nothing is allocated before `prepare`, which the first batch calls at the latest.
+    """The live replay of one policy.
+
+    Nothing is allocated before `prepare`, which the first batch calls at the latest. `prepare` refuses what does not
+    fit, then makes all arrays. Those in memory take it page by page as the ring is first written, so `describe` can be
+    read before any is taken; those in files take their space at once. The index takes its memory in `prepare`.
 
     One thread writes: `append`, `draw` and `update_priorities` are called in one order, that of the training step, so a
     run repeats itself. `read` may run in another thread meanwhile, as nothing is appended until all samples are read.
@@ -103,18 +77,19 @@ class Replay:
         if self.storage is not None:
             return
         settings, stride = self.settings, self.view.stride
-        needed = T + self.view.span + stride + 2
+        history = frame_history(self.spec, settings.deduplicate_frames)
+        needed = T + self.view.span + stride + history + 2
         rows = math.ceil(settings.capacity / B) + 1
         rows = math.ceil(rows / stride) * stride
         if rows < needed:
             raise ConfigError(f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} with "
-                              f"samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {needed * B}")  # fmt: skip
+                              f"samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}")  # fmt: skip
         if self._state is not None and stride % T:
             raise ConfigError(f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin every "
                               f"{stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}")  # fmt: skip
         self.storage = Storage(
             self.spec, rows, B, frames=settings.deduplicate_frames, info=_chosen(info, self._info), state=self._state,
-            state_every=stride, folder=None if settings.dir is None else Path(settings.dir),
+            state_every=stride, folder=None if settings.dir is None else Path(settings.dir), episodes=self.view.episodes,
         )  # fmt: skip
         units = rows // stride
         if settings.index == "prioritized":
@@ -123,13 +98,18 @@ class Replay:
             self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, B)
 
     def describe(self) -> str:
-        """Rows, bytes and place, for people."""
-        storage = self.storage
-        if storage is None:
+        """Rows, bytes and place, for people: what the full replay takes, index included."""
+        if self.storage is None or self.index is None:
             return f"replay of {self.settings.capacity:,} rows"
+        storage, total = self.storage, self.bytes
         rows, where = (storage.rows - 1) * storage.slots, self.settings.dir or "memory"
-        return (f"replay of {rows:,} rows x {storage.bytes / (storage.rows * storage.slots):,.0f} B = {storage.bytes / 1e9:.3g} GB in "
+        return (f"replay of {rows:,} rows x {total / (storage.rows * storage.slots):,.0f} B = {total / 1e9:.3g} GB in "
                 f"{where}, {self.settings.index}")  # fmt: skip
+
+    @property
+    def bytes(self) -> int:
+        """What storage and index take once every row is written; 0 before `prepare`."""
+        return 0 if self.storage is None or self.index is None else self.storage.bytes + self.index.bytes
 
     def __len__(self) -> int:
         """Samples that can be drawn."""
@@ -147,8 +127,7 @@ class Replay:
         storage.write(batch, terminated)
         self.appended += int(np.count_nonzero(batch.valid))
         stride = self.view.stride
-        oldest = storage.tail + storage.history
-        index.drop(-(-oldest // stride))
+        index.drop(-(-storage.oldest // stride))
         t = np.arange(index.head * stride, storage.head - self.view.span + 1, stride)
         if len(t):
             by_agent = self._priority_fn if self.settings.fresh_priority == "agent" else None
@@ -230,7 +209,9 @@ class MultiAgentReplay:
         """Adds every policy's rows to its replay."""
         unknown = batch.keys() - self.replays.keys()
         if unknown:
-            raise ConfigError(f"batches of policies {sorted(unknown)} and replays of {sorted(self.replays)}; name a replay for each")
+            raise ConfigError(
+                f"batches of policies {sorted(unknown)} and replays of {sorted(self.replays)}; name a replay for each"
+            )
         for name, part in batch.items():
             self.replays[name].append(part)
 
@@ -243,11 +224,35 @@ class MultiAgentReplay:
         for name, drawing in drawings.items():
             self.replays[name].update_priorities(drawing, priorities[name])
 
+    def describe(self) -> str:
+        """As `Replay.describe`, a line for each policy."""
+        return "\n".join(f"{name}: {each.describe()}" for name, each in self.replays.items())
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Replay.state_dict`, by policy id."""
+        return {name: each.state_dict() for name, each in self.replays.items()}
+
+    def arrays(self) -> dict[str, Array]:
+        """As `Replay.arrays`, of all policies: `id/name`."""
+        return {f"{name}/{key}": x for name, each in self.replays.items() for key, x in each.arrays().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """The inverse of `state_dict` and `arrays`, after each replay's `prepare`."""
+        if state.keys() != self.replays.keys():
+            raise CheckpointError(
+                f"the checkpoint has replays of policies {sorted(state)}; this run has {sorted(self.replays)}"
+            )
+        for name, each in self.replays.items():
+            own = {key.removeprefix(f"{name}/"): x for key, x in arrays.items() if key.startswith(f"{name}/")}
+            each.load_state_dict(state[name], own)
+
 
 def _chosen(info: Tree, paths: tuple[str, ...]) -> dict[str, Any]:
     """The leaves with these paths. Raises ConfigError if one is not recorded."""
     known = dict(zip(tree_paths(info), tree_leaves(info)))
     missing = [path for path in paths if path not in known]
     if missing:
-        raise ConfigError(f"the replay is to keep info {missing}, and batches record {sorted(known)}; does the agent give it?")
+        raise ConfigError(
+            f"the replay is to keep info {missing}, and batches record {sorted(known)}; does the agent give it?"
+        )
     return {path: known[path] for path in paths}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -43,13 +42,17 @@ def reserve(plan: Plan, folder: Path | None, rows: int, spare_rows: int) -> dict
             folder.mkdir(parents=True, exist_ok=True)
             free, what = psutil.disk_usage(os.fspath(folder)).free, f"space in {folder}"
         except OSError as error:
-            raise ConfigError(f"replay.dir={os.fspath(folder)!r}: {error}; name a directory that can be written") from error
+            raise ConfigError(
+                f"replay.dir={os.fspath(folder)!r}: {error}; name a directory that can be written"
+            ) from error
     per_row = needed / rows
     fits = int(free * _SHARE / per_row) - spare_rows
     advice = f"use replay.capacity <= {fits}" if fits > 0 else "free some"
     if folder is None:
         advice += ", replay.dir or replay.deduplicate_frames"
-    seen = f"replay of {rows:,} rows x {per_row:,.0f} B needs {needed / 1e9:.3g} GB; free is {free / 1e9:.3g} GB of {what}"
+    seen = (
+        f"replay of {rows:,} rows x {per_row:,.0f} B needs {needed / 1e9:.3g} GB; free is {free / 1e9:.3g} GB of {what}"
+    )
     if needed > free:
         raise ConfigError(f"{seen}; {advice}")
     try:
@@ -98,5 +101,4 @@ def _array(folder: Path | None, shape: tuple[int, ...], dtype: np.dtype[np.gener
     with tempfile.TemporaryFile(dir=folder) as file:
         # Taken now: a disk that fills up under a mapped file kills the process.
         os.posix_fallocate(file.fileno(), 0, size)
-        memory = mmap.mmap(file.fileno(), size)
-    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
+        return np.memmap(file, dtype, "r+", shape=shape)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.mapped import copy_rows
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_structure, tree_unflatten
-from penstock.replay.columns import Array, FrameColumn, RingColumn, Rows
+from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
+from penstock.replay.columns import Array, Column, FrameColumn, Plan, RingColumn, Rows, stored_dtype
+from penstock.replay.room import planned_bytes, reserve
+from penstock.replay.stretches import Stretches
 
 
 class Storage:
     """A ring over time of all slots. Row `head` holds the newest observation, and no action yet.
 
     Rows are numbered from the first that was ever written, so a row keeps its number while it is kept. As in the
-    record, `prev_action[t + 1]` is the action of row t, and so for rewards; nothing is stored twice.
+    record, `prev_action[t + 1]` is the action of row t, and so for rewards; nothing is stored twice. The arrays are
+    made here, all of them; memory is taken as they are first written, the space of files at once.
 
     Args:
         rows: length of the ring, one more than it keeps. slots: B.
@@ -30,86 +31,93 @@ class Storage:
         info: examples of the leaves of `info` to keep, without leading dimensions, by their path in the tree.
         state: example of the recurrent state, kept where a batch begins at a multiple of `state_every` rows.
         folder: where to keep the arrays as files; None for memory.
+        episodes: keep what `last` needs.
 
     Raises:
-        ConfigError: it takes more bytes than there are.
+        ConfigError: it takes more bytes than there are, or no observation is a stack of frames.
     """
 
     def __init__(
         self, env: EnvSpec, rows: int, slots: int, *, frames: bool = False, info: Mapping[str, Any] | None = None, state: Tree = None,
-        state_every: int = 1, folder: Path | None = None,
+        state_every: int = 1, folder: Path | None = None, episodes: bool = False,
     ) -> None:  # fmt: skip
-        self.rows, self.slots, self.state_every, self._folder = rows, slots, state_every, folder
+        self.rows, self.slots, self.state_every = rows, slots, state_every
         self.head = 0
         """Number of the row that is written next; its observation is known already."""
-        self.arrays: dict[str, Array] = {}
-        """Everything that is kept, by name: [rows, slots, ...], and states [rows // state_every, slots, ...]."""
         self._structures = {name: tree_structure(tree) for name, tree in (("obs", env.obs), ("action", env.action))}
-        self._obs = [
-            self._column(f"obs{path}", leaf.shape, leaf.dtype, frames and leaf.is_image and leaf.shape[0] > 1)
+
+        def column(name: str, shape: tuple[int, ...], dtype: Any) -> RingColumn:
+            return RingColumn(name, rows, slots, tuple(shape), dtype)
+
+        self._obs: dict[str, Column] = {
+            path: FrameColumn(f"obs{path}", rows, slots, leaf.shape, leaf.dtype)
+            if frames and is_stack(leaf)
+            else column(f"obs{path}", leaf.shape, leaf.dtype)
             for path, leaf in zip(tree_paths(env.obs), tree_leaves(env.obs))
-        ]
+        }
+        self.history = frame_history(env, frames)
+        """Rows before a row that reading its observation may need."""
         self._action = [
-            self._column(f"prev_action{path}", leaf.shape, leaf.dtype)
+            column(f"prev_action{path}", leaf.shape, leaf.dtype)
             for path, leaf in zip(tree_paths(env.action), tree_leaves(env.action))
         ]
-        self._reward = self._column("prev_reward", (), np.float32)
+        self._reward = column("prev_reward", (), np.float32)
         self._first, self._terminated, self._truncated, self._valid = (
-            self._column(name, (), np.bool_) for name in ("first", "terminated", "truncated", "valid")
+            column(name, (), np.bool_) for name in ("first", "terminated", "truncated", "valid")
         )
-        self._info = {path: self._column(f"info{path}", np.shape(x), np.asarray(x).dtype) for path, x in (info or {}).items()}
+        self._info = {path: column(f"info{path}", np.shape(x), np.asarray(x).dtype) for path, x in (info or {}).items()}
+        self._stretches = Stretches(rows, slots) if episodes else None
         self._state_structure = tree_structure(state)
         units = rows // state_every
-        self._states = [self._allocate(f"state{path}", (units, slots, *np.shape(x)), np.asarray(x).dtype)
-                        for path, x in zip(tree_paths(state), tree_leaves(state))]  # fmt: skip
-        self._state_rows = np.full(units, -1, np.int64)
-        self.history = max((column.history for column in self._obs), default=0)
-        """Rows before a row that reading its observation needs."""
-        self._check_room()
-
-    @property
-    def bytes(self) -> int:
+        states: Plan = {f"state{path}": ((units, slots, *np.shape(x)), stored_dtype(np.asarray(x).dtype))
+                        for path, x in zip(tree_paths(state), tree_leaves(state))}  # fmt: skip
+        parts: list[Any] = [*self._obs.values(), *self._action, self._reward, self._first, self._terminated, self._truncated,
+                            self._valid, *self._info.values(), *([self._stretches] if self._stretches else [])]  # fmt: skip
+        plan = {name: array for part in parts for name, array in part.plan.items()} | states
+        self.bytes = planned_bytes(plan)
         """What the arrays take once every row is written."""
-        return sum(x.nbytes for x in self.arrays.values())
+        self.arrays: dict[str, Array] = reserve(plan, folder, rows * slots, (2 + state_every) * slots)
+        """Everything that is kept, by name: [rows, slots, ...], and states [rows // state_every, slots, ...]."""
+        for part in parts:
+            part.bind(self.arrays)
+        self._states = [self.arrays[name] for name in states]
+        self._state_rows = np.full(units, -1, np.int64)
+        self._apart = np.zeros(rows, bool)
 
     @property
     def tail(self) -> int:
         """Number of the oldest row that is kept."""
         return max(0, self.head - (self.rows - 1))
 
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest row whose observation can be read."""
+        return self.tail + self.history if self.tail else 0
+
     def write(self, batch: SampleBatch, terminated: Array | None = None) -> int:
         """Adds the T rows of a batch of numpy arrays; gives the number of rows that the head moved.
 
-        More than T if the batch does not begin where the one before ended: invalid rows then keep them apart, one, or
-        as many as bring it to a row whose state is kept.
+        That is more than T if the batch does not begin where the one before ended: rows that are not valid then keep
+        them apart, as many as stacks of frames and the spacing of states need.
 
         Args:
             terminated: [T, B], where targets shall see other ends than the environment's; None for its own.
         """
         T, B = batch.valid.shape
-        if B != self.slots or T + 2 > self.rows:
+        longest = T + 1 + self.history + self.state_every
+        if self.slots != B or longest >= self.rows:
             raise ConfigError(f"a batch of T={T}, B={B} for a replay of {self.slots} slots and {self.rows - 1} rows a slot; B must "
-                              f"stay the same, and T smaller than the rows: use replay.capacity >= {(T + 2) * B}")  # fmt: skip
-        moved = T
-        first = batch.first
-        if self.head and not self._goes_on(batch):
-            gap = self.state_every - self.head % self.state_every if self._states else 1
-            for column in (self._terminated, self._truncated, self._valid):
-                column.write(self.head, np.zeros((gap, B), bool))
-            self.head += gap
-            moved += gap
-            first = batch.first.copy()
-            first[0] = True
-        start, follows = self.head, batch.valid
-        for column, x in zip(self._obs, tree_leaves(batch.obs)):
-            column.write(start, x, first, follows)
-        for column, x in zip(self._action, tree_leaves(batch.prev_action)):
-            column.write(start, x)
-        self._reward.write(start, batch.prev_reward)
-        self._first.write(start, first)
-        self._terminated.write(start, batch.terminated if terminated is None else terminated)
-        self._truncated.write(start, batch.truncated)
-        self._valid.write(start, batch.valid)
+                              f"stay the same, and T smaller than the rows: use replay.capacity >= {(longest + 1) * B}")  # fmt: skip
+        ends = batch.terminated if terminated is None else terminated
+        gap = self._gap(batch)
+        self._write_flags(gap, batch, ends)
+        start = self.head + gap
+        if gap:
+            self._skip(gap, batch)
+        rows = [*zip(self._obs.values(), tree_leaves(batch.obs)), *zip(self._action, tree_leaves(batch.prev_action)),
+                (self._reward, batch.prev_reward), (self._first, batch.first)]  # fmt: skip
+        for column, x in rows:
+            column.write(start, x, batch.first, batch.valid)
         known = dict(zip(tree_paths(batch.info), tree_leaves(batch.info))) if self._info else {}
         for path, column in self._info.items():
             column.write(start, known[path])
@@ -118,10 +126,12 @@ class Storage:
             for array, x in zip(self._states, tree_leaves(batch.state)):
                 array[unit] = x
             self._state_rows[unit] = start
-        self.head += T
-        return moved
+        self.head = start + T
+        return gap + T
 
-    def inputs(self, t: Rows, b: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))) -> Inputs:
+    def inputs(
+        self, t: Rows, b: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))
+    ) -> Inputs:
         """[*N, ...] what the agent sees at rows t of slots b; parts that are not in `fed` are None."""
         return Inputs(
             self.obs(t, b),
@@ -132,7 +142,11 @@ class Storage:
 
     def obs(self, t: Rows, b: Rows) -> Tree:
         """[*N, *O]."""
-        return tree_unflatten(self._structures["obs"], [x.read(t, b) for x in self._obs])
+        return tree_unflatten(self._structures["obs"], [x.read(t, b) for x in self._obs.values()])
+
+    def obs_leaf(self, path: str, t: Rows, b: Rows) -> Array:
+        """[*N, ...] of one leaf of the observation, by its path in the tree: "['achieved_goal']"."""
+        return self._obs[path].read(t, b)
 
     def action(self, t: Rows, b: Rows) -> Tree:
         """[*N, *A] chosen at rows t."""
@@ -163,7 +177,9 @@ class Storage:
         return self._info[path].read(t, b)
 
     def has_state(self, t: Rows) -> Array:
-        """[*N] bool: the recurrent state before rows t is kept."""
+        """[*N] bool: a sequence can begin at rows t, as the recurrent state before them is kept or there is none."""
+        if not self._states:
+            return np.ones(t.shape, bool)
         return self._state_rows[t // self.state_every % len(self._state_rows)] == t
 
     def state(self, t: Rows, b: Rows) -> Tree:
@@ -171,10 +187,19 @@ class Storage:
         unit = t // self.state_every % len(self._state_rows)
         return tree_unflatten(self._state_structure, [x[unit, b] for x in self._states])
 
+    def apart(self, t: Rows) -> Array:
+        """[*N] bool: a batch began at rows t that was no continuation, so nothing before them leads there."""
+        return self._apart[t % self.rows]
+
+    def last(self, t: Rows, b: Rows) -> Rows:
+        """[*N] the last row of the episodes of valid rows t, as far as they are kept: rows t to it are successors."""
+        assert self._stretches is not None
+        return self._stretches.last(t, b)
+
     def state_dict(self) -> dict[str, Any]:
         """What is not in `arrays`."""
-        zeros = [column.zeros for column in self._obs if isinstance(column, FrameColumn)]
-        return {"head": self.head, "state_rows": self._state_rows.copy(), "zeros": zeros}
+        zeros = [column.zeros for column in self._obs.values() if isinstance(column, FrameColumn)]
+        return {"head": self.head, "state_rows": self._state_rows.copy(), "apart": self._apart.copy(), "zeros": zeros}
 
     def written(self) -> Iterator[tuple[str, Array]]:
         """Name and the part of each array that holds something, a view."""
@@ -193,49 +218,65 @@ class Storage:
         for name, x in self.arrays.items():
             copy_rows(x[: len(arrays[name])], arrays[name])
         self.head = int(state["head"])
-        self._state_rows[:] = state["state_rows"]
-        for column, zeros in zip((c for c in self._obs if isinstance(c, FrameColumn)), state["zeros"]):
+        self._state_rows[:], self._apart[:] = state["state_rows"], state["apart"]
+        for column, zeros in zip((c for c in self._obs.values() if isinstance(c, FrameColumn)), state["zeros"]):
             column.zeros = zeros
 
+    def _gap(self, batch: SampleBatch) -> int:
+        """Rows to leave free before a batch: 0 if its row 0 is the row that the head holds."""
+        started = self.head > 0
+        if started and self._goes_on(batch):
+            return 0
+        # The frames before an episode's first are known; before any other row they need rows of their own.
+        gap = started + (0 if batch.first[0].all() else self.history)
+        return gap + -(self.head + gap) % self.state_every
+
     def _goes_on(self, batch: SampleBatch) -> bool:
-        """Row 0 of the batch is the row that the head holds."""
-        t, b = np.full(self.slots, self.head), np.arange(self.slots)
-        held = [*tree_leaves(self.obs(t, b)), self._first.read(t, b)] if self.head >= self.tail + self.history else []
-        new = [*tree_leaves(batch.obs), batch.first]
-        return all(np.array_equal(x, y[0].astype(x.dtype), equal_nan=x.dtype.kind == "f") for x, y in zip(held, new))
+        new = [*tree_leaves(batch.obs), *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
+        held = [*self._obs.values(), *self._action, self._reward, self._first]
+        return all(column.goes_on(self.head, x[0], batch.valid[0]) for column, x in zip(held, new))
 
-    def _column(self, name: str, shape: tuple[int, ...], dtype: Any, frames: bool = False) -> Any:
-        kind = FrameColumn if frames else RingColumn
-        return kind(name, self.rows, self.slots, tuple(shape), dtype, self._allocate)
+    def _write_flags(self, gap: int, batch: SampleBatch, ends: Array) -> None:
+        flags = [ends, batch.truncated, batch.valid]
+        if gap:
+            none = np.zeros((gap, self.slots), bool)
+            flags = [np.concatenate([none, x]) for x in flags]
+        kept = self._terminated, self._truncated, self._valid
+        before = np.full(self.slots, self.head - 1), np.arange(self.slots)
+        for column, x in zip(kept, flags):
+            column.write(self.head, x)
+        if self._stretches is not None:
+            ended, cut, valid = (column.read(*before) for column in kept)
+            going_on = valid & ~(ended | cut) if self.head else np.zeros(self.slots, bool)
+            self._stretches.write(self.head, flags[2], flags[0] | flags[1], going_on)
+        self._apart[np.arange(self.head, self.head + len(flags[0]) + 1) % self.rows] = False
+        self._apart[(self.head + gap) % self.rows] = gap > 0
 
-    def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Zeroed memory that takes none until it is written; a file of its own if there is a folder."""
-        try:
-            if self._folder is None:
-                x = np.zeros(shape, dtype)
-            else:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                x = np.memmap(self._folder / file_name(name), dtype, "w+", shape=shape)
-        except (MemoryError, OSError) as error:
-            raise ConfigError(f"replay of {self.rows} rows x {self.slots} slots: {name} {dtype}{list(shape)} does not fit: {error}; use a "
-                              "smaller replay.capacity") from error  # fmt: skip
-        self.arrays[name] = x
-        return x
+    def _skip(self, gap: int, batch: SampleBatch) -> None:
+        """Fills the rows between: like the batch's first, so that they hold legal values though none of them is used.
 
-    def _check_room(self) -> None:
-        if self._folder is None:
-            free, what = psutil.virtual_memory().available, "memory"
-        else:
-            free, what = psutil.disk_usage(os.fspath(self._folder)).free, f"space in {self._folder}"
-        if self.bytes > free:
-            needed, per_row = self.bytes, self.bytes / (self.rows * self.slots)
-            self.arrays.clear()
-            raise ConfigError(
-                f"replay of {self.rows * self.slots:,} rows x {per_row:,.0f} B needs {needed / 1e9:.2f} GB; free is {free / 1e9:.2f} GB of "
-                f"{what}; use replay.capacity <= {int(free * 0.9 / per_row)}, replay.dir or replay.deduplicate_frames"
-            )
+        Row `head` stays: it is the successor of the last row before.
+        """
+        start, between = self.head + gap, gap - (self.head > 0)
+        columns = [*self._obs.values(), *self._action, self._reward, self._first]
+        leaves = [*tree_leaves(batch.obs), *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
+        for column, x in zip(columns, leaves):
+            if between:
+                column.skip(start, between, x[0])
+        for column in self._info.values():
+            column.skip(start, gap, np.zeros(column.data.shape[1:], column.data.dtype))
 
 
-def file_name(name: str) -> str:
-    """A file's name for an array's name."""
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name) + ".bin"
+def is_stack(leaf: Any) -> bool:
+    """The observation can be kept frame by frame: an image [C, H, W] of more than one channel."""
+    return leaf.is_image and leaf.shape[0] > 1
+
+
+def frame_history(env: EnvSpec, frames: bool) -> int:
+    """Rows before a row whose frames are part of its observation, if stacks are kept frame by frame."""
+    stacks = [leaf.shape[0] for leaf in tree_leaves(env.obs) if is_stack(leaf)] if frames else [1]
+    if not stacks:
+        raise ConfigError(
+            "replay.deduplicate_frames=True, and no observation is a stack of uint8 images [C, H, W]; use False"
+        )
+    return max(stacks) - 1

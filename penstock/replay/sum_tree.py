@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import ConfigError
 
 TOP = 2048
-"""Beyond this an accumulation costs more than the level of the tree that it saves; see benchmarks/replay_tree.py."""
+"""Beyond this an accumulation costs more than the level of the tree that it saves: 1024 and 2048 are equal, 4096 is slower."""
 # Arrays, since numpy spends as long on converting a Python number as on a batch of 256.
 _ONE, _SIGN_BIT = np.array(1), np.array(63)
 _ROUNDING = 1e-9
@@ -107,7 +107,10 @@ class SumTree:
         self._leaves[start:stop] = values
         for left, right, parents in self._halves:
             start, stop = start >> 1, (stop + 1) >> 1
-            np.add(left[start:stop], right[start:stop], out=parents[start:stop])
+            if stop - start == 1:  # most levels above a short range; slices would take twice as long
+                parents[start] = left[start] + right[start]
+            else:
+                np.add(left[start:stop], right[start:stop], out=parents[start:stop])
         self._stale = True
 
     def find(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -153,6 +156,8 @@ class SumTree:
     def _within(self, mass: NDArray[np.float64]) -> NDArray[np.float64]:
         """The masses, all at least +0 and below the total; one comparison of bits if they are as they should be."""
         mass = np.asarray(mass, np.float64)
+        if mass.ndim != 1:
+            raise ConfigError(f"SumTree: masses of shape {mass.shape}; expected [n]")
         total = self.total
         if len(mass) and total > 0.0 and np.maximum.reduce(mass.view(np.uint64)) < np.float64(total).view(np.uint64):
             return mass

@@ -25,6 +25,8 @@ class View(Protocol):
     """Rows after a unit's first one that must be there; the last of them needs no action yet."""
     noise: int
     """Uniforms that `read` uses for a sample."""
+    episodes: bool
+    """`read` asks `storage.last`."""
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         """[n, B] bool: units whose first rows are t [n] can be drawn."""
@@ -59,14 +61,14 @@ class Transitions:
         acted_next: what the agent recorded at `next` must be there too, as priorities of fresh rows need it.
     """
 
-    stride, noise = 1, 0
+    stride, noise, episodes = 1, 0, False
 
     def __init__(self, n_step: int = 1, discount: float = 0.99, clip_reward: bool = False,
                  fed: frozenset[str] = ALL_INPUTS, acted_next: bool = False) -> None:  # fmt: skip
         if n_step < 1:
             raise ConfigError(f"n_step={n_step}; expected 1 or more")
-        self._n, self.span = n_step, n_step + acted_next
-        self._clip, self._fed = clip_reward, fed
+        self.n_step, self.discount, self.fed, self.span = n_step, discount, fed, n_step + acted_next
+        self._clip = clip_reward
         self._powers = discount ** np.arange(n_step + 1, dtype=np.float64)
 
     def usable(self, storage: Storage, t: Rows) -> Array:
@@ -78,20 +80,20 @@ class Transitions:
             "action": storage.action(t, b),
             "return": reward,
             "discount": np.where(terminated, 0.0, self._powers[after]).astype(np.float32),
-            "next": storage.inputs(t + after, b, self._fed),
+            "next": storage.inputs(t + after, b, self.fed),
         }
-        return Shown(storage.inputs(t, b, self._fed), rows)
+        return Shown(storage.inputs(t, b, self.fed), rows)
 
     def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:
         """[N] float32 returns, whether they end in a terminal state, and the number of rewards in them."""
         total = self._reward(storage, t, b)
         terminated = storage.terminated(t, b)
         after = np.ones(len(t), np.int64)
-        if self._n == 1:
+        if self.n_step == 1:
             return total, terminated, after
         total = total.astype(np.float64)
         goes_on = ~(terminated | storage.truncated(t, b))
-        for i in range(1, self._n):
+        for i in range(1, self.n_step):
             goes_on &= storage.valid(t + i, b)
             total += np.where(goes_on, self._powers[i] * self._reward(storage, t + i, b), 0.0)
             after += goes_on
@@ -100,22 +102,26 @@ class Transitions:
             goes_on &= ~(ended | storage.truncated(t + i, b))
         return total.astype(np.float32), terminated, after
 
-    def _reward(self, storage: Storage, t: Rows, b: Rows) -> Array:
-        reward = storage.reward(t, b)
+    def clipped(self, reward: Array) -> Array:
+        """The rewards as they are, or their sign."""
         return np.sign(reward) if self._clip else reward
+
+    def _reward(self, storage: Storage, t: Rows, b: Rows) -> Array:
+        return self.clipped(storage.reward(t, b))
 
 
 class Sequences:
     """Stretches of `burn_in + train` rows with the recurrent state before them, and n more for the last targets.
 
     A stretch may run over the ends of episodes: `first` clears the state there, and targets stop there. Rows that are
-    not valid are masked. (Kapturowski et al. 2019, section 2.3; they cut stretches at ends instead.)
+    not valid are masked, and so are those after a gap in the record, whose recurrent state is another. (Kapturowski et
+    al. 2019, section 2.3; they cut stretches at ends instead.)
 
     `action`, `reward`, `terminated` and `truncated` are [L, N] with L = burn_in + train + n; `inputs` have one row
     more, for the value after the last.
     """
 
-    noise = 0
+    noise, episodes = 0, False
 
     def __init__(self, every: int, burn_in: int, train: int, n_step: int = 1, clip_reward: bool = False,
                  fed: frozenset[str] = ALL_INPUTS) -> None:  # fmt: skip
@@ -127,9 +133,9 @@ class Sequences:
         self._clip, self._fed = clip_reward, fed | {"first"}
 
     def usable(self, storage: Storage, t: Rows) -> Array:
-        rows = t[:, None, None] + self._burn_in + np.arange(self._train)[:, None]
-        trained = storage.valid(*np.broadcast_arrays(rows, np.arange(storage.slots))).any(1)
-        return trained & storage.has_state(t)[:, None]
+        rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None, None], np.arange(storage.slots)[:, None])
+        trained = self._valid(storage, rows, slots)[self._burn_in : self._burn_in + self._train].any(0)
+        return trained.T & storage.has_state(t)[:, None]
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> Shown:
         rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None], b)
@@ -143,4 +149,10 @@ class Sequences:
             "truncated": storage.truncated(rows, slots),
         }
         inputs = storage.inputs(with_next, np.broadcast_to(b, with_next.shape), self._fed)
-        return Shown(inputs, shown, storage.valid(rows, slots), storage.state(t, b))
+        return Shown(inputs, shown, self._valid(storage, rows, slots), storage.state(t, b))
+
+    def _valid(self, storage: Storage, rows: Rows, slots: Rows) -> Array:
+        """[L, ...] of stretches of rows [L, ...]."""
+        apart = storage.apart(rows)
+        apart[0] = False
+        return storage.valid(rows, slots) & ~np.logical_or.accumulate(apart, 0)

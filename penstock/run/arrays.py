@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.mapped import release, stretches
+from penstock.core.mapped import mapping, releaser, stretches
 from penstock.run.files import HashedFile
 
 Array = npt.NDArray[Any]
@@ -25,15 +25,12 @@ def write_array(file: HashedFile, x: Array) -> None:
     file.write(start + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode("latin1"))
     source = _source(x)
     if source is not None:
-        fd, offset = source
-        try:
-            file.write_from(fd, offset, x.nbytes)
-        finally:
-            os.close(fd)
+        file.write_from(*source, x.nbytes)
         return
+    forget = releaser(x)
     for at in stretches(x) if x.nbytes else ():
         file.write(np.ascontiguousarray(x[at]).reshape(-1).view(np.uint8).data)
-        release(x)
+        forget()
 
 
 def map_array(path: Path) -> Array:
@@ -43,30 +40,20 @@ def map_array(path: Path) -> Array:
 
 
 def _source(x: Array) -> tuple[int, int] | None:
-    """An open descriptor of the file that x is mapped from, and where x begins in it; None if there is none.
+    """Descriptor of the file that x is mapped from, and where x begins in it; None if there is none.
 
-    The name that x was mapped by may be another file's by now, so the kernel's own table has the last word.
+    Python keeps a descriptor for each mapping and does not show it. Names would not do: the file may have none.
     """
-    if not (isinstance(x, np.memmap) and x.flags.c_contiguous and x.nbytes and hasattr(os, "copy_file_range")):
+    if not (x.flags.c_contiguous and x.nbytes and hasattr(os, "copy_file_range")):
         return None
-    address = x.ctypes.data
-    try:
-        with open("/proc/self/maps") as maps:
-            for line in maps:
-                span, access, offset, device, inode, *name = line.split(maxsplit=5)
-                low, high = (int(part, 16) for part in span.split("-"))
-                if low <= address < high:
-                    break
-            else:
-                return None
-        if access[3] != "s" or not name:
-            return None
-        fd = os.open(name[0].rstrip("\n"), os.O_RDONLY)
-    except OSError:
+    found = mapping(x)
+    if found is None or not found.shared:
         return None
-    found = os.fstat(fd)
-    seen = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-    if (seen, found.st_ino) != (device, int(inode)):
-        os.close(fd)
-        return None
-    return fd, int(offset, 16) + address - low
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            same = os.readlink(entry.path) == found.name and os.fstat(int(entry.name)).st_ino == found.inode
+        except OSError:  # the scan's own
+            continue
+        if same:
+            return int(entry.name), found.offset + x.ctypes.data - found.start
+    return None

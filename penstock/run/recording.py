@@ -155,7 +155,8 @@ class _Player:
         stage = self._stage
         batch = stage.batches[0]
         stage.pool.restart(self._seed, self._counts)
-        cutter = EpisodeCutter(len(self._counts), ["logp"] if hasattr(batch.info.get("logp"), "shape") else [])
+        keys = ["logp"] if hasattr(batch.info.get("logp"), "shape") else []
+        cutter = EpisodeCutter(len(self._counts), keys, self._counts)  # a native batched environment plays on
         count, chunk, last = 0, 0, 0
         while count < sum(self._counts) and not stopped:
             noise = None if self._deterministic else Noise(self._seed, Purpose.ACT, chunk)

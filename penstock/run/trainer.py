@@ -101,7 +101,7 @@ class Trainer:
         """
         if not self.threads:
             self.threads = fastest_threads(self.policy, self.sampler)
-        self.policy.set_progress(self.env_steps / self.exp.run.steps)
+        self.policy.set_progress(self.env_steps / self.exp.run.steps, self.env_steps)
         try:
             step = training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:

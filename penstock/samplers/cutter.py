@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,9 +19,11 @@ class EpisodeCutter:
 
     Args:
         B: slots. keys: leaves of the agent's info to keep, such as `logp`; the env info columns are all kept.
+        counts: for each slot how many episodes to give, the first ones; None for all.
     """
 
-    def __init__(self, B: int, keys: Sequence[str] = ()) -> None:
+    def __init__(self, B: int, keys: Sequence[str] = (), counts: Sequence[int] | None = None) -> None:
+        self._left = [math.inf] * B if counts is None else list[float](counts)
         self._keys = tuple(keys)
         self._parts: list[list[Tree]] = [[] for _ in range(B)]
         self._whole = [False] * B  # the rows kept begin with the episode's first
@@ -44,7 +47,8 @@ class EpisodeCutter:
                 end = stop + 1 if stop < T and batch.valid[stop, b] else stop
                 self._parts[b].append(self._rows(batch, t, end, b))
                 if end > stop:
-                    if self._whole[b]:
+                    if self._whole[b] and self._left[b] > 0:
+                        self._left[b] -= 1
                         found.append((stop, b, self._episode(batch, stop, b)))
                     self._parts[b], self._whole[b] = [], False
                 t = end

@@ -2,6 +2,7 @@
 
 from penstock.envs.toy.base import Toy
 from penstock.envs.toy.faults import FAULTS, FaultEnv
+from penstock.envs.toy.goals import BitFlip
 from penstock.envs.toy.memory import HideVelocity, RepeatPrevious, TMaze, cartpole_positions
 from penstock.envs.toy.pixels import PixelCatch
 from penstock.envs.toy.plumbing import Counter, Echo, SeedEcho
@@ -23,7 +24,7 @@ from penstock.envs.toy.probes import (
 )
 
 __all__ = [
-    "Bandit", "BoundedBandit", "Chain", "Coin", "Constant", "ContinuousBandit", "Counter", "Echo", "Endless", "FAULTS",
+    "Bandit", "BitFlip", "BoundedBandit", "Chain", "Coin", "Constant", "ContinuousBandit", "Counter", "Echo", "Endless", "FAULTS",
     "FaultEnv", "HideVelocity", "HugeScale", "Masked", "Match", "PixelCatch", "RepeatPrevious", "ScaledBandit", "SeedEcho",
     "Sign", "TMaze", "ThreeStep", "Toy", "TwoStep", "cartpole_positions",
 ]  # fmt: skip

@@ -1,0 +1,92 @@
+"""Steps per second of SAC, TD3 and DQN with one gradient step for each environment step, beside Stable-Baselines3.
+
+Same networks (256 x 256), batch (256; DQN 128), one thread each. Both sides live in one process each and take turns,
+A B A B, of the same number of steps; medians and the median of the turns' ratios. The machine's rate of matrix
+products is measured between turns, to say what share of it an update reaches.
+
+    python benchmarks/off_policy.py --peer .venv-peer/bin/python [--only sac] [--turns 9] [--steps 300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+import penstock as ps
+from penstock.run.trainer import Trainer
+
+WARM = 500
+PEER = Path(__file__).parent / "peers" / "sb3_off_policy.py"
+MEMORY = ps.ReplaySettings(capacity=100_000)
+ALGOS = {
+    "sac": ("Pendulum-v1", ps.SAC(learning_starts=WARM, replay=MEMORY), 256, 1.3),
+    "td3": ("Pendulum-v1", ps.TD3(learning_starts=WARM, replay=MEMORY), 256, 1.3),
+    "dqn": ("CartPole-v1", ps.DQN(batch_size=128, replay_ratio=128, learning_starts=WARM, double=False, target_interval=10_000,
+                                  replay=MEMORY), 128, 1.4),
+}  # fmt: skip
+PRODUCTS = {"sac": 15, "td3": 12, "dqn": 4}
+"""[batch, 256] x [256, 256] products of an update, those of an actor's step counted by half in TD3 (every other one)."""
+
+
+def gemm_s(batch: int) -> float:
+    """Seconds of one [batch, 256] x [256, 256] product."""
+    x, w = torch.randn(batch, 256), torch.randn(256, 256)
+    times: list[float] = []
+    for _ in range(30):
+        started = time.perf_counter()
+        for _ in range(10):
+            x @ w
+        times.append((time.perf_counter() - started) / 10)
+    return min(times)
+
+
+def measure(name: str, peer: str, turns: int, steps: int) -> None:
+    """Prints a row."""
+    env, algo, batch, bar = ALGOS[name]
+    trainer = Trainer(ps.Experiment(env, algo, None, ps.RunConfig(steps=10**9)))
+    other = subprocess.Popen([peer, str(PEER), "--algo", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdin is not None and other.stdout is not None
+    while trainer.env_steps < WARM + 200:
+        trainer.train()
+    ours, theirs, gemms = [], [], []
+    for turn in range(turns + 1):
+        started, before = time.perf_counter(), trainer.env_steps
+        while trainer.env_steps < before + steps:
+            trainer.train()
+        mine = (trainer.env_steps - before) / (time.perf_counter() - started)
+        print(steps, file=other.stdin, flush=True)
+        its = steps / json.loads(other.stdout.readline())["s"]
+        if turn:  # the first warms up
+            ours.append(mine)
+            theirs.append(its)
+            gemms.append(gemm_s(batch))
+    other.stdin.close()
+    other.wait(60)
+    trainer.stop()
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs))
+    share = PRODUCTS[name] * statistics.median(gemms) * statistics.median(ours)
+    print(f"| {name} {env} | {statistics.median(ours):.0f} | {statistics.median(theirs):.0f} | {ratio:.2f} | {bar} | {share:.2f} |", flush=True)
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", required=True, help="python of a venv with stable-baselines3")
+    parser.add_argument("--only", choices=ALGOS)
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=300)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| algorithm | penstock steps/s | SB3 steps/s | ratio, median of turns | bar | share of GEMM rate |\n|---|---|---|---|---|---|")
+    for name in [args.only] if args.only else ALGOS:
+        measure(name, args.peer, args.turns, args.steps)
+
+
+if __name__ == "__main__":
+    main()

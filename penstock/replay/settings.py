@@ -1,0 +1,67 @@
+"""The settings of a replay, and the view of transitions that they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, schedule_value
+from penstock.core.spec import EnvSpec
+from penstock.replay.hindsight import HindsightTransitions, find_reward_fn
+from penstock.replay.view import ALL_INPUTS, Transitions
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """How much is kept, where, and how it is drawn."""
+
+    capacity: int = 1_000_000
+    """Rows kept over all slots, usually 1e5 to 1e6."""
+    index: Literal["uniform", "prioritized", "fifo"] = "uniform"
+    """Which rows are drawn: all alike, by their last error (Schaul et al. 2016), or each once in its order."""
+    priority_alpha: float = 0.6
+    """How much priorities count: 0 is uniform, 1 proportional."""
+    priority_beta: Schedule = "linear(0.4, 1.0)"
+    """How much of the bias of priorities is corrected by weights, usually rising to 1 over the run."""
+    fresh_priority: Literal["max", "agent"] = "max"
+    """Priority of new rows: the largest so far, or the error by the values that the agent saw when it acted."""
+    deduplicate_frames: bool = False
+    """Keep stacks of images [C, H, W] frame by frame: a C-th of the memory, the same bits."""
+    dir: str | None = None
+    """Keep the arrays in nameless files in this directory, for more than fits into memory. None: in memory."""
+    hindsight: int = 0
+    """Samples with a goal that was reached later in the episode for each with its own, for Dict observations with goals;
+    usually 4 (Andrychowicz et al. 2017). 0: none."""
+    reward_fn: str = ""
+    """`module:function` that gives the rewards of such goals, or `module:Env` whose `compute_reward` does."""
+    prefetch: bool | Literal["auto"] = "auto"
+    """Read the next samples in a thread while one is trained on. "auto": where they are large, or go to a GPU."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.capacity < 1 or self.hindsight < 0:
+            raise ConfigError(f"replay.capacity={self.capacity}, hindsight={self.hindsight}; expected at least 1 and 0")
+        if not 0.0 <= self.priority_alpha <= 1.0 or not 0.0 <= schedule_value(self.priority_beta, 0.0) <= 1.0:
+            raise ConfigError(
+                f"replay.priority_alpha={self.priority_alpha}, priority_beta={self.priority_beta}; both lie in [0, 1]"
+            )
+
+
+def make_view(
+    settings: ReplaySettings, spec: EnvSpec, n_step: int = 1, discount: float = 0.99, clip_reward: bool = False,
+    fed: frozenset[str] = ALL_INPUTS, acted_next: bool = False,
+) -> Transitions | HindsightTransitions:  # fmt: skip
+    """`Transitions`, or `HindsightTransitions` if the settings ask for them. Arguments as there.
+
+    Raises:
+        ConfigError: hindsight without goals in the observation, or without a function that rewards them.
+    """
+    plain = Transitions(n_step, discount, clip_reward, fed, acted_next)
+    if not settings.hindsight:
+        return plain
+    if not settings.reward_fn:
+        raise ConfigError("replay.hindsight without replay.reward_fn; name what rewards another goal: module:function, or a "
+                          "module:Env that has compute_reward")  # fmt: skip
+    return HindsightTransitions(plain, spec, find_reward_fn(settings.reward_fn), settings.hindsight)
