@@ -50,7 +50,9 @@ def measure(name: str, peer: str, turns: int, steps: int) -> None:
     """Prints a row."""
     env, algo, batch, bar = ALGOS[name]
     trainer = Trainer(ps.Experiment(env, algo, None, ps.RunConfig(steps=10**9)))
-    other = subprocess.Popen([peer, str(PEER), "--algo", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(
+        [peer, str(PEER), "--algo", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert other.stdin is not None and other.stdout is not None
     while trainer.env_steps < WARM + 200:
         trainer.train()
@@ -71,7 +73,10 @@ def measure(name: str, peer: str, turns: int, steps: int) -> None:
     trainer.stop()
     ratio = statistics.median(a / b for a, b in zip(ours, theirs))
     share = PRODUCTS[name] * statistics.median(gemms) * statistics.median(ours)
-    print(f"| {name} {env} | {statistics.median(ours):.0f} | {statistics.median(theirs):.0f} | {ratio:.2f} | {bar} | {share:.2f} |", flush=True)
+    print(
+        f"| {name} {env} | {statistics.median(ours):.0f} | {statistics.median(theirs):.0f} | {ratio:.2f} | {bar} | {share:.2f} |",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -83,7 +88,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| algorithm | penstock steps/s | SB3 steps/s | ratio, median of turns | bar | share of GEMM rate |\n|---|---|---|---|---|---|")
+    print(
+        "| algorithm | penstock steps/s | SB3 steps/s | ratio, median of turns | bar | share of GEMM rate |\n|---|---|---|---|---|---|"
+    )
     for name in [args.only] if args.only else ALGOS:
         measure(name, args.peer, args.turns, args.steps)
 

@@ -34,6 +34,7 @@ _WHERE = {
     "CpuSampler": "penstock.samplers.cpu",
     "DDPG": "penstock.algos.ddpg",
     "DQN": "penstock.algos.dqn",
+    "DiscreteSAC": "penstock.algos.discrete_sac",
     "EnvConfig": "penstock.envs.make",
     "EnvContractError": "penstock.core.errors",
     "EnvSpec": "penstock.core.spec",
@@ -100,21 +101,18 @@ if TYPE_CHECKING:
     from penstock.agents.actor_critic import actor_critic as actor_critic
     from penstock.agents.agent import Agent as Agent
     from penstock.agents.networks import Net as Net
-    from penstock.algos.a2c import A2C as A2C
-    from penstock.algos.bc import BC as BC
-    from penstock.algos.dqn import DQN as DQN
-    from penstock.algos.ddpg import DDPG as DDPG
-    from penstock.algos.td3 import TD3 as TD3
-    from penstock.algos.sac import SAC as SAC
-    from penstock.algos.r2d1 import R2D1 as R2D1
-    from penstock.replay.replay import Replay as Replay
-    from penstock.replay.replay import ReplaySettings as ReplaySettings
-    from penstock.replay.replay import MultiAgentReplay as MultiAgentReplay
-    from penstock.learn.experience import Experience as Experience
     from penstock.agents.q_agent import QAgent as QAgent
     from penstock.agents.q_agent import q_agent as q_agent
+    from penstock.algos.a2c import A2C as A2C
+    from penstock.algos.bc import BC as BC
+    from penstock.algos.ddpg import DDPG as DDPG
+    from penstock.algos.discrete_sac import DiscreteSAC as DiscreteSAC
+    from penstock.algos.dqn import DQN as DQN
     from penstock.algos.marwil import MARWIL as MARWIL
     from penstock.algos.ppo import PPO as PPO
+    from penstock.algos.r2d1 import R2D1 as R2D1
+    from penstock.algos.sac import SAC as SAC
+    from penstock.algos.td3 import TD3 as TD3
     from penstock.core.batch import Inputs as Inputs
     from penstock.core.batch import MultiAgentBatch as MultiAgentBatch
     from penstock.core.batch import SampleBatch as SampleBatch
@@ -137,12 +135,16 @@ if TYPE_CHECKING:
     from penstock.envs.make import EnvConfig as EnvConfig
     from penstock.learn.algorithm import Loss as Loss
     from penstock.learn.algorithm import ResultDict as ResultDict
+    from penstock.learn.experience import Experience as Experience
     from penstock.learn.minibatch import TrainBatch as TrainBatch
     from penstock.learn.minibatch import minibatches as minibatches
     from penstock.learn.optimizers import adam as adam
     from penstock.learn.optimizers import rmsprop as rmsprop
     from penstock.learn.policy import Policy as Policy
     from penstock.learn.train_ops import train_one_step as train_one_step
+    from penstock.replay.replay import MultiAgentReplay as MultiAgentReplay
+    from penstock.replay.replay import Replay as Replay
+    from penstock.replay.replay import ReplaySettings as ReplaySettings
     from penstock.run.entry import load as load
     from penstock.run.entry import resume as resume
     from penstock.run.entry import train as train

@@ -6,7 +6,7 @@ Actors and critics work in [-1, 1]; the record and the environment see the envir
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +23,6 @@ from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
-
-
-class ControlSettings(Protocol):
-    """What the agents read of an algorithm's settings."""
-
-    @property
-    def net(self) -> Net: ...
-    @property
-    def discount(self) -> float: ...
-    @property
-    def critics(self) -> int: ...
 
 
 class Critics(nn.Module):
@@ -167,13 +156,20 @@ class ControlAgent(Agent):
         ops.polyak_(target, online, tau)
 
     def needed(self, inputs: Inputs) -> Inputs:
-        return Inputs(inputs.obs, *(getattr(inputs, k) if k in self.fed else None for k in ("prev_action", "prev_reward", "first")))
+        return Inputs(
+            inputs.obs,
+            *(getattr(inputs, k) if k in self.fed else None for k in ("prev_action", "prev_reward", "first")),
+        )
 
     @property
     def fed(self) -> frozenset[str]:
         """Inputs that the networks read besides the observation."""
         net = self.net
-        used = {"prev_action": net.prev_action, "prev_reward": net.prev_reward, "first": net.prev_action or net.prev_reward}
+        used = {
+            "prev_action": net.prev_action,
+            "prev_reward": net.prev_reward,
+            "first": net.prev_action or net.prev_reward,
+        }
         return frozenset(name for name, yes in used.items() if yes)
 
     def prepared(self, obs: Tree) -> Tree:

@@ -109,7 +109,9 @@ class _Smallest(torch.autograd.Function):
             rows = slice(None) if len(weights[0]) == 1 else (which == k).nonzero().squeeze(1)
             gradient = upstream[0][rows].unsqueeze(1) * weights[-1][k].t()
             for layer in reversed(range(count - 1)):
-                gradient = torch.ops.aten.threshold_backward(gradient, hidden[layer][k][rows], 0) @ weights[layer][k].t()
+                gradient = (
+                    torch.ops.aten.threshold_backward(gradient, hidden[layer][k][rows], 0) @ weights[layer][k].t()
+                )
             out[rows] = gradient
         return out, *[None] * (2 * count)
 
@@ -127,8 +129,8 @@ class ActionBox(nn.Module):
     def __init__(self, action: Tree, algo: str) -> None:
         super().__init__()
         if not isinstance(action, LeafSpec) or action.kind != "box" or not action.dtype.startswith("float"):
-            raise ConfigError(f"{algo} needs one box of floats as action; the environment takes {describe(action)}: use DQN or discrete "
-                              "SAC for choices, PPO for anything else")  # fmt: skip
+            raise ConfigError(f"{algo} needs one box of floats as action; the environment takes {describe(action)}: use DQN or "
+                              "DiscreteSAC for choices, PPO for anything else")  # fmt: skip
         low, high = action.bound("low").ravel(), action.bound("high").ravel()
         if not action.bounded:
             raise ConfigError(f"{algo} needs finite action bounds; got low={low.tolist()}, high={high.tolist()}: rescale the action "

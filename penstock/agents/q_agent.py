@@ -56,7 +56,9 @@ def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
 class QNetwork(nn.Module):
     """Features, optional memory and a head: [N, A] or, with more outputs for an action, [N, A, K]."""
 
-    def __init__(self, spec: EnvSpec, obs: Tree, net: Net, actions: int, outputs: int, dueling: bool, noisy: bool) -> None:
+    def __init__(
+        self, spec: EnvSpec, obs: Tree, net: Net, actions: int, outputs: int, dueling: bool, noisy: bool
+    ) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
         self.mlp = (NoisyMLP(self.encoder.size, net.hidden) if noisy
@@ -89,7 +91,9 @@ class QNetwork(nn.Module):
         if self.value is None:
             return advantage
         value = self.value(x)
-        return ops.dueling(value if self.outputs == 1 else value.unsqueeze(-2), advantage, dim=-1 if self.outputs == 1 else -2)
+        return ops.dueling(
+            value if self.outputs == 1 else value.unsqueeze(-2), advantage, dim=-1 if self.outputs == 1 else -2
+        )
 
     def _shaped(self, x: Tensor) -> Tensor:
         return x if self.outputs == 1 else x.unflatten(-1, (self.actions, self.outputs))
@@ -127,7 +131,9 @@ class QAgent(Agent):
         self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
         seen = {k: v for k, v in spec.obs.items() if k != MASK_KEY} if self.masked else spec.obs
         if self.masked and spec.obs[MASK_KEY].size != self.actions:
-            raise ConfigError(f"obs['{MASK_KEY}'] has {spec.obs[MASK_KEY].size} elements for {self.actions} actions; expected one for each")
+            raise ConfigError(
+                f"obs['{MASK_KEY}'] has {spec.obs[MASK_KEY].size} elements for {self.actions} actions; expected one for each"
+            )
         self.normalizer = ObsNormalizer(seen) if net.normalize_obs else None
         self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
         self.online = QNetwork(spec, seen, net, self.actions, outputs, dueling, noisy)
@@ -216,7 +222,9 @@ class QAgent(Agent):
 
     def needed(self, inputs: Inputs) -> Inputs:
         fed = self.fed
-        return Inputs(inputs.obs, *(getattr(inputs, k) if k in fed else None for k in ("prev_action", "prev_reward", "first")))
+        return Inputs(
+            inputs.obs, *(getattr(inputs, k) if k in fed else None for k in ("prev_action", "prev_reward", "first"))
+        )
 
     @property
     def fed(self) -> frozenset[str]:

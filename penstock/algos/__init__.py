@@ -11,6 +11,7 @@ ALGOS = {
     "a2c": "penstock.algos.a2c:A2C",
     "bc": "penstock.algos.bc:BC",
     "ddpg": "penstock.algos.ddpg:DDPG",
+    "discrete-sac": "penstock.algos.discrete_sac:DiscreteSAC",
     "dqn": "penstock.algos.dqn:DQN",
     "marwil": "penstock.algos.marwil:MARWIL",
     "ppo": "penstock.algos.ppo:PPO",

@@ -113,7 +113,9 @@ class DDPG:
         start, end = schedule_ends(self.lr)
         positive = [start, self.actor_lr, self.max_grad_norm]
         if min(x for x in positive if x is not None) <= 0.0 or end < 0.0:
-            raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}; expected positive numbers")
+            raise ConfigError(
+                f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}; expected positive numbers"
+            )
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from penstock.agents.continuous import ControlAgent, ControlSettings
+from penstock.agents.continuous import ControlAgent
 from penstock.agents.networks import Net
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
@@ -50,7 +50,13 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> Loss:
     if cfg.alpha == "auto":
         assert agent.log_alpha is not None
         totals["alpha"] = (agent.log_alpha * (entropy - target_entropy(agent, cfg))).mean()
-    metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "ent_coef": alpha(agent), "entropy": entropy, "q": q[0].mean()}
+    metrics = {
+        "critic_loss": critic_loss,
+        "actor_loss": actor_loss,
+        "ent_coef": alpha(agent),
+        "entropy": entropy,
+        "q": q[0].mean(),
+    }
     return Loss(totals, {name: value.detach() for name, value in metrics.items()}, error.detach().abs().mean(0))
 
 
@@ -92,13 +98,12 @@ def replay_fn(agent: ControlAgent, cfg: SAC) -> Experience:
     )  # fmt: skip
 
 
-def agent_fn(spec: EnvSpec, cfg: ControlSettings) -> ControlAgent:
+def agent_fn(spec: EnvSpec, cfg: SAC) -> ControlAgent:
     """The default agent: squashed Gaussian actor and `critics` critics."""
     agent = ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "SAC")
-    start = getattr(cfg, "alpha", "auto")
-    assert agent.log_alpha is not None
-    if start != "auto":
-        agent.log_alpha.data.fill_(math.log(start))
+    if cfg.alpha != "auto":
+        assert agent.log_alpha is not None
+        agent.log_alpha.data.fill_(math.log(cfg.alpha))
     return agent
 
 

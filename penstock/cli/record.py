@@ -36,13 +36,13 @@ def run(argv: list[str]) -> int:
 
     started = shown = time.monotonic()
 
-    def tell(episodes: int, steps: int, mean_return: float) -> None:
+    def tell(episodes: int, steps: int, return_: float) -> None:
         nonlocal shown
         now = time.monotonic()
         if now - shown >= _EVERY_S:
             shown = now
             print(f"{episodes:,}/{args.episodes:,} episodes  {steps:,} steps  {steps / (now - started):,.0f} steps/s  "
-                  f"return {mean_return:,.1f}", flush=True)  # fmt: skip
+                  f"last return {return_:,.1f}", flush=True)  # fmt: skip
 
     found = record(
         args.run, args.dataset, args.episodes, which=args.which, deterministic=not args.stochastic, seed=args.seed,

@@ -75,7 +75,9 @@ def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
     It is not checked again: a step size may end at 0, though none may begin there.
     """
     now = {name: getattr(settings, name) for name in _schedule_fields(type(settings))}
-    changed = {name: schedule_value(value, progress, env_steps) for name, value in now.items() if isinstance(value, str)}
+    changed = {
+        name: schedule_value(value, progress, env_steps) for name, value in now.items() if isinstance(value, str)
+    }
     if not changed:
         return settings
     out = copy.copy(settings)

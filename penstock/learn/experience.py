@@ -204,5 +204,3 @@ def _sample_bytes(own: Experience) -> int:
     storage = getattr(own.replay, "storage", None)
     rows = 0 if storage is None else storage.bytes // (storage.rows * storage.slots)
     return rows * own.batch_size * own.sample_rows
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -140,7 +141,7 @@ def importance_weights(probability: Tensor, *, beta: float) -> Tensor:
     return (probability.min() / probability).pow(beta)
 
 
-def polyak_(target: list[Tensor] | tuple[Tensor, ...], source: list[Tensor] | tuple[Tensor, ...], tau: float) -> None:
+def polyak_(target: Sequence[Tensor], source: Sequence[Tensor], tau: float) -> None:
     """Moves `target` in place to (1 - tau) target + tau source (Lillicrap et al. 2016, algorithm 1); tau=1 copies.
 
     Args:
@@ -157,9 +158,9 @@ def polyak_(target: list[Tensor] | tuple[Tensor, ...], source: list[Tensor] | tu
         return
     with torch.no_grad():
         if tau == 1:
-            torch._foreach_copy_(target, source)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            torch._foreach_copy_(list(target), list(source))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         else:
-            torch._foreach_lerp_(target, source, tau)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            torch._foreach_lerp_(list(target), list(source), tau)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def epsilon_ladder(slots: int, base: float = 0.4, alpha: float = 7.0) -> Tensor:

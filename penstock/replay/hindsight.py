@@ -51,7 +51,9 @@ class HindsightTransitions:
         if k < 1:
             raise ConfigError(f"hindsight k={k}; expected 1 or more")
         obs: Any = spec.obs
-        goals = [x for name in (ACHIEVED, DESIRED) if isinstance(obs, dict) and isinstance(x := obs.get(name), LeafSpec)]
+        goals = [
+            x for name in (ACHIEVED, DESIRED) if isinstance(obs, dict) and isinstance(x := obs.get(name), LeafSpec)
+        ]
         if len(goals) < 2 or goals[0].shape != goals[1].shape:
             seen = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
             raise ConfigError(f"replay.hindsight with observations {seen}; expected a Dict with achieved_goal and desired_goal, two arrays "

@@ -180,7 +180,9 @@ def _weights(policy: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _check_space(folder: Path, small: int, replay: int) -> None:
     free, needed = shutil.disk_usage(folder).free, small + replay + _MARGIN_BYTES
     if free < needed:
-        of_replay = f", of which the replay {replay / 1e6:.1f} MB (run.keep_replays says how many stay)" if replay else ""
+        of_replay = (
+            f", of which the replay {replay / 1e6:.1f} MB (run.keep_replays says how many stay)" if replay else ""
+        )
         raise CheckpointError(f"{folder} has {free / 1e6:.1f} MB free and a checkpoint needs {needed / 1e6:.1f} MB{of_replay}; "
                               "free some space or keep fewer")  # fmt: skip
 

@@ -84,8 +84,10 @@ def _newest(run_dir: Path) -> Path:
     try:
         return find_checkpoint(run_dir, replay=True)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; there is nothing to go on from: start anew with another run.dir, and "
-                              f"with init={str(run_dir)!r} (--init) if one of these holds a good policy") from error
+        raise CheckpointError(
+            f"{error}; there is nothing to go on from: start anew with another run.dir, and "
+            f"with init={str(run_dir)!r} (--init) if one of these holds a good policy"
+        ) from error
 
 
 def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, extended: bool) -> None:

@@ -21,10 +21,12 @@ from penstock.core.noise import Purpose
 from penstock.core.spec import BatchSpec
 from penstock.envs.dataset import INDEX, Dataset
 from penstock.envs.dataset_writer import DatasetWriter, check_vacant
+from penstock.envs.episode import Episode
 from penstock.envs.make import EnvConfig
 from penstock.envs.minari import is_minari, write_minari
 from penstock.envs.serial_pool import SerialPool
 from penstock.envs.vector_pool import VectorPool, makes_vector_env
+from penstock.learn.policy import Policy
 from penstock.run.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.entry import load
 from penstock.run.rundir import read_experiment
@@ -35,6 +37,7 @@ from penstock.samplers.stage import Crew, Stage, agent_device
 Format = Literal["penstock", "minari"]
 
 _FLUSH_S = 30.0
+"""How much a kill may cost."""
 _T = 64
 _B = 16
 _MAX_STEPS = 200_000
@@ -82,7 +85,7 @@ def record(
         append: add to the dataset that is there, complete or half-written.
         file_format: "minari" records as usual first, and makes the HDF5 file when all episodes are there.
         env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
-        progress: called now and then with episodes and steps written, and their mean return.
+        progress: called after each episode with the number of episodes and steps so far, and its return.
 
     Raises:
         ConfigError: there is something in `dataset` already, or its spaces are others. EnvWorkerError: the environment
@@ -105,26 +108,24 @@ def record(
     made_by: dict[str, Any] = {"run": str(run_dir), "checkpoint": step, "algo": exp.algo_name, "deterministic": deterministic,
                "seed": exp.run.seed if seed is None else seed}  # fmt: skip
     returns: list[float] = []
-    with _signals() as stopped, DatasetWriter(
-        folder, policy.spec, env=config.name, append=append, made_by=made_by
-    ) as writer:  # fmt: skip
-        before, steps_before = writer.episodes, writer.steps
-        if episodes:
-            played = _Player(config, policy.agent, made_by["seed"] + ((before + 1) << 40), episodes, deterministic)
-            try:
-                flushed = time.monotonic()
-                for episode in played.episodes(stopped):
-                    writer.append(episode)
-                    if time.monotonic() - flushed > _FLUSH_S:  # what a kill may cost
-                        writer.flush()
-                        flushed = time.monotonic()
-                    returns.append(float(episode.reward.sum(dtype=np.float64)))
-                    progress(len(returns), writer.steps - steps_before, float(np.mean(returns)))
-            finally:
-                played.close()
-        total, steps = writer.episodes, writer.steps - steps_before
-        if not total and not stopped:
-            raise ConfigError(f"no episode of {config.name} has ended, so {target} is empty; give it a time limit")
+    played = _Player(config, policy, episodes, deterministic)
+    try:
+        with _signals() as stopped, DatasetWriter(
+            folder, policy.spec, env=config.name, append=append, made_by=made_by
+        ) as writer:  # fmt: skip
+            before, steps_before, flushed = writer.episodes, writer.steps, time.monotonic()
+            for episode in played.episodes(made_by["seed"] + ((before + 1) << 40), stopped):
+                writer.append(episode)
+                returns.append(float(episode.reward.sum(dtype=np.float64)))
+                progress(len(returns), writer.steps - steps_before, returns[-1])
+                if time.monotonic() - flushed > _FLUSH_S:
+                    writer.flush()
+                    flushed = time.monotonic()
+            total, steps = writer.episodes, writer.steps - steps_before
+            if not total and not stopped:
+                raise ConfigError(f"no episode of {config.name} has ended, so {target} is empty; give it a time limit")
+    finally:
+        played.close()
     if file_format == "minari" and total:
         write_minari(Dataset(folder), target, env=config.name, env_spec=_env_spec(config), algorithm=exp.algo_name)
         shutil.rmtree(folder)
@@ -134,33 +135,34 @@ def record(
 class _Player:
     """Environments that play a share of the episodes each, so that short ones are not favoured."""
 
-    def __init__(self, config: EnvConfig, agent: Any, seed: int, episodes: int, deterministic: bool) -> None:
-        B = min(episodes, _B)
+    def __init__(self, config: EnvConfig, policy: Policy, episodes: int, deterministic: bool) -> None:
+        B = max(min(episodes, _B), 1)
         self._counts = [episodes // B + (b < episodes % B) for b in range(B)]
-        self._agent, self._seed, self._deterministic, self._name = agent, seed, deterministic, config.name
-        if makes_vector_env(config):
-            pool = VectorPool(config, seed, B)
-        else:
-            pool = SerialPool(config, seed, slice(0, B))
+        self._agent, self._deterministic, self._name = policy.agent, deterministic, config.name
+        native = makes_vector_env(config)
+        self._pool = pool = VectorPool(config, 0, B) if native else SerialPool(config, 0, slice(0, B))
         try:
-            agent.set_slots(B)
-            crew = Crew(lambda B: pool)
-            self._stage = Stage(pool, agent, BatchSpec(_T, B), crew, 1, agent_device(agent))
+            if pool.spec != policy.spec:
+                raise ConfigError(
+                    f"the policy was trained on {policy.spec}; {config.name} as it is made now has {pool.spec}"
+                )
+            self._agent.set_slots(B)
+            device = agent_device(self._agent)
+            self._stage = Stage(pool, self._agent, BatchSpec(_T, B), Crew(lambda B: pool), 1, device)
         except BaseException:
             pool.close()
             raise
 
-    def episodes(self, stopped: list[int]) -> Generator[Any]:
+    def episodes(self, seed: int, stopped: list[int]) -> Generator[Episode]:
         """Episodes as they end, until all have or a signal is noted."""
-        stage = self._stage
-        batch = stage.batches[0]
-        stage.pool.restart(self._seed, self._counts)
+        stage, batch = self._stage, self._stage.batches[0]
+        self._pool.restart(seed, self._counts)
         keys = ["logp"] if hasattr(batch.info.get("logp"), "shape") else []
         cutter = EpisodeCutter(len(self._counts), keys, self._counts)  # a native batched environment plays on
         count, chunk, last = 0, 0, 0
         while count < sum(self._counts) and not stopped:
-            noise = None if self._deterministic else Noise(self._seed, Purpose.ACT, chunk)
-            collect(stage.pool, self._agent, batch, stage.views[0], stage.states, noise)
+            noise = None if self._deterministic else Noise(seed, Purpose.ACT, chunk)
+            collect(self._pool, self._agent, batch, stage.views[0], stage.states, noise)
             chunk += 1
             for episode in cutter.add(batch):
                 count, last = count + 1, chunk
@@ -171,7 +173,7 @@ class _Player:
                 return
 
     def close(self) -> None:
-        self._stage.pool.close()
+        self._pool.close()
 
 
 def _env_spec(config: EnvConfig) -> str | None:
@@ -199,7 +201,11 @@ def _signals() -> Generator[list[int]]:
             signal.raise_signal(number)
         noted.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    hang_up = getattr(signal, "SIGHUP", None)
+    if hang_up is not None and signal.getsignal(hang_up) == signal.SIG_DFL:  # nohup ignores it
+        numbers.append(hang_up)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield noted
     finally:

@@ -15,6 +15,8 @@ import pytest
 from penstock.cli.main import COMMANDS, main
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, NonFiniteError
 from penstock.core.version import VERSION
+from penstock.run.bench import Row, Verdict, base_sampler, with_settings
+from penstock.run.bench_parts import Costs
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHORT = (
@@ -177,6 +179,8 @@ WRONG = {
     "launch seed": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--run.seed", "1"], 2, "use --seeds"),
     "launch run.dir": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--run.dir=y"], 2, "use --dir"),
     "launch slots": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "9999"], 2, "9999 slots on"),
+    "launch auto": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--sampler", "auto", "--slots", "9999"], 2, "9999 slots"),
+    "launch's sampler": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--sampler", "autto"], 2, "sampler 'autto'"),
     "launch no slots": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "0"], 2, "whole number from 1"),
     "bench nothing": (["bench"], 2, "what"),
     "bench what": (["bench", "sampler", "CartPole-v1", "ppo"], 2, "samplers"),
@@ -557,7 +561,7 @@ def test_launch_leaves_a_folder_of_something_else_alone(cli: Cli, tmp_path: Path
 
 def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path) -> None:
     said = cli(
-        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "2", "--T", "8", "--B", "2", "--env-kwargs",
+        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "5", "--T", "8", "--B", "2", "--env-kwargs",
         "terminate_at=4", "--trace", "t.json",
     )  # fmt: skip
     assert said.code == 0, said.both
@@ -574,11 +578,16 @@ def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path) -
     assert (tmp_path / "t.png").stat().st_size > 10_000
 
 
+def _found_at_once(exp: Any, budget_s: float, same_device: bool = False) -> Verdict:
+    best = Row(with_settings(base_sampler(exp), {"name": "gpu", "workers": 2}), 1.0, 5.0)
+    return Verdict(Costs(1.0, 1.0, {4: 1.0}, 1.0), (best,), best, "because", "", 0.0)
+
+
 def test_auto_takes_the_batch_of_the_options_and_is_stored_as_what_it_chose(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.run.bench_cache.BUDGET_S", 2.0)
+    monkeypatch.setattr("penstock.run.bench_cache.bench", _found_at_once)
     options = ("train", "a2c", "--env", "CartPole-v1", "--sampler", "auto", *SHORT, "--run.progress", "plain")
     first = cli(*options, "--run.dir", "x")
     assert first.code == 0, first.both

@@ -271,5 +271,7 @@ def test_refused_shapes() -> None:
         tree.set(np.array([0, 1]), np.ones(1))
     with pytest.raises(ConfigError, match="expected \\(3,\\)"):
         tree.load(np.ones(2))
+    with pytest.raises(ConfigError, match="masses of shape"):
+        tree.find(np.zeros((2, 2)))
     with pytest.raises(ConfigError, match="all 0"):
         SumTree(5).find(np.array([0.0]))

@@ -173,8 +173,8 @@ def test_says_why(sampler: Any, parts: Costs, words: str) -> None:
 
 def test_a_benchmark_keeps_its_budget_and_leaves_nothing_set() -> None:
     started = time.monotonic()
-    verdict = bench(experiment(), 4.0)
-    assert time.monotonic() - started < 20
+    verdict = bench(experiment(), 6.0)
+    assert time.monotonic() - started < 30
     assert verdict.best.steps_per_s > 0
     assert verdict.rows[0].steps_per_s >= verdict.best.steps_per_s
     for row in verdict.rows:
@@ -198,13 +198,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Benchmarks that were made; each finds cpu with 2 workers at once."""
+    """Benchmarks that were made; each finds gpu with 2 workers at once."""
     found: list[Any] = []
 
     def stand_in(exp: ps.Experiment, budget_s: float, same_device: bool = False) -> Verdict:
         found.append(exp)
         assert same_device
-        best = Row(with_settings(base_sampler(exp), {"name": "cpu", "workers": 2}), 1.0, 5.0)
+        best = Row(with_settings(base_sampler(exp), {"name": "gpu", "workers": 2}), 1.0, 5.0)
         return Verdict(costs(1, 1, 1), (best,), best, "because", "", 0.0)
 
     monkeypatch.setattr(bench_cache, "bench", stand_in)
@@ -216,7 +216,7 @@ def test_auto_is_measured_once_for_each_question(
 ) -> None:
     exp = experiment(progress="plain")
     first = auto_sampler(exp)
-    assert first == ps.CpuSampler(T=8, B=4, workers=2)
+    assert first == ps.GpuSampler(T=8, B=4, workers=2)
     assert "kept in" in capsys.readouterr().out
     assert auto_sampler(exp) == first
     said = capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_a_damaged_answer_is_measured_again(cache: Path, asked: list[Any], text:
     auto_sampler(experiment())
     path = next(cache.iterdir())
     path.write_text(text)
-    assert auto_sampler(experiment()) == ps.CpuSampler(T=8, B=4, workers=2)
+    assert auto_sampler(experiment()) == ps.GpuSampler(T=8, B=4, workers=2)
     assert len(asked) == 2
     answer = json.loads(path.read_text())
     answer["sampler"]["name"] = "os:system"
@@ -274,7 +274,7 @@ def test_a_run_stores_what_was_chosen_and_resume_does_not_ask(cache: Path, asked
     exp = ps.Experiment(env=ENV, algo=ps.A2C(), sampler="auto", run=replace(QUIET, dir=str(run)))
     ps.train(exp)
     stored = json.loads((run / "config.json").read_text())["experiment"]["sampler"]
-    assert stored["class"].endswith(":CpuSampler")
+    assert stored["class"].endswith(":GpuSampler")
     assert stored["workers"] == 2
     assert (stored["T"], stored["B"]) == tuple(ps.A2C().batch)
     ps.resume(run, {"run.steps": 256})
@@ -332,7 +332,7 @@ def test_a_trace_that_a_short_run_cuts_holds_what_there_was(tmp_path: Path) -> N
 
 def test_a_trace_changes_no_bit(tmp_path: Path) -> None:
     def parameters(**run: Any) -> list[Any]:
-        with ps.Trainer(experiment(ps.CpuSampler(T=8, B=4, workers=2), **run)) as trainer:
+        with ps.Trainer(experiment(ps.GpuSampler(T=8, B=4, workers=2), **run)) as trainer:
             for _ in range(6):
                 trainer.train()
             return [x.clone() for x in trainer.policy.agent.state_dict().values()]

@@ -131,18 +131,15 @@ def test_a_killed_run_goes_on_with_the_same_bits(
     assert_alike(whole("recurrent"), run)
 
 
-@pytest.mark.parametrize("place", ["cpu", "alternating"])
-def test_from_the_command_line(place: str, whole: Any, zygote: Zygote, until: Any, tmp_path: Path) -> None:
+def test_from_the_command_line(whole: Any, zygote: Zygote, until: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    kill_midway(cli_train(zygote, run, place, "--sampler.workers", "2"), until, run, rows=9, workers=2)
+    kill_midway(cli_train(zygote, run, "alternating", "--sampler.workers", "2"), until, run, rows=9, workers=2)
     child = zygote.cli("resume", str(run))
     assert child.wait() == 0, child.output
     assert_alike(whole("cartpole"), run)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [("serial", "cpu"), ("serial", "alternating"), ("cpu", "serial"), ("alternating", "cpu")]
-)
+@pytest.mark.parametrize(("first", "second"), [("serial", "alternating"), ("cpu", "serial"), ("alternating", "cpu")])
 def test_a_killed_run_goes_on_in_another_sampler(
     first: str, second: str, whole: Any, zygote: Zygote, until: Any, tmp_path: Path
 ) -> None:

@@ -58,22 +58,20 @@ def refuse(kind: str, env: Any, match: str, error: type[Exception] = ConfigError
 
 
 def test_groups_with_a_cpu_sampler_name_the_sampler_that_has_them() -> None:
-    text = r"sampler\.groups=2 with CpuSampler.*use AlternatingSampler\(groups=2\).*leave groups out"
+    text = r"sampler\.groups=2 with CpuSampler.*use AlternatingSampler.*leave groups out"
     with pytest.raises(ConfigError, match=text):
         ps.CpuSampler(groups=2)
     with pytest.raises(ConfigError, match=text):
         ps.CpuSampler(T=8, B=2, workers=2, groups=2)
     with pytest.raises(ConfigError, match=text):
         ps.override(ps.Experiment("CartPole-v1", ps.PPO(), ps.CpuSampler()), {"sampler.groups": 2})
-    with pytest.raises(ConfigError, match="at least 1"):
-        ps.CpuSampler(groups=0)
     assert ps.CpuSampler(groups=1) == ps.CpuSampler()
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--sampler", "cpu", "--sampler.groups", "2"), "use AlternatingSampler(groups=2) (--sampler alternating)"),
+        (("--sampler", "cpu", "--sampler.groups", "2"), "use AlternatingSampler (--sampler alternating)"),
         (("--sampler", "cpu", "--sampler.B", "4", "--sampler.workers", "9"),
          "sampler.B=4 leaves 5 of 9 workers without a slot; use B>=9 or workers<=4"),
         (("--sampler", "alternating", "--sampler.B", "6", "--sampler.workers", "8"),

@@ -1,7 +1,9 @@
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
@@ -19,6 +21,8 @@ from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import AlternatingSampler, GpuSampler, NoOverlapAlternatingSampler
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])

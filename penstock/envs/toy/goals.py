@@ -21,7 +21,7 @@ class BitFlip(Toy):
     def __init__(self, n: int = 8) -> None:
         bits = spaces.Box(0, 1, (n,), np.float32)
         names = ("observation", "achieved_goal", "desired_goal")
-        super().__init__(spaces.Dict({name: bits for name in names}), spaces.Discrete(n))
+        super().__init__(spaces.Dict(dict.fromkeys(names, bits)), spaces.Discrete(n))
         self.n = n
 
     @staticmethod

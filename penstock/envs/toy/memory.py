@@ -56,10 +56,11 @@ class RepeatPrevious(Toy):
         return float(right), False, self.t + 1 >= self.length
 
 
-class HideVelocity(gym.ObservationWrapper[Any, Any, Any]):
+class HideVelocity(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
     """Shows only some elements of a vector observation; the default leaves CartPole's position and angle."""
 
     def __init__(self, env: gym.Env[Any, Any], keep: tuple[int, ...] = (0, 2)) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, keep=keep)
         super().__init__(env)
         space: Any = env.observation_space
         self._keep = list(keep)

@@ -1,0 +1,249 @@
+"""`penstock record`: what it writes, what it refuses, and what a signal leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.core.errors import ConfigError
+from penstock.envs.conformance import echo_config
+from penstock.envs.dataset import Dataset, open_dataset
+from penstock.envs.dataset_writer import DatasetWriter
+from penstock.envs.toy import Endless
+from penstock.run import recording
+from penstock.run.recording import record
+
+QUIET = (
+    "--sampler.T", "16", "--sampler.B", "4", "--run.steps", "128", "--run.eval-episodes", "1", "--run.tensorboard", "False",
+    "--run.progress", "off",
+)  # fmt: skip
+Cli = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = str(tmp_path_factory.mktemp("record") / "run")
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--preset", "none", *QUIET, "--run.dir", run]) == 0
+    return run
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Runs a command in this process and in an empty folder; gives code, out and err."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*argv: str) -> SimpleNamespace:
+        capsys.readouterr()
+        code = main(list(argv))
+        return SimpleNamespace(code=code, **dict(zip(("out", "err"), capsys.readouterr())))
+
+    return run
+
+
+def replayed(episode: Any) -> None:
+    """Raises AssertionError unless CartPole answers the episode's actions as it says."""
+    env: Any = gym.make("CartPole-v1").unwrapped
+    env.reset(seed=0)
+    env.state = episode.obs[0].astype(np.float64)
+    for t, action in enumerate(episode.action):
+        obs, reward, terminated, _, _ = env.step(action)
+        assert obs == pytest.approx(episode.obs[t + 1], abs=1e-3)
+        assert (float(reward), terminated) == (episode.reward[t], episode.terminated and t + 1 == len(episode))
+
+
+def test_it_writes_what_the_policy_did(cli: Cli, trained: str) -> None:
+    said = cli("record", trained, "--dataset", "d", "--episodes", "20", "--stochastic")
+    assert said.code == 0
+    assert "20 of 20, actions sampled; 20 in the dataset" in said.out
+    assert "penstock train bc --env CartPole-v1" in said.out.replace("\n", " ")
+    data = Dataset("d")
+    data.verify()
+    assert len(data.lengths) == 20
+    assert data.index["made_by"][0]["run"] == trained
+    assert len({data.episode(i).obs[0].tobytes() for i in range(20)}) == 20
+    for i in range(5):
+        replayed(data.episode(i))
+    policy = ps.load(trained)
+    one = data.episode(0)
+    inputs = ps.Inputs(*(np.asarray(x) for x in (one.obs[:-1], None, None, None)))
+    torch = pytest.importorskip("torch")
+    dist = policy.agent(ps.Inputs(torch.from_numpy(inputs.obs), None, None, None)).dist
+    assert dist.log_prob(torch.from_numpy(one.action)).tolist() == pytest.approx(one.info["logp"].tolist(), abs=1e-5)
+
+
+def test_the_same_command_gives_the_same_data_and_append_gives_more(cli: Cli, trained: str) -> None:
+    for name in ("a", "b"):
+        assert cli("record", trained, "--dataset", name, "--episodes", "6").code == 0
+    a, b = Dataset("a"), Dataset("b")
+    assert [a.episode(i).obs.tobytes() for i in range(6)] == [b.episode(i).obs.tobytes() for i in range(6)]
+    said = cli("record", trained, "--dataset", "a", "--episodes", "6")
+    assert said.code == 2
+    assert "holds a dataset of 6 episodes, which was not touched; add to it with --append" in said.err
+    assert cli("record", trained, "--dataset", "a", "--episodes", "4", "--append").code == 0
+    a = Dataset("a")
+    assert len({a.episode(i).obs.tobytes() for i in range(10)}) == 10
+    assert cli("record", trained, "--dataset", "a", "--episodes", "0").code == 2
+    assert cli("record", trained, "--dataset", "a", "--episodes", "0", "--append").code == 0
+    assert len(Dataset("a").lengths) == 10
+
+
+def test_a_policy_is_cloned_from_it(cli: Cli, trained: str) -> None:
+    assert cli("record", trained, "--dataset", "d", "--episodes", "5").code == 0
+    said = cli("train", "bc", "--env", "CartPole-v1", "--sampler.dataset", "d", *QUIET, "--run.dir", "bc")
+    assert said.code == 0
+    assert cli("eval", "bc", "--episodes", "2").code == 0
+    said = cli("train", "bc", "--env", "Acrobot-v1", "--sampler.dataset", "d", *QUIET)
+    assert said.code == 2
+    assert "shape of obs is (4,), the environment's is (6,)" in said.err
+    said = cli("train", "marwil", "--env", "CartPole-v1", *QUIET)
+    assert (said.code, "sampler.dataset is empty" in said.err) == (2, True)
+
+
+def test_minari_format(cli: Cli, trained: str) -> None:
+    pytest.importorskip("h5py")
+    for name, args in (("ours", ()), ("theirs", ("--format", "minari"))):
+        assert cli("record", trained, "--dataset", name, "--episodes", "3", *args).code == 0
+    ours, theirs = open_dataset("ours"), open_dataset("theirs")
+    assert sorted(p.name for p in Path("theirs").iterdir()) == ["data"]
+    assert theirs.spec == ours.spec
+    for i in range(3):
+        assert theirs.episode(i).obs.tobytes() == ours.episode(i).obs.tobytes()
+        assert theirs.episode(i).action.tobytes() == ours.episode(i).action.tobytes()
+    said = cli("record", trained, "--dataset", "theirs", "--append")
+    assert (said.code, "cannot be added to" in said.err) == (2, True)
+    said = cli("train", "bc", "--env", "CartPole-v1", "--sampler.dataset", "theirs", *QUIET)
+    assert said.code == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_leaves_whole_episodes(number: int, code: int, trained: str, tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "record",
+        trained,
+        "--dataset",
+        str(tmp_path / "d"),
+        "--episodes",
+        "1000000",
+    ]
+    with subprocess.Popen(
+        argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "d" / "dataset.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.7)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == code, out
+    if number == signal.SIGKILL:
+        with pytest.raises(ConfigError, match="half-written"):
+            Dataset(tmp_path / "d")
+        record(trained, tmp_path / "d", 2, append=True)
+        assert len(Dataset(tmp_path / "d").lengths) == 2
+        return
+    data = Dataset(tmp_path / "d")
+    data.verify()
+    assert f"{len(data.lengths):,} of 1,000,000" in out
+
+
+def test_a_kill_before_the_hdf5_file_is_written_loses_nothing(trained: str, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    with DatasetWriter(tmp_path / "d" / "episodes", ps.load(trained).spec) as writer:
+        record(trained, tmp_path / "other", 3)
+        for i in range(3):
+            writer.append(Dataset(tmp_path / "other").episode(i))
+    with pytest.raises(ConfigError, match="is not empty; nothing in it was touched"):
+        record(trained, tmp_path / "d", 2, file_format="minari")
+    found = record(trained, tmp_path / "d", 2, file_format="minari", append=True)
+    assert (len(found.returns), found.total) == (2, 5)
+    assert len(open_dataset(tmp_path / "d").lengths) == 5
+
+
+def test_an_environment_of_other_spaces_is_refused_before_anything_is_written(trained: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the policy was trained on .* Acrobot-v1 as it is made now has"):
+        record(trained, tmp_path / "d", 2, env="Acrobot-v1")
+    assert not (tmp_path / "d").exists()
+
+
+def run_of(env: Any, folder: Path, algo: Any = None) -> Path:
+    run = ps.RunConfig(steps=64, dir=str(folder), eval_episodes=0, progress="off", tensorboard=False, learner_threads=1)
+    return ps.train(ps.Experiment(env, algo or ps.PPO(), ps.SerialSampler(T=16, B=4), run)).run_dir
+
+
+def test_nested_spaces_and_memory_go_through(tmp_path: Path) -> None:
+    """Boxes are stored as the agent chose them, and the environment's info keys are columns."""
+    config = echo_config(nested=True)
+    net = ps.Net(hidden=(8,), recurrent="gru", recurrent_size=8)
+    run = run_of(config, tmp_path / "run", ps.PPO(net=net))
+    found = record(run, tmp_path / "d", 40, deterministic=False, env=config)
+    data = Dataset(tmp_path / "d")
+    assert (len(found.returns), found.total, found.steps) == (40, 40, int(data.lengths.sum()))
+    assert set(data.info) == {"env/echo", "env/is_success", "logp"}
+    assert any(np.abs(data.episode(i).action["arm"]).max() > 1 for i in range(40))
+    assert float(data.episode(3).reward.sum()) == pytest.approx(float(found.returns[3]), rel=1e-5)
+
+
+def test_a_native_batched_environment_gives_its_share_and_no_more(tmp_path: Path) -> None:
+    run = run_of(CartPoleVectorEnv, tmp_path / "run")
+    record(run, tmp_path / "d", 20, deterministic=False)
+    data = Dataset(tmp_path / "d")
+    assert len(data.lengths) == 20
+    for i in range(20):
+        replayed(data.episode(i))
+    clone = ps.Experiment(CartPoleVectorEnv, ps.BC(), ps.OfflineSampler(str(tmp_path / "d"), T=8, B=4))
+    with ps.Trainer(clone) as trainer:
+        trainer.train()
+        assert len(trainer.evaluate(3)[1]) == 3
+
+
+def test_an_environment_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless() -> Any:
+        return Endless(limit=10**9)
+
+    run = run_of(endless, tmp_path / "run")
+    monkeypatch.setattr(recording, "_MAX_STEPS", 128)
+    with pytest.warns(UserWarning, match="none has ended in 128 steps"), pytest.raises(ConfigError, match="time limit"):
+        record(run, tmp_path / "d", 2, env=endless)
+
+
+def test_a_broken_environment_keeps_what_was_whole(tmp_path: Path) -> None:
+    class Breaks(gym.Wrapper[Any, Any, Any, Any]):
+        """Fails in the 40th step of an instance's life."""
+
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            if self.steps == 400:
+                raise RuntimeError("the motor is hot")
+            return self.env.step(action)
+
+    def made() -> Any:
+        return Breaks(gym.make("CartPole-v1", max_episode_steps=5))
+
+    run = run_of(made, tmp_path / "run")
+    with pytest.raises(ps.EnvWorkerError, match="the motor is hot"):
+        record(run, tmp_path / "d", 2000, env=made)
+    with pytest.raises(ConfigError, match="whole episodes in 1 shards are not lost"):
+        Dataset(tmp_path / "d")
+    record(run, tmp_path / "d", 0, append=True, env=made)
+    assert len(Dataset(tmp_path / "d").lengths) > 100

@@ -1,0 +1,41 @@
+"""Options of `penstock train` as the experiment that they mean, for `train` and for each run of `launch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cli.launch import _cores  # pyright: ignore[reportPrivateUsage]
+from penstock.cli.settings import experiment, train_parser
+
+
+def meant(*options: str) -> Any:
+    args, rest = train_parser().parse_known_args(["--env", "CartPole-v1", "--preset", "none", *options])
+    return experiment("ppo", args, rest)[0]
+
+
+def test_settings_lie_over_the_samplers_own_and_the_batch_over_both() -> None:
+    exp = meant("--sampler", "cpu", "--sampler.B", "6", "--algo.lr", "1e-2", "--env-kwargs", "x=1", "--info-keys", "k")
+    assert exp.sampler == ps.CpuSampler(T=ps.PPO().batch.T, B=6)
+    assert (exp.algo.lr, exp.env_kwargs, exp.info_keys) == (1e-2, {"x": 1}, ("k",))
+
+
+def test_auto_keeps_the_batch_until_a_sampler_is_chosen() -> None:
+    assert meant("--sampler", "auto", "--sampler.T", "9").sampler == ps.SerialSampler(T=9, B=ps.PPO().batch.B)
+
+
+@pytest.mark.parametrize(
+    ("options", "cores"),
+    [
+        (("--sampler", "serial"), 1),
+        (("--sampler", "auto"), 1),
+        (("--sampler", "cpu", "--sampler.workers", "3"), 3),  # the learner waits meanwhile
+        (("--sampler", "gpu", "--sampler.workers", "3"), 4),  # it acts for them
+        (("--sampler", "async-serial"), 2),  # it trains meanwhile
+        (("--sampler", "async-cpu", "--sampler.inner.workers", "2"), 3),
+    ],
+)
+def test_a_slot_has_a_core_for_each_process_that_computes(options: tuple[str, ...], cores: int) -> None:
+    assert _cores([meant(), meant(*options)]) == cores

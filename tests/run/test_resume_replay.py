@@ -1,0 +1,193 @@
+"""A run that learns from replay, killed and resumed, ends in the bits of one that was never stopped, replay included."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from penstock.run.evaluation import evaluate
+from penstock.run.trainer import Trainer
+
+if TYPE_CHECKING:
+    from conftest import Zygote
+
+pytestmark = pytest.mark.timeout(120)
+
+STEPS = 1_000
+RUN = ps.RunConfig(
+    steps=STEPS, seed=3, checkpoint_interval=120, eval_interval=400, eval_episodes=2, log_interval=1, tensorboard=False,
+    progress="off",
+)  # fmt: skip
+SERIAL = ps.SerialSampler(T=4, B=4)
+UNIFORM = ps.ReplaySettings(capacity=400)  # a ring that comes round three times
+PRIORITIZED = ps.ReplaySettings(capacity=400, index="prioritized", fresh_priority="agent")
+DQN = ps.DQN(learning_starts=100, batch_size=16, replay_ratio=4.0, target_interval=10, n_step=3, replay=UNIFORM,
+             net=ps.Net(hidden=(16,), normalize_obs=True))  # fmt: skip
+FRAMES = replace(DQN, replay=replace(UNIFORM, deduplicate_frames=True, prefetch=True), replay_ratio=1.0)
+CASES = {
+    "uniform": ("CartPole-v1", DQN, SERIAL),
+    "prioritized": ("CartPole-v1", replace(DQN, replay=PRIORITIZED, lr="linear(1e-3, 0)"), SERIAL),
+    "frames in files": ("stacked_frames:Dot", FRAMES, SERIAL),
+    "workers": ("CartPole-v1", replace(DQN, replay=PRIORITIZED), ps.CpuSampler(T=4, B=4, workers=2)),
+    "one batch ahead": ("CartPole-v1", replace(DQN, replay=PRIORITIZED), ps.AsyncSerialSampler(SERIAL, depth=1)),
+}
+
+
+def experiment(case: str, run: Path, **changes: Any) -> ps.Experiment:
+    env, algo, sampler = CASES[case]
+    if algo is FRAMES:
+        algo = replace(FRAMES, replay=replace(FRAMES.replay, dir=f"{run}-replay"))
+    return ps.Experiment(env, algo, sampler, replace(RUN, dir=str(run), **changes))
+
+
+def steps(run: Path) -> list[int]:
+    folder = run / "checkpoints"
+    return sorted(int(path.name) for path in folder.glob("0*") if path.name.isdecimal()) if folder.is_dir() else []
+
+
+def arrays(run: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    found = load_checkpoint(find_checkpoint(run, replay=True), replay=True).arrays()
+    return {name: (str(x.dtype), x.shape, x.tobytes()) for name, x in found.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kill_and_resume(
+    case: str, zygote: Zygote, until: Any, same_run: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    unbroken = zygote.train(experiment(case, whole))
+    child = zygote.train(experiment(case, run))
+    until(lambda: max(steps(run), default=0) > STEPS // 2, child)
+    time.sleep(0.01)
+    child.kill()
+    assert steps(run)[-1] < STEPS
+    resumed = zygote.resume(run)
+    assert resumed.succeed()["env_steps"] >= STEPS
+    unbroken.succeed()
+    assert "cut" not in resumed.output
+    same_run(whole, run)
+    left, right = arrays(whole), arrays(run)
+    assert left == right
+    assert {"obs", "prev_action", "prev_reward", "first", "terminated", "truncated", "valid"} < set(left)
+    assert ("index.mass" in left) == (case not in ("uniform", "frames in files"))
+
+
+def train(run: Path, **changes: Any) -> ps.Result:
+    return ps.train(experiment("prioritized", run, **changes))
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 4
+    file.write_bytes(data)
+
+
+def test_a_flipped_bit_in_the_replay_is_named_and_the_checkpoint_before_goes_on(
+    tmp_path: Path, same_run: Callable[[Path, Path], None]
+) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train(whole)
+    shutil.copytree(whole, run)
+    before, newest = steps(run)[-2:]
+    victim = run / "checkpoints" / f"{newest:012d}" / "replay-000.npy"
+    flip(victim)
+    with pytest.warns(UserWarning, match=rf"{victim} is damaged: its sha256.*using .*{before:012d}"):
+        ps.resume(run)
+    shutil.rmtree(next((run / "checkpoints").glob(f"{newest:012d}.broken-*")))
+    same_run(whole, run)
+    assert arrays(whole) == arrays(run)
+
+
+def test_readers_of_the_policy_do_not_read_the_replay(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, steps=400)
+    for path in (run / "checkpoints").glob("*/replay-*.npy"):
+        path.unlink()
+        path.mkdir()  # whoever opens it fails
+    assert ps.load(run).predict(np.zeros(4)) in (0, 1)
+    assert evaluate(run, 1)[1] == steps(run)[-1]
+    with pytest.raises(CheckpointError, match=r"replay-000\.npy is not a plain file.*nothing to go on from.*--init"):
+        ps.resume(run, {"run.steps": 800})
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"algo.replay.capacity": 800}, r"100 rows of 4 slots; this one has 200 of 4: .*replay\.capacity and sampler\.B"),
+    ({"sampler.B": 5}, r"100 rows of 4 slots; this one has 80 of 5: .*replay\.capacity and sampler\.B"),
+    ({"algo.replay.index": "uniform", "algo.replay.fresh_priority": "max"}, r"replay\.index='prioritized'; this one has 'uniform'"),
+    ({"algo.replay.fresh_priority": "max"}, None),
+])  # fmt: skip
+def test_another_replay_is_refused_and_nothing_is_lost(
+    change: dict[str, Any], says: str | None, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(run, steps=300)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with Trainer(ps.override(experiment("prioritized", run), change), run) as trainer:
+        if says is None:
+            trainer.restore()  # what the agent recorded is not needed
+        else:
+            with pytest.raises(CheckpointError, match=says):
+                trainer.restore()
+            assert len(trainer.policy.experience.replay) == 0  # pyright: ignore[reportOptionalMemberAccess]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == {
+        path: data for path, data in before.items() if path.name != ".lock"
+    }
+
+
+def test_a_checkpoint_without_its_replay_is_no_place_to_go_on_from(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, steps=600, keep_replays=1)
+    newest = find_checkpoint(run)
+    older = find_checkpoint(run, str(steps(run)[-2]))
+    assert ps.load(run, str(steps(run)[-2])).predict(np.zeros(4)) in (0, 1)
+    flip(newest / "replay-000.npy")
+    with pytest.raises(CheckpointError, match=rf"replay-000\.npy is damaged.*replay of {older} is gone.*keep_replays"):
+        ps.resume(run, {"run.steps": 800})
+    with (
+        pytest.raises(CheckpointError, match="has nothing as index"),
+        Trainer(experiment("prioritized", run)) as trainer,
+    ):
+        trainer.restore(load_checkpoint(older))
+
+
+def test_a_resumed_run_lets_go_of_the_checkpoint_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or its files would take their space on the disk after they are pruned, for as long as the run lasts."""
+    run = tmp_path / "run"
+    train(run, steps=400)
+    held: list[str] = []
+
+    def look(self: Any, *args: Any) -> Any:
+        held.extend(line for line in Path("/proc/self/maps").read_text().splitlines() if "replay-" in line)
+        return inner(self, *args)
+
+    inner = Trainer.save
+    monkeypatch.setattr(Trainer, "save", look)
+    ps.resume(run, {"run.steps": 600})
+    assert held == []
+
+
+def test_another_algorithm_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, steps=300)
+    found = load_checkpoint(find_checkpoint(run), replay=True)
+    state = {**found.state, "policy": {k: v for k, v in found.state["policy"].items() if k != "experience"}}
+    with Trainer(experiment("prioritized", run)) as trainer, pytest.raises(CheckpointError, match="'experience'"):
+        trainer.restore(Checkpoint(found.path, found.step, state, found.policy, found.array_files))
+
+
+def test_stale_batches_are_for_algorithms_that_take_them(tmp_path: Path) -> None:
+    ahead = ps.AsyncSerialSampler(SERIAL, depth=1)
+    with pytest.raises(ConfigError, match=r"sampler\.depth=1 with A2C"):
+        Trainer(ps.Experiment("CartPole-v1", ps.A2C(), ahead))
+    with Trainer(ps.Experiment("CartPole-v1", DQN, ahead)) as trainer:
+        trainer.train()
