@@ -1,8 +1,9 @@
 """Steps per second of SAC, TD3 and DQN with one gradient step for each environment step, beside Stable-Baselines3.
 
 Same networks (256 x 256), batch (256; DQN 128), one thread each. Both sides live in one process each and take turns,
-A B A B, of the same number of steps; medians and the median of the turns' ratios. The machine's rate of matrix
-products is measured between turns, to say what share of it an update reaches.
+A B A B, of the same number of steps; medians and the median of the turns' ratios, of wall time and of CPU time, which
+neighbours on the machine disturb less. The machine's rate of matrix products, by the library that an update uses, is
+measured between turns, to say what share of it an update reaches.
 
     python benchmarks/off_policy.py --peer .venv-peer/bin/python [--only sac] [--turns 9] [--steps 300]
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 
 import penstock as ps
+from penstock.agents.mlp import product
 from penstock.run.trainer import Trainer
 
 WARM = 500
@@ -41,7 +43,7 @@ def gemm_s(batch: int) -> float:
     for _ in range(30):
         started = time.perf_counter()
         for _ in range(10):
-            x @ w
+            product(x, w)
         times.append((time.perf_counter() - started) / 10)
     return min(times)
 
@@ -56,27 +58,28 @@ def measure(name: str, peer: str, turns: int, steps: int) -> None:
     assert other.stdin is not None and other.stdout is not None
     while trainer.env_steps < WARM + 200:
         trainer.train()
-    ours, theirs, gemms = [], [], []
+    ours, theirs, cpu, gemms = [], [], [], []
     for turn in range(turns + 1):
-        started, before = time.perf_counter(), trainer.env_steps
+        started, cpu_started, before = time.perf_counter(), time.process_time(), trainer.env_steps
         while trainer.env_steps < before + steps:
             trainer.train()
-        mine = (trainer.env_steps - before) / (time.perf_counter() - started)
+        done = trainer.env_steps - before
+        mine, my_cpu = done / (time.perf_counter() - started), done / (time.process_time() - cpu_started)
         print(steps, file=other.stdin, flush=True)
-        its = steps / json.loads(other.stdout.readline())["s"]
+        answer = json.loads(other.stdout.readline())
         if turn:  # the first warms up
             ours.append(mine)
-            theirs.append(its)
+            theirs.append(steps / answer["s"])
+            cpu.append(my_cpu / (steps / answer["cpu_s"]))
             gemms.append(gemm_s(batch))
     other.stdin.close()
     other.wait(60)
     trainer.stop()
     ratio = statistics.median(a / b for a, b in zip(ours, theirs))
     share = PRODUCTS[name] * statistics.median(gemms) * statistics.median(ours)
-    print(
-        f"| {name} {env} | {statistics.median(ours):.0f} | {statistics.median(theirs):.0f} | {ratio:.2f} | {bar} | {share:.2f} |",
-        flush=True,
-    )
+    speeds = f"{statistics.median(ours):.0f} | {statistics.median(theirs):.0f}"
+    ratios = f"{ratio:.2f} | {statistics.median(cpu):.2f}"
+    print(f"| {name} {env} | {speeds} | {ratios} | {bar} | {share:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -89,8 +92,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(
-        "| algorithm | penstock steps/s | SB3 steps/s | ratio, median of turns | bar | share of GEMM rate |\n|---|---|---|---|---|---|"
+        "| algorithm | penstock steps/s | SB3 steps/s | ratio, median of turns | ratio of CPU time | bar | share of GEMM rate |"
     )
+    print("|---|---|---|---|---|---|---|")
     for name in [args.only] if args.only else ALGOS:
         measure(name, args.peer, args.turns, args.steps)
 

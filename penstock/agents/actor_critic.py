@@ -219,12 +219,7 @@ class ActorCritic(Agent):
         return reward if self.reward_scaler is None else self.reward_scaler(reward)
 
     def terminal(self, batch: SampleBatch) -> Tensor:
-        key = self.net.terminal_info
-        if not key:
-            return batch.terminated
-        if key not in batch.info.get("env", {}):
-            raise ConfigError(f"net.terminal_info={key!r} is not recorded; add it to info_keys (--info-keys {key})")
-        return batch.terminated | (batch.info["env"][key] > 0)  # NaN, where it was not reported, is not
+        return batch.terminal(self.net.terminal_info)
 
     @property
     def needs_statistics(self) -> bool:

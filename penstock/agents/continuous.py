@@ -182,5 +182,8 @@ class ControlAgent(Agent):
         if self.reward_scaler is not None:
             self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
 
+    def terminal(self, batch: SampleBatch) -> Tensor:
+        return batch.terminal(self.net.terminal_info)
+
     def scaled_reward(self, reward: Tensor) -> Tensor:
         return reward if self.reward_scaler is None else self.reward_scaler(reward)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from penstock.agents.mlp import by_onednn, linear, product
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
@@ -53,16 +54,24 @@ def _layers(x: Tensor, parameters: tuple[Tensor, ...] | list[Tensor]) -> list[Te
     outputs = [x.expand(len(parameters[0]), *x.shape)]
     last = len(parameters) - 2
     for i in range(0, len(parameters), 2):
-        y = _product(outputs[-1], parameters[i]).add_(parameters[i + 1])
-        outputs.append(y if i == last else y.relu_())
+        weight, bias = parameters[i], parameters[i + 1]
+        if by_onednn(outputs[-1][0], weight.shape[2]):
+            kind = "none" if i == last else "relu"
+            each = zip(outputs[-1], weight.transpose(1, 2), bias.squeeze(1))
+            outputs.append(torch.stack([linear(x, w, b, kind) for x, w, b in each]))
+        else:
+            y = _product(outputs[-1], weight).add_(bias)
+            outputs.append(y if i == last else y.relu_())
     return outputs
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
-    """[k, n, m] @ [k, m, p]; one column is a product with a vector, at which the library's batched one is slow."""
-    if w.shape[2] > 1:
-        return torch.bmm(x, w)
-    return torch.stack([torch.mv(each, column) for each, column in zip(x, w.squeeze(2))]).unsqueeze(2)
+    """[k, n, m] @ [k, m, p]: one by one where the library's batched product is slow, at one column or large matrices."""
+    if w.shape[2] == 1:
+        return torch.stack([torch.mv(each, column) for each, column in zip(x, w.squeeze(2))]).unsqueeze(2)
+    if by_onednn(x[0], w.shape[2]):
+        return torch.stack([product(a, b) for a, b in zip(x, w)])
+    return torch.bmm(x, w)
 
 
 class _Stack(torch.autograd.Function):
@@ -86,7 +95,7 @@ class _Stack(torch.autograd.Function):
             gradients += [gradient.sum(1, keepdim=True), _product(inputs[i].transpose(1, 2), gradient)]
             if i or ctx.needs_input_grad[0]:
                 back = weights[i].transpose(1, 2)
-                gradient = gradient * back if gradient.shape[2] == 1 else torch.bmm(gradient, back)
+                gradient = gradient * back if gradient.shape[2] == 1 else _product(gradient, back)
         return gradient.sum(0) if ctx.needs_input_grad[0] else None, *reversed(gradients)
 
 
@@ -108,10 +117,9 @@ class _Smallest(torch.autograd.Function):
         for k in range(len(weights[0])):
             rows = slice(None) if len(weights[0]) == 1 else (which == k).nonzero().squeeze(1)
             gradient = upstream[0][rows].unsqueeze(1) * weights[-1][k].t()
-            for layer in reversed(range(count - 1)):
-                gradient = (
-                    torch.ops.aten.threshold_backward(gradient, hidden[layer][k][rows], 0) @ weights[layer][k].t()
-                )
+            for i in reversed(range(count - 1)):
+                gradient = torch.ops.aten.threshold_backward(gradient, hidden[i][k][rows], 0)
+                gradient = product(gradient, weights[i][k].t())
             out[rows] = gradient
         return out, *[None] * (2 * count)
 

@@ -1,7 +1,11 @@
 """The MLP: fully connected layers as one node of the autograd graph: the same arithmetic with a third of the overhead.
 
-For 512 rows of 64 units most of a training step is not matrix products but graph nodes and torch's tanh, which takes
-nine times as long as its sigmoid on CPU. `benchmarks/update.py` measures both.
+For 512 rows of 64 units most of a training step is not matrix products but graph nodes (`benchmarks/update.py`).
+
+Large products of training go through oneDNN on CPU, which uses the widest registers on every vendor's processor. torch
+multiplies float32 by MKL, which keeps to narrower ones where the vendor is not Intel: half the speed. Both come with
+torch. Which one multiplies is decided by shape alone, so a run repeats itself; acting always goes through MKL, in which a
+row's bits do not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -17,10 +21,15 @@ from torch.nn import functional as F
 
 Activation = Literal["tanh", "relu"]
 
+LARGE = 2_000_000
+"""Multiplications from which oneDNN is the faster one: its calls cost 10 us more."""
+
+_LANES = 16  # float32 numbers in the widest vector register
+
 # Tensors, since torch takes a microsecond to make one of a Python number: half of what this costs for 16 rows.
 _ONE, _TWO = torch.tensor(1.0), torch.tensor(2.0)
 
-_LANES = 16  # float32 numbers in the widest vector register
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
@@ -57,32 +66,19 @@ def mlp_chain(x: Tensor, activation: Activation, hidden: Sequence[Tensor], out: 
     if torch.is_grad_enabled():
         return _Chain.apply(x, activation, len(hidden) // 2, *hidden, *out)  # pyright: ignore[reportReturnType]
     for i in range(0, len(hidden), 2):
-        x = _activate(F.linear(x, hidden[i], hidden[i + 1]), activation)
-    return F.linear(x, *out) if out else x
-
-
-def _activate(x: Tensor, activation: Activation) -> Tensor:
-    """In place. tanh(x) = 2 sigmoid(2x) - 1, within 2e-7, where rows fill whole vector registers.
-
-    The tail of an array gets another last bit from torch's sigmoid (not from its tanh), so at other widths a row's
-    bits would depend on how many rows lie beside it.
-    """
-    if activation == "relu":
-        return x.relu_()
-    if x.shape[-1] % _LANES:
-        return x.tanh_()
-    return x.mul_(_TWO).sigmoid_().mul_(_TWO).sub_(_ONE)
+        x = linear(x, hidden[i], hidden[i + 1], activation)
+    return linear(x, out[0], out[1]) if out else x
 
 
 class _Chain(torch.autograd.Function):
     """Layers 0 to activated - 1 are followed by the activation, whose derivative is a function of its output."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, activation: Activation, activated: int, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, activation: Any, activated: int, *parameters: Tensor) -> Tensor:
         outputs = [x]
         for i in range(0, len(parameters), 2):
-            y = F.linear(outputs[-1], parameters[i], parameters[i + 1])
-            outputs.append(_activate(y, activation) if i < 2 * activated else y)
+            kind = activation if i < 2 * activated else "none"
+            outputs.append(linear(outputs[-1], parameters[i], parameters[i + 1], kind))
         ctx.activation, ctx.activated = activation, activated
         ctx.save_for_backward(*outputs[: activated + 1], *parameters[::2])
         return outputs[-1]
@@ -102,6 +98,45 @@ class _Chain(torch.autograd.Function):
             inputs = outputs[i]
             # Few inputs: the product the other way round spares the library a slow transposition.
             few = inputs.shape[1] < gradient.shape[1]
-            gradients += [gradient.sum(0), (inputs.t() @ gradient).t() if few else gradient.t() @ inputs]
-            gradient = gradient @ weights[i] if i or ctx.needs_input_grad[0] else None
+            gradients += [gradient.sum(0), product(inputs.t(), gradient).t() if few else product(gradient.t(), inputs)]
+            gradient = product(gradient, weights[i]) if i or ctx.needs_input_grad[0] else None
         return gradient, None, None, *reversed(gradients)
+
+
+def by_onednn(x: Tensor, outputs: int) -> bool:
+    """True if [n, m] @ [m, outputs] goes to oneDNN: large, float32 on CPU, and not in inference mode, in which agents act."""
+    return (
+        x.numel() * outputs >= LARGE
+        and _HAS_ONEDNN
+        and x.is_cpu
+        and x.dtype is torch.float32
+        and not torch.is_inference_mode_enabled()
+    )
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of matrices, without gradient."""
+    if by_onednn(a, b.shape[1]):
+        return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+    return a @ b
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Literal["none"] = "none") -> Tensor:
+    """activation(x weight^T + bias) [N, outputs], without gradient."""
+    if by_onednn(x, weight.shape[0]):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    y = F.linear(x, weight, bias)
+    if activation == "relu":
+        return y.relu_()
+    return y if activation == "none" else _tanh_(y)
+
+
+def _tanh_(x: Tensor) -> Tensor:
+    """tanh(x) = 2 sigmoid(2x) - 1, within 2e-7, where rows fill whole vector registers.
+
+    torch's tanh takes nine times as long as its sigmoid. But the tail of an array gets another last bit from the
+    sigmoid (not from the tanh), so at other widths a row's bits would depend on how many rows lie beside it.
+    """
+    if x.shape[-1] % _LANES:
+        return x.tanh_()
+    return x.mul_(_TWO).sigmoid_().mul_(_TWO).sub_(_ONE)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.mlp import Activation, orthogonal
+from penstock.agents.mlp import Activation, mlp_chain, orthogonal
 from penstock.core.batch import Inputs
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
@@ -25,8 +25,9 @@ class Net:
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
     activation: Activation = "tanh"
     """Between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
-    cnn: Literal["nature", "impala"] = "nature"
-    """Encoder of image observations: Mnih et al. 2015, or the ResNet of Espeholt et al. 2018."""
+    cnn: Literal["nature", "impala", "minatar"] = "nature"
+    """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, or one small layer (Young and Tian 2019),
+    which takes any box [H, W, C] or [C, H, W] for an image, bits and floats included."""
     shared: bool | None = None
     """Actor and critic share their body. None: only where an image or recurrent body makes a second one dear."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
@@ -87,7 +88,7 @@ class NatureCNN(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu_(self.out(self.convs(x).flatten(1)))
+        return mlp_chain(self.convs(x).flatten(1), "relu", (self.out.weight, self.out.bias))
 
 
 class _Residual(nn.Module):
@@ -117,7 +118,22 @@ class ImpalaResNet(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu_(self.out(self.convs(x).flatten(1)))
+        return mlp_chain(self.convs(x).flatten(1), "relu", (self.out.weight, self.out.bias))
+
+
+class MinAtarCNN(nn.Module):
+    """[N, C, H, W] float in [0, 1] -> [N, 16 (H - 2) (W - 2)]: the convolution of Young and Tian 2019, section 4."""
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 16, 3)
+        self.size = _conv_size(nn.Sequential(self.conv), channels, height, width, "minatar", "3 x 3")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu_(self.conv(x)).flatten(1)
+
+
+_CNNS = {"nature": NatureCNN, "impala": ImpalaResNet, "minatar": MinAtarCNN}
 
 
 class Encoder(nn.Module):
@@ -133,11 +149,12 @@ class Encoder(nn.Module):
         self.action_leaves: list[LeafSpec] = tree_leaves(action) if net.prev_action else []
         self.prev_reward = net.prev_reward
         self.images = nn.ModuleDict()
+        self.small = net.cnn == "minatar"
         self.size = sum(_flat_size(leaf) for leaf in self.action_leaves) + int(net.prev_reward)
         for i, leaf in enumerate(self.leaves):
-            if leaf.is_image:
+            if self._is_image(leaf):
                 c, h, w = leaf.shape if leaf.shape[0] < leaf.shape[2] else (leaf.shape[2], *leaf.shape[:2])
-                self.images[str(i)] = (NatureCNN if net.cnn == "nature" else ImpalaResNet)(c, h, w)
+                self.images[str(i)] = _CNNS[net.cnn](c, h, w)
                 self.size += int(self.images[str(i)].size)  # pyright: ignore[reportArgumentType]
             else:
                 self.size += _flat_size(leaf)
@@ -153,9 +170,9 @@ class Encoder(nn.Module):
         """Features [N, size] of flat inputs; `obs` is `inputs.obs` after normalisation."""
         parts: list[Tensor] = []
         for i, (leaf, x) in enumerate(zip(self.leaves, tree_leaves(obs))):
-            if leaf.is_image:
+            if self._is_image(leaf):
                 x = x if leaf.shape[0] < leaf.shape[2] else x.permute(0, 3, 1, 2)
-                parts.append(self.images[str(i)](x.float() / 255.0))
+                parts.append(self.images[str(i)](x.float() / 255.0 if leaf.is_image else x.float()))
             else:
                 parts.append(_flat_features(leaf, x))
         if self.action_leaves:
@@ -165,6 +182,9 @@ class Encoder(nn.Module):
         if self.prev_reward:
             parts.append(inputs.prev_reward.masked_fill(inputs.first, 0.0).unsqueeze(-1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def _is_image(self, leaf: LeafSpec) -> bool:
+        return leaf.is_image or (self.small and leaf.kind == "box" and len(leaf.shape) == 3)
 
 
 def _flat_size(leaf: LeafSpec) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from penstock.agents.mlp import mlp_chain
 
 
 class NoisyLinear(nn.Module):
@@ -32,8 +33,12 @@ class NoisyLinear(nn.Module):
         self.register_buffer("noise_out", torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        return mlp_chain(x, "relu", (), self.noised())
+
+    def noised(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias with the present noise."""
         weight = self.weight + self.weight_sigma * torch.outer(self.noise_out, self.noise_in)
-        return F.linear(x, weight, self.bias + self.bias_sigma * self.noise_out)
+        return weight, self.bias + self.bias_sigma * self.noise_out
 
     def renew(self, rng: np.random.Generator) -> None:
         """Draws the noise: f(x) = sign(x) sqrt(|x|) of standard normals."""
@@ -51,9 +56,7 @@ class NoisyMLP(nn.Module):
         self.layers = nn.ModuleList(NoisyLinear(i, o) for i, o in zip((inputs, *hidden), hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.relu_(layer(x))
-        return x
+        return mlp_chain(x, "relu", [p for layer in noisy_layers(self) for p in layer.noised()])
 
 
 def noisy_layers(module: nn.Module) -> Iterator[NoisyLinear]:

@@ -58,12 +58,12 @@ class ObsNormalizer(nn.Module):
         self.moments = nn.ModuleList(RunningMoments(leaf.size if on else 0) for leaf, on in zip(leaves, self._applies))
 
     def forward(self, obs: Tree) -> Tree:
-        """Normalised float32 observations [N, ...] in the same tree."""
+        """Normalised float32 observations [N, ...] or [T, N, ...] in the same tree."""
         out: list[Tensor] = []
         for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
             if on:
                 scale = torch.rsqrt(m.var + 1e-8)  # pyright: ignore[reportOperatorIssue, reportArgumentType]
-                flat = (x.reshape(len(x), -1).double() - m.mean) * scale  # pyright: ignore[reportOperatorIssue]
+                flat = (x.reshape(-1, len(m.mean)).double() - m.mean) * scale  # pyright: ignore[reportOperatorIssue, reportCallIssue, reportArgumentType]
                 x = flat.clamp(-self.clip, self.clip).float().reshape(x.shape)
             out.append(x)
         return tree_unflatten(self.structure, out)

@@ -185,7 +185,8 @@ class QAgent(Agent):
                 random = (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)  # pyright: ignore[reportPossiblyUnboundVariable]
             else:
                 random = (noise[:, 1] * self.actions).long()
-            index = torch.where(noise[:, 0] < self.epsilon[noise[:, 2].long()], random, index)
+            slot = noise[:, 2].long().remainder(len(self.epsilon))  # an evaluation may have more slots than the run
+            index = torch.where(noise[:, 0] < self.epsilon[slot], random, index)
         if self._records_q:
             info = {"q": q.gather(-1, index.unsqueeze(-1)).squeeze(-1), "q_max": q.amax(-1)}
         return index + self._start if self._start else index, info, state
@@ -245,6 +246,9 @@ class QAgent(Agent):
             self.normalizer.update(tree_map(lambda x: x[:-1], obs), batch.valid)
         if self.reward_scaler is not None:
             self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
+
+    def terminal(self, batch: SampleBatch) -> Tensor:
+        return batch.terminal(self.net.terminal_info)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         return reward if self.reward_scaler is None else self.reward_scaler(reward)

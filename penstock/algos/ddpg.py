@@ -20,8 +20,7 @@ from penstock.learn.experience import Experience
 from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
 from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings
-from penstock.replay.view import Transitions
+from penstock.replay.replay import Replay, ReplaySettings, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: DDPG) -> TrainBatch:
@@ -52,7 +51,7 @@ def optimizer_fn(agent: ControlAgent, cfg: DDPG) -> Optimizers:
 
 def replay_fn(agent: ControlAgent, cfg: DDPG) -> Experience:
     """Transitions, and soft updates of both targets."""
-    view = Transitions(cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
+    view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
 
     def after_update(agent: ControlAgent, cfg: DDPG, updates: int) -> None:
         agent.update_targets(cfg.tau)

@@ -82,8 +82,9 @@ def replay_fn(agent: QAgent, cfg: DQN) -> Experience:
     def recorded_error(storage: Storage, t: Rows) -> Array:
         rows, slots = (x.ravel() for x in np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
         total, terminated, after = view.returns(storage, rows, slots)
+        scaled = agent.scaled_reward(torch.from_numpy(total).to(agent.epsilon.device)).cpu().numpy()
         following = storage.info("['q_max']", rows + after, slots) * ~terminated * cfg.discount**after
-        return (total + following - storage.info("['q']", rows, slots)).reshape(len(t), -1)
+        return (scaled + following - storage.info("['q']", rows, slots)).reshape(len(t), -1)
 
     replay = Replay(
         agent.spec,

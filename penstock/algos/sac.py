@@ -23,8 +23,7 @@ from penstock.learn.experience import Experience
 from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
 from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings
-from penstock.replay.view import Transitions
+from penstock.replay.replay import Replay, ReplaySettings, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> TrainBatch:
@@ -86,7 +85,7 @@ def optimizer_fn(agent: ControlAgent, cfg: SAC) -> Optimizers:
 
 def replay_fn(agent: ControlAgent, cfg: SAC) -> Experience:
     """Transitions, two sets of noise for each (present and next action), and soft target updates."""
-    view = Transitions(cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
+    view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
 
     def after_update(agent: ControlAgent, cfg: SAC, updates: int) -> None:
         if updates % cfg.target_interval == 0:

@@ -21,8 +21,7 @@ from penstock.learn.experience import Experience
 from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
 from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings
-from penstock.replay.view import Transitions
+from penstock.replay.replay import Replay, ReplaySettings, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> TrainBatch:
@@ -54,7 +53,7 @@ def optimizer_fn(agent: ControlAgent, cfg: TD3) -> Optimizers:
 
 def replay_fn(agent: ControlAgent, cfg: TD3) -> Experience:
     """Transitions with noise for the target action; targets move with the actor."""
-    view = Transitions(cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
+    view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
 
     def after_update(agent: ControlAgent, cfg: TD3, updates: int) -> None:
         if updates % cfg.policy_delay == 0:

@@ -98,6 +98,14 @@ class SampleBatch:
         """Environment steps in the batch: its valid rows."""
         return int(self.valid.sum())
 
+    def terminal(self, key: str = "") -> Array:
+        """[T, B] bool: terminated, or marked by a positive `info["env"][key]`, as `penstock.Net.terminal_info` says."""
+        if not key:
+            return self.terminated
+        if key not in self.info.get("env", {}):
+            raise ConfigError(f"net.terminal_info={key!r} is not recorded; add it to info_keys (--info-keys {key})")
+        return self.terminated | (self.info["env"][key] > 0)  # NaN, where it was not reported, is not
+
     def copy(self) -> SampleBatch:
         """A batch that owns its memory."""
         return tree_map(lambda x: x.copy() if isinstance(x, np.ndarray) else x.clone(), self)

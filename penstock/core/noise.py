@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     CHECK = 7
     REPLAY = 8
     BOOTSTRAP = 9
+    DATASET = 10
 
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,10 +86,16 @@ class Experience:
         return steps if len(self.replay) else 0
 
     def describe(self) -> str:
-        """What is trained on, for people."""
-        per_row = self.replay_ratio / (self.batch_size * self.sample_rows)
-        rate = f"{per_row:.4g} updates a step" if per_row >= 1 else f"an update every {1 / per_row:.4g} steps"
-        return f"{self.replay.describe()}; batches of {self.batch_size}, replay ratio {self.replay_ratio:g}: {rate}"
+        """What is trained on and how often, for people: the gradient steps that `replay_ratio` comes to."""
+        exact = Fraction(repr(self.replay_ratio)) / (self.batch_size * self.sample_rows)
+        of = f"{self.batch_size:,}" + (f" sequences of {self.sample_rows:,} rows" if self.sample_rows > 1 else "")
+        if exact.denominator > 100_000:  # a ratio such as 1 / 3
+            rate = f"one update of {of} every {1 / float(exact):,.6g} steps"
+        else:
+            rate = f"{exact.numerator:,} updates" if exact.numerator > 1 else "one update"
+            rate += f" of {of} every " + ("step" if exact.denominator == 1 else f"{exact.denominator:,} steps")
+        after = f" after the first {self.learning_starts:,}" if self.learning_starts else ""
+        return f"{self.replay.describe()}; {rate}{after} (replay ratio {self.replay_ratio:g})"
 
     def metrics(self) -> ResultDict:
         """`replay/ratio` as it is, and `replay/size` in samples."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import MLP, orthogonal
+from penstock.agents.mlp import MLP, by_onednn, linear, orthogonal, product
 
 
 def orthogonal_error(weight: Tensor, gain: float) -> float:
@@ -93,3 +93,40 @@ def test_layers_start_orthogonal():
     assert orthogonal_error(conv.weight, 0.5) < 1e-6
     assert conv.bias is not None
     assert not conv.bias.any()
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_large_products_of_training_are_the_same_function_in_other_roundings(activation: Any):
+    torch.manual_seed(0)
+    mlp, head = MLP(300, (160, 130), activation), nn.Linear(130, 128)
+    x = torch.randn(128, 300, requires_grad=True)
+    weights = torch.randn(128, 128)
+    assert by_onednn(x, 160) and by_onednn(x[:, :160], 130) and by_onednn(x[:, :130], 128)
+    parameters = [x, *mlp.parameters(), *head.parameters()]
+    got = mlp(x, (head.weight, head.bias))
+    gradients = torch.autograd.grad((got * weights).sum(), parameters)
+    mlp, head, x = mlp.double(), head.double(), x.detach().double().requires_grad_()
+    expected = head(plain(mlp, x, activation))
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-4)
+    parameters = [x, *mlp.parameters(), *head.parameters()]
+    for a, b in zip(gradients, torch.autograd.grad((expected * weights).sum(), parameters)):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-3)
+
+
+def test_acting_keeps_a_rows_bits_whatever_lies_beside_it_and_training_repeats_itself():
+    mlp, x = MLP(64, (256, 256), "relu"), torch.randn(512, 64)
+    with torch.inference_mode():
+        assert not by_onednn(x, 256)
+        assert torch.equal(mlp(x)[128:192], mlp(x[128:192]))
+    with torch.no_grad():
+        assert by_onednn(x, 256)
+        assert torch.equal(mlp(x), mlp(x.clone()))
+
+
+def test_products_of_other_numbers_stay_where_they_were():
+    x = torch.randn(512, 512)
+    assert by_onednn(x, 512) and not by_onednn(x, 7) and not by_onednn(x.double(), 512)
+    assert not by_onednn(torch.empty(512, 512, device="meta"), 512)
+    torch.testing.assert_close(product(x, x.t()), x @ x.t(), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(product(x[:, :300], x[:300]), x[:, :300] @ x[:300], rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(linear(x, x, x[0]), F.linear(x, x, x[0]), rtol=1e-5, atol=1e-3)
