@@ -2,8 +2,8 @@
 
 PPO's loss for CartPole (4 inputs, 2 choices, actor and critic of two layers of 64 tanh units) on one torch thread, stage by
 stage inside whole updates, since a stage that runs alone finds its data in the cache and takes half as long. penstock's
-way (a whole MLP as one graph node, fused Adam) and the usual one (nn.Sequential, torch.tanh, clip_grad_norm_, torch's
-default Adam) take turns; the table gives medians of CPU time.
+way (a whole MLP as one graph node, large products by oneDNN, fused Adam) and the usual one (nn.Sequential, torch.tanh,
+clip_grad_norm_, torch's default Adam) take turns; the table gives medians of CPU time.
 
     python benchmarks/update.py [--rows 512] [--updates 600]
 """
@@ -24,12 +24,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import penstock as ps
-from penstock.agents.mlp import mlp_chain
+from penstock.agents.mlp import linear, mlp_chain
 from penstock.algos import ppo
 from penstock.envs.spaces import space_to_spec
 from penstock.learn.minibatch import TrainBatch
 
-SETTINGS = ps.PPO(lr=0.0, entropy_coef=0.01)  # 0, or hundreds of steps on the same rows would drive the policy far off
+SETTINGS = ps.PPO(lr=1e-12, entropy_coef=0.01)  # or hundreds of steps on the same rows would drive the policy far off
 BOX, CHOICE = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2)
 SPEC = ps.EnvSpec(space_to_spec(BOX, "obs"), space_to_spec(CHOICE, "action"))
 STAGES = ("forward of both networks", "loss and metrics", "backward", "norm and clip", "optimizer")
@@ -111,11 +111,13 @@ def main() -> None:
     usual = (Layers(agents[1]), x, clip_as_torch, torch.optim.Adam(agents[1].parameters(), lr=0.0, eps=1e-5))
     hidden = torch.randn(args.rows, 64)
     eye, nothing = torch.eye(64), torch.zeros(64)
-    times: tuple[list[list[float]], list[list[float]], list[list[float]]] = ([], [], [])
+    wide = torch.randn(256, 256)
+    times: tuple[list[list[float]], ...] = ([], [], [], [])
     for _ in range(args.updates):
         times[0].append(update(*ours))
         times[1].append(update(*usual))
         times[2].append(tanh(hidden, eye, nothing))
+        times[3].append(product(wide))
     columns = [[statistics.median(column) * 1e6 for column in zip(*found[len(found) // 10 :])] for found in times]
     table = Table(
         "CPU us", "penstock", "", "usual", "", title=f"An update of {args.rows} rows, torch {torch.__version__}"
@@ -125,6 +127,7 @@ def main() -> None:
         table.add_row(stage, *(text for us, whole in cells for text in (f"{us:,.0f}", f"{us / whole:.0%}")))
     table.add_section()
     table.add_row(f"linear and tanh, {args.rows} x 64", f"{columns[2][0]:,.0f}", "", f"{columns[2][1]:,.0f}", "")
+    table.add_row("relu layer, 256 x 256 x 256", f"{columns[3][0]:,.0f}", "", f"{columns[3][1]:,.0f}", "")
     Console().print(table)
 
 
@@ -135,6 +138,16 @@ def tanh(x: Tensor, weight: Tensor, bias: Tensor) -> list[float]:
         mlp_chain(x, "tanh", (weight, bias))
         between = time.process_time()
         torch.tanh(nn.functional.linear(x, weight, bias))
+        return [between - started, time.process_time() - between]
+
+
+def product(x: Tensor) -> list[float]:
+    """Seconds of CPU time of one layer without gradient: by oneDNN, as penstock trains, and by torch's own choice."""
+    with torch.no_grad():
+        started = time.process_time()
+        linear(x, x, x[0], "relu")
+        between = time.process_time()
+        torch.relu_(nn.functional.linear(x, x, x[0]))
         return [between - started, time.process_time() - between]
 
 

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 Activation = Literal["tanh", "relu"]
 
-LARGE = 2_000_000
-"""Multiplications from which oneDNN is the faster one: its calls cost 10 us more."""
+LARGE = 4_000_000
+"""Multiplications from which oneDNN is the faster one inside whole updates: its calls cost 10 us more."""
 
 _LANES = 16  # float32 numbers in the widest vector register
 

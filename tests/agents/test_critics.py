@@ -167,7 +167,7 @@ def test_large_stacks_are_the_same_function_in_other_roundings() -> None:
     """Where each network's product goes through another library than the batched one."""
     torch.manual_seed(0)
     stack = StackedMLP(2, 150, (160, 128))
-    x, weight = torch.randn(128, 150, requires_grad=True), torch.randn(2, 128, 1)
+    x, weight = torch.randn(256, 150, requires_grad=True), torch.randn(2, 256, 1)
     assert by_onednn(x, 160)
     wanted = [x, *stack.parameters()]
     seen = [*torch.autograd.grad((stack(x) * weight).sum(), wanted), *torch.autograd.grad(stack.smallest(x).sum(), [x])]

@@ -99,8 +99,8 @@ def test_layers_start_orthogonal():
 def test_large_products_of_training_are_the_same_function_in_other_roundings(activation: Any):
     torch.manual_seed(0)
     mlp, head = MLP(300, (160, 130), activation), nn.Linear(130, 128)
-    x = torch.randn(128, 300, requires_grad=True)
-    weights = torch.randn(128, 128)
+    x = torch.randn(256, 300, requires_grad=True)
+    weights = torch.randn(256, 128)
     assert by_onednn(x, 160) and by_onednn(x[:, :160], 130) and by_onednn(x[:, :130], 128)
     parameters = [x, *mlp.parameters(), *head.parameters()]
     got = mlp(x, (head.weight, head.bias))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.networks import Encoder, ImpalaResNet, NatureCNN, Net
+from penstock.agents.networks import Encoder, ImpalaResNet, MinAtarCNN, NatureCNN, Net
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec
@@ -51,6 +51,28 @@ def test_the_published_sizes():
     # Espeholt et al. 2018, figure 3: 15 convolutions of 3 x 3 and 256 units.
     deep = sum((i * 9 + 1) * o + 4 * (o * 9 + 1) * o for i, o in ((4, 16), (16, 32), (32, 32)))
     assert count(ImpalaResNet(4, 84, 84)) == deep + (32 * 11 * 11 + 1) * 256
+
+
+def test_the_small_encoder_takes_grids_of_bits_by_either_end():
+    first, last = (LeafSpec("box", shape, "bool", 0.0, 1.0) for shape in ((4, 10, 10), (10, 10, 4)))
+    encoders = [Encoder(leaf, CHOICE, Net(cnn="minatar")) for leaf in (first, last)]
+    encoders[1].load_state_dict(encoders[0].state_dict())
+    bits = torch.rand(3, 4, 10, 10) < 0.3
+    out = encoders[0](inputs(bits, 3), bits)
+    assert out.shape == (3, 16 * 8 * 8) and encoders[0].size == 16 * 8 * 8
+    conv = encoders[0].images["0"].conv  # pyright: ignore[reportAttributeAccessIssue]
+    by_hand = (bits[1, :, 2:5, 3:6] * conv.weight[7]).sum() + conv.bias[7]
+    assert out.view(3, 16, 8, 8)[1, 7, 2, 3].item() == pytest.approx(max(by_hand.item(), 0.0), abs=1e-6)
+    swapped = bits.permute(0, 2, 3, 1).contiguous()
+    torch.testing.assert_close(encoders[1](inputs(swapped, 3), swapped), out)
+    # Other encoders take a box of bits for a vector.
+    assert Encoder(last, CHOICE, Net()).size == 400
+    pixels = Encoder(LeafSpec("box", (10, 10, 4), "uint8", 0.0, 255.0), CHOICE, Net(cnn="minatar"))
+    pixels.load_state_dict(encoders[0].state_dict())
+    grey = swapped.to(torch.uint8) * 255
+    torch.testing.assert_close(pixels(inputs(grey, 3), grey), out)
+    with pytest.raises(ConfigError, match=r"net.cnn='minatar' needs images of at least 3 x 3; got 2 x 9"):
+        MinAtarCNN(3, 2, 9)
 
 
 def test_a_small_image_is_refused_with_a_way_out():

@@ -1,0 +1,230 @@
+"""The agent of value learning: which action is chosen, what its heads add up to, what masks, memory and slots do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.agents.networks import Net
+from penstock.agents.q_agent import QAgent
+from penstock.core.batch import Inputs, allocate_batch
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.core.tree import tree_map
+
+VECTOR = LeafSpec("box", (3,), "float32")
+CHOICE = LeafSpec("discrete", (), "int64", sizes=(4,), start=2)
+MASK = LeafSpec("multi_binary", (4,), "int8")
+SPEC, MASKED = EnvSpec(VECTOR, CHOICE), EnvSpec({"action_mask": MASK, "obs": VECTOR}, CHOICE)
+NET = Net(hidden=(8,), activation="relu")
+
+
+def inputs(n: int, mask: Tensor | None = None, seed: int = 0) -> Inputs:
+    obs: Any = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+    if mask is not None:
+        obs = {"action_mask": mask, "obs": obs}
+    return Inputs(obs, torch.full((n,), 2), torch.zeros(n), torch.zeros(n, dtype=torch.bool))
+
+
+def act(agent: QAgent, x: Inputs, noise: Tensor | None) -> Tensor:
+    with torch.inference_mode():
+        action: Any = agent.act(x, None, noise)[0]
+    return action
+
+
+def test_without_noise_the_best_action_in_the_environments_numbers() -> None:
+    agent, x = QAgent(SPEC, NET), inputs(64)
+    assert torch.equal(act(agent, x, None), agent(x).argmax(-1) + 2)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_each_slot_explores_by_its_own_epsilon(masked: bool) -> None:
+    """u < epsilon[slot] takes the floor(v * count)-th legal action; the slot is the last number of the noise."""
+    agent = QAgent(MASKED if masked else SPEC, NET)
+    agent.set_slots(3)
+    agent.epsilon.copy_(torch.tensor([0.0, 0.5, 1.0]))
+    rng, n = np.random.default_rng(0), 600
+    mask = torch.from_numpy(rng.random((n, 4)) < 0.6)
+    mask[:, 1] = True
+    x = inputs(n, mask.to(torch.int8) if masked else None)
+    noise = torch.from_numpy(rng.random((n, 3), np.float32))
+    noise[:, 2] = torch.arange(n) % 3
+    chosen, best = act(agent, x, noise), act(agent, x, None)
+    for i in range(n):
+        legal = [a for a in range(4) if mask[i, a] or not masked]
+        explores = float(noise[i, 0]) < [0.0, 0.5, 1.0][i % 3]
+        expected = legal[int(float(noise[i, 1]) * len(legal))] + 2 if explores else int(best[i])
+        assert int(chosen[i]) == expected
+        assert int(best[i]) - 2 in legal
+
+
+def test_slots_beyond_those_of_the_run_explore_as_well() -> None:
+    """A sampled evaluation may have more slots than training."""
+    agent = QAgent(SPEC, NET)
+    agent.set_slots(2)
+    noise = torch.full((40, 3), 0.5)
+    noise[:, 2] = torch.arange(40)
+    agent.epsilon.copy_(torch.tensor([0.0, 1.0]))
+    chosen, best = act(agent, inputs(40), noise), act(agent, inputs(40), None)
+    assert torch.equal(chosen[::2], best[::2]) and chosen[1::2].tolist() == [4] * 20
+
+
+def test_the_mask_is_no_input_of_the_network() -> None:
+    agent = QAgent(MASKED, NET)
+    q = [agent(inputs(5, torch.full((5, 4), value, dtype=torch.int8))) for value in (0, 1)]
+    assert torch.equal(*q)
+
+
+def test_what_is_masked_is_neither_greedy_nor_the_largest() -> None:
+    agent = QAgent(MASKED, NET, records_q=True)
+    mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 1]], dtype=torch.int8)
+    x, q = inputs(2, mask), torch.tensor([[1.0, 9.0, 3.0, 2.0], [8.0, 7.0, 6.0, -5.0]])
+    assert agent.greedy(x, q).tolist() == [2, 3]
+    with torch.inference_mode():
+        info: Any = agent.act(x, None, None)[1]
+        own = agent(x)
+    assert float(info["q_max"][1]) == pytest.approx(float(own[1, 3])) == pytest.approx(float(info["q"][1]))
+    assert float(info["q_max"][0]) == pytest.approx(max(float(own[0, a]) for a in (0, 2, 3)))
+
+
+def test_recorded_values_are_of_the_action_taken() -> None:
+    agent, x = QAgent(SPEC, NET, records_q=True), inputs(50)
+    noise = torch.rand(50, 3)
+    noise[:, 2] = 0.0
+    with torch.inference_mode():
+        action, info, _ = agent.act(x, None, noise)  # epsilon is 1 before it is set
+    q, taken, recorded = agent(x), action - 2, info["q"]  # pyright: ignore
+    torch.testing.assert_close(recorded, q.gather(1, taken.unsqueeze(1)).squeeze(1))
+    torch.testing.assert_close(info["q_max"], q.max(1).values)
+    assert QAgent(SPEC, NET).act(x, None, noise)[1] == {}
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("outputs", [1, 5])
+def test_dueling_adds_a_value_and_centred_advantages(outputs: int, noisy: bool) -> None:
+    agent, x = QAgent(SPEC, NET, dueling=True, outputs=outputs, noisy=noisy), inputs(6)
+    agent.renew_noise(np.random.default_rng(0))
+    network = agent.online
+    assert network.value is not None
+    features = network.mlp(x.obs)
+    value = network.value(features).reshape(6, 1, outputs)
+    advantage = network.advantage(features).reshape(6, 4, outputs)
+    expected = value + advantage - advantage.mean(1, keepdim=True)
+    torch.testing.assert_close(agent(x), expected.squeeze(-1) if outputs == 1 else expected)
+    torch.testing.assert_close(agent(x).mean(1), (value.squeeze(1).squeeze(-1) if outputs == 1 else value.squeeze(1)))
+
+
+def test_actions_and_atoms_are_not_mixed_up() -> None:
+    """Output a * K + k is atom k of action a."""
+    agent, x = QAgent(SPEC, NET, outputs=5), inputs(3)
+    flat = agent.online.advantage(agent.online.mlp(x.obs))
+    assert torch.allclose(agent(x)[1, 2, 4], flat[1, 2 * 5 + 4], atol=1e-6)
+
+
+def test_what_is_expected_of_atoms_and_quantiles() -> None:
+    agent = QAgent(SPEC, NET, outputs=3)
+    out = torch.tensor([[[1.0, 2.0, 6.0]]])
+    assert agent.expected(out).tolist() == [[3.0]]
+    agent.atoms = torch.tensor([-1.0, 0.0, 2.0])
+    logits = torch.tensor([[[0.25, 0.25, 0.5]]]).log() + 7.0
+    torch.testing.assert_close(agent.expected(logits), torch.tensor([[0.75]]))
+    assert QAgent(SPEC, NET).expected(out) is out
+
+
+def test_targets_start_as_copies_and_move_by_tau() -> None:
+    agent, x = QAgent(SPEC, NET, dueling=True), inputs(5)
+    assert torch.equal(agent.bootstrap(x), agent(x))
+    before = [p.clone() for p in agent.target.parameters()]
+    for p in agent.online.parameters():
+        p.data += 1.0
+    assert not torch.equal(agent.bootstrap(x), agent(x))
+    for _ in range(2):
+        agent.update_target(0.25)
+    for now, old in zip(agent.target.parameters(), before):
+        torch.testing.assert_close(now, old + 0.4375)
+    agent.update_target(1.0)
+    assert torch.equal(agent.bootstrap(x), agent(x))
+    assert not any(p.requires_grad for p in agent.target.parameters())
+
+
+def test_noise_of_both_networks_is_drawn_apart() -> None:
+    agent, x = QAgent(SPEC, NET, noisy=True), inputs(5)
+    before = agent(x)
+    agent.renew_noise(np.random.default_rng(0))
+    assert not torch.equal(agent(x), before)
+    assert not torch.equal(agent.online.advantage.noise_in, agent.target.advantage.noise_in)  # pyright: ignore
+    plain = QAgent(SPEC, NET)
+    state = {k: v.clone() for k, v in plain.state_dict().items()}
+    plain.renew_noise(np.random.default_rng(0))
+    assert all(torch.equal(v, state[k]) for k, v in plain.state_dict().items())
+
+
+def test_memory_is_cleared_where_an_episode_begins() -> None:
+    """Acting step by step gives what one pass over the sequence gives, in which `first` clears the state."""
+    net = Net(hidden=(8,), recurrent="lstm", recurrent_size=4, prev_action=True, prev_reward=True)
+    agent = QAgent(SPEC, net, records_q=True)
+    T, B, rng = 7, 3, torch.Generator().manual_seed(0)
+    first = torch.rand(T, B, generator=rng) < 0.3
+    whole = Inputs(torch.randn(T, B, 3, generator=rng), torch.randint(2, 6, (T, B), generator=rng),
+                   torch.randn(T, B, generator=rng), first)  # fmt: skip
+    state = agent.initial_state(B)
+    q = agent(whole, state)
+    for t in range(T):
+        step = Inputs(*(tree_map(lambda x, t=t: x[t], part) for part in whole))
+        with torch.inference_mode():
+            action, info, state = agent.act(step, state, None)
+        torch.testing.assert_close(info["q_max"], q[t].max(-1).values)
+        assert torch.equal(action, q[t].argmax(-1) + 2)  # pyright: ignore
+    assert agent.fed == {"prev_action", "prev_reward", "first"} and QAgent(SPEC, NET).fed == frozenset()
+
+
+def test_observations_are_normalised_and_masks_are_not() -> None:
+    agent = QAgent(MASKED, Net(hidden=(8,), normalize_obs=True, normalize_reward=True), discount=0.5)
+    batch = allocate_batch(MASKED, BatchSpec(4, 2))
+    batch.obs["obs"][...] = np.arange(5)[:, None, None] * 10.0
+    batch.valid[...] = True
+    batch.prev_reward[1:] = 3.0
+    agent.observe(tree_map(torch.from_numpy, batch))
+    shown: Any = agent.prepared({"obs": torch.tensor([[15.0, 15.0, 15.0]]), "action_mask": torch.ones(1, 4)})
+    assert shown["obs"].abs().max() < 1e-6 and set(shown) == {"obs"}
+    assert float(agent.scaled_reward(torch.tensor(1.0))) == pytest.approx(1 / np.std([3.0, 4.5, 5.25, 5.625]), rel=1e-4)
+
+
+def test_an_info_may_stand_for_a_terminal_state() -> None:
+    agent = QAgent(SPEC, Net(terminal_info="life_lost"))
+    batch = allocate_batch(SPEC, BatchSpec(3, 1), env_info=["life_lost"])
+    batch.info["env"]["life_lost"][1] = 1.0
+    batch.terminated[2] = True
+    shown = tree_map(torch.from_numpy, batch)
+    assert agent.terminal(shown)[:, 0].tolist() == [False, True, True]
+    assert QAgent(SPEC, NET).terminal(shown)[:, 0].tolist() == [False, False, True]
+
+
+def test_parameters_of_a_run_with_other_slots_are_taken() -> None:
+    one, other = QAgent(SPEC, NET), QAgent(SPEC, NET)
+    one.set_slots(6)
+    other.set_slots(2)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other(inputs(3)), one(inputs(3)))
+    other.set_slots(2)
+    assert other.epsilon.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "words"),
+    [
+        (EnvSpec(VECTOR, VECTOR), {}, ["one discrete action", "box[3]", "SAC"]),
+        (EnvSpec(VECTOR, (CHOICE, CHOICE)), {}, ["one discrete action", "PPO"]),
+        (EnvSpec(VECTOR, LeafSpec("multi_discrete", (2,), "int64", sizes=(3, 3))), {}, ["multi_discrete"]),
+        (EnvSpec({"action_mask": LeafSpec("multi_binary", (5,), "int8"), "obs": VECTOR}, CHOICE), {}, ["5", "4 actions"]),
+        (SPEC, {"net": Net(recurrent="gru"), "noisy": True}, ["noisy=True", "recurrent"]),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(spec: EnvSpec, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        QAgent(spec, **{"net": NET, **changes})
+    assert all(word in str(error.value) for word in words), str(error.value)
