@@ -4,7 +4,7 @@ Both get the same steps, seeds, networks and settings. Each run is added to resu
 one of the same case, library and seed is replaced); `--plot` draws results/curves-CASE.png and writes results/curves.md
 from what is there.
 
-    python benchmarks/curves.py CASE [--who penstock|sb3] [--peer PYTHON] [--seeds 1,2,3]
+    python benchmarks/curves.py CASE [--who penstock|sb3] [--peer PYTHON] [--seeds 1,2,3] [--only NAME] [--steps 100000]
     python benchmarks/curves.py --plot
 """
 
@@ -15,6 +15,7 @@ import datetime
 import fcntl
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,11 +30,13 @@ import numpy as np
 import torch
 
 import penstock as ps
+from penstock.run.presets import find_preset, named_preset, with_preset
 
 RESULTS = Path(__file__).parent / "results"
 FILE = RESULTS / "curves.json"
 PEER_SCRIPT = Path(__file__).parent / "peers" / "sb3_curves.py"
 STEPS, INTERVAL = 100_000, 10_000
+PLACES = STEPS // INTERVAL
 Run = dict[str, Any]
 
 
@@ -44,9 +47,11 @@ class Case:
     env: str
     episodes: int
     ours: Mapping[str, tuple[str, Mapping[str, Any]]]
-    """By name: algorithm, whose preset for the environment is taken, and changes to it."""
+    """By name: algorithm, whose preset for the environment is taken, and changes to it, or `preset`, another table."""
     peer: tuple[str, Mapping[str, Any]]
     """Algorithm of Stable-Baselines3 and its settings."""
+    peer_env: str = ""
+    """What the peer calls the environment, if not the same."""
 
 
 CASES = {
@@ -55,28 +60,37 @@ CASES = {
         ("sac", {"learning_rate": 3e-4, "batch_size": 256, "learning_starts": 10_000, "tau": 0.005, "gamma": 0.99,
                  "train_freq": 1, "gradient_steps": 1, "policy_kwargs": {"net_arch": [256, 256]}}),
     ),
+    "breakout": Case(
+        "penstock.envs.minatar:breakout", 20, {"penstock DQN": ("dqn", {}), "penstock Rainbow": ("dqn", {"preset": "rainbow/MinAtar"})},
+        ("dqn", {"learning_rate": 2.5e-4, "batch_size": 32, "buffer_size": 100_000, "learning_starts": 1_000, "train_freq": 4,
+                 "gradient_steps": 1, "gamma": 0.99, "target_update_interval": 1_000, "exploration_fraction": 0.1,
+                 "exploration_final_eps": 0.01, "policy_kwargs": {"net_arch": [128], "optimizer_kwargs": {"eps": 3.125e-4}}}),
+        peer_env="MinAtar/Breakout-v1",
+    ),
 }  # fmt: skip
 
 
-def ours(case: Case, algo: str, changes: Mapping[str, Any], seed: int) -> Run:
+def ours(case: Case, algo: str, changes: Mapping[str, Any], seed: int, steps: int) -> Run:
     """Evaluations and wall time of one run of penstock, through its preset."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        run = {"run.seed": seed, "run.steps": STEPS, "run.dir": f"{folder}/run", "run.progress": "off", "run.checkpoint_interval": 0,
+        run = {"run.seed": seed, "run.steps": steps, "run.dir": f"{folder}/run", "run.progress": "off", "run.checkpoint_interval": 0,
                "run.eval_interval": INTERVAL, "run.eval_episodes": case.episodes, "run.tensorboard": False}  # fmt: skip
         started, cpu = time.perf_counter(), time.process_time()
-        ps.train(ps.override(ps.preset(algo, case.env), {**changes, **run}))
+        rest = {key: value for key, value in changes.items() if key != "preset"}
+        found = named_preset(f"{algo}/{changes['preset']}") if "preset" in changes else find_preset(algo, case.env)
+        ps.train(ps.override(with_preset(algo, case.env, found), {**rest, **run}))
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
         rows = [json.loads(row) for row in Path(folder, "run", "eval", "evaluations.jsonl").read_text().splitlines()]
     return {"steps": [row["step"] for row in rows], "scores": [row["eval/mean_reward"] for row in rows],
             "wall_s": seconds, "cpu_s": cpu, "version": importlib.metadata.version("penstock")}  # fmt: skip
 
 
-def peers(case: Case, python: str, seed: int) -> Run:
+def peers(case: Case, python: str, seed: int, steps: int) -> Run:
     """The same of Stable-Baselines3, in its own environment."""
     algo, settings = case.peer
-    words = [python, str(PEER_SCRIPT), "--algo", algo, "--env", case.env, "--settings", json.dumps(settings), "--seed", str(seed),
-             "--steps", str(STEPS), "--interval", str(INTERVAL), "--episodes", str(case.episodes)]  # fmt: skip
+    words = [python, str(PEER_SCRIPT), "--algo", algo, "--env", case.peer_env or case.env, "--settings", json.dumps(settings),
+             "--seed", str(seed), "--steps", str(steps), "--interval", str(INTERVAL), "--episodes", str(case.episodes)]  # fmt: skip
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=6 * 3600, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -122,14 +136,10 @@ def draw(name: str, runs: list[Run]) -> Path:
         for run in own:
             axes.plot(run["steps"], run["scores"], color=colour, alpha=0.35, linewidth=0.9)
         # Penstock evaluates with the batch that passes an interval: within a batch of the peer's step.
-        mean = np.mean([run["scores"] for run in own], 0)
-        axes.plot(
-            np.mean([run["steps"] for run in own], 0),
-            mean,
-            color=colour,
-            linewidth=2.4,
-            label=f"{who}, {len(own)} seeds",
-        )
+        shortest = min(len(run["scores"]) for run in own)
+        steps, scores = (np.mean([run[key][:shortest] for run in own], 0) for key in ("steps", "scores"))
+        seeds = f"{len(own)} seed{'s' if len(own) > 1 else ''}"
+        axes.plot(steps, scores, color=colour, linewidth=2.4, label=f"{who}, {seeds}")
     axes.set(
         xlabel="Environment steps",
         ylabel=f"Return, mean of {CASES[name].episodes} deterministic episodes",
@@ -163,26 +173,28 @@ def report(runs: list[Run]) -> str:
             numbers = [_numbers(run) for run in rows]
             for run, values in zip(rows, numbers):
                 lines.append(f"| {who} {run['version']} | {run['seed']} | {_cells(values)} |")
-            lines.append(f"| **{who}** | mean | {_cells(list(np.mean(numbers, 0)))} |")
+            if len(rows) > 1:
+                lines.append(f"| **{who}** | mean | {_cells(list(np.mean(numbers, 0)))} |")
+        lines.append("")
+        lines += [
+            f"{run['who']}, seed {run['seed']}: {run['steps'][-1]:,} steps only."
+            for run in own
+            if len(run["steps"]) < PLACES
+        ]
         lines.append("")
     return "\n".join(lines)
 
 
 def _numbers(run: Run) -> list[float]:
-    scores = run["scores"]
-    return [
-        scores[1],
-        scores[4],
-        scores[-1],
-        float(np.mean(scores[-3:])),
-        float(np.mean(scores)),
-        STEPS / run["wall_s"],
-        run["cpu_s"],
-    ]
+    """As in the table; nan where a run is too short."""
+    scores = [*run["scores"], *[math.nan] * (PLACES - len(run["scores"]))]
+    means = float(np.mean(scores[-3:])), float(np.mean(scores))
+    return [scores[1], scores[4], scores[-1], *means, run["steps"][-1] / run["wall_s"], run["cpu_s"]]
 
 
 def _cells(values: list[float]) -> str:
-    return " | ".join(f"{x:,.1f}" for x in values[:5]) + " | " + " | ".join(f"{x:,.0f}" for x in values[5:])
+    shown = ["-" if math.isnan(x) else f"{x:,.1f}" for x in values[:5]]
+    return " | ".join([*shown, *(f"{x:,.0f}" for x in values[5:])])
 
 
 def main(argv: list[str]) -> int:
@@ -192,6 +204,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", default="", help="part of the name of penstock's runs, e.g. Rainbow")
     parser.add_argument("--peer", help="the Python that has stable-baselines3, for --who sb3")
     parser.add_argument("--seeds", default="1,2,3", help="by comma")
+    parser.add_argument("--steps", type=int, default=STEPS, help="environment steps; fewer are marked in the table")
     parser.add_argument("--plot", action="store_true", help="draw and write what the file holds")
     args = parser.parse_args(argv)
     if args.who == "sb3" and not args.peer:
@@ -200,13 +213,13 @@ def main(argv: list[str]) -> int:
         case = CASES[args.case]
         for seed in map(int, args.seeds.split(",")):
             if args.who == "sb3":
-                found = {f"SB3 {case.peer[0].upper()}": peers(case, args.peer, seed)}
+                found = {f"SB3 {case.peer[0].upper()}": peers(case, args.peer, seed, args.steps)}
                 for who, run in found.items():
                     keep({"case": args.case, "who": who, "seed": seed, **run})
                 continue
             for who, (algo, changes) in case.ours.items():
                 if args.only in who:
-                    keep({"case": args.case, "who": who, "seed": seed, **ours(case, algo, changes, seed)})
+                    keep({"case": args.case, "who": who, "seed": seed, **ours(case, algo, changes, seed, args.steps)})
     if args.plot:
         runs = json.loads(FILE.read_text())
         for name in {run["case"] for run in runs}:

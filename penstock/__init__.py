@@ -29,6 +29,7 @@ _WHERE = {
     "AsyncSerialSampler": "penstock.samplers.asynchronous",
     "BC": "penstock.algos.bc",
     "BatchSpec": "penstock.core.spec",
+    "CQL": "penstock.algos.cql",
     "CheckpointError": "penstock.core.errors",
     "ConfigError": "penstock.core.errors",
     "CpuSampler": "penstock.samplers.cpu",
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
     from penstock.agents.q_agent import q_agent as q_agent
     from penstock.algos.a2c import A2C as A2C
     from penstock.algos.bc import BC as BC
+    from penstock.algos.cql import CQL as CQL
     from penstock.algos.ddpg import DDPG as DDPG
     from penstock.algos.discrete_sac import DiscreteSAC as DiscreteSAC
     from penstock.algos.dqn import DQN as DQN

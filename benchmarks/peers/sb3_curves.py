@@ -49,13 +49,13 @@ class Evaluations(BaseCallback):
 
 
 def make(env: str) -> gym.Env[Any, Any]:
-    """The environment, with bits as floats, since SB3 takes a box of bits for no image and keeps it as it is."""
+    """The environment; MinAtar's with bits as floats, which SB3's networks need, and penstock's limit of steps."""
     if env.startswith("MinAtar/"):
         from minatar.gym import register_envs
 
         if env not in gym.registry:
             register_envs()
-        made = gym.make(env)
+        made = gym.make(env, max_episode_steps=5_000)
         floats = gym.spaces.Box(0.0, 1.0, made.observation_space.shape, "float32")
         return Monitor(gym.wrappers.TransformObservation(made, lambda obs: obs.astype("float32"), floats))
     return Monitor(gym.make(env))

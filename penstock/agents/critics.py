@@ -141,8 +141,8 @@ class ActionBox(nn.Module):
                               "DiscreteSAC for choices, PPO for anything else")  # fmt: skip
         low, high = action.bound("low").ravel(), action.bound("high").ravel()
         if not action.bounded:
-            raise ConfigError(f"{algo} needs finite action bounds; got low={low.tolist()}, high={high.tolist()}: rescale the action "
-                              "with gymnasium.wrappers.RescaleAction or ClipAction, or use PPO")  # fmt: skip
+            raise ConfigError(f"{algo} needs finite action bounds; got low={low.tolist()}, high={high.tolist()}: give the "
+                              "action a finite box with gymnasium.wrappers.TransformAction, or use PPO")  # fmt: skip
         if not (high > low).all():
             raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
         self.shape, self.size = action.shape, action.size

@@ -10,6 +10,7 @@ from penstock.core.errors import ConfigError, nearest
 ALGOS = {
     "a2c": "penstock.algos.a2c:A2C",
     "bc": "penstock.algos.bc:BC",
+    "cql": "penstock.algos.cql:CQL",
     "ddpg": "penstock.algos.ddpg:DDPG",
     "discrete-sac": "penstock.algos.discrete_sac:DiscreteSAC",
     "dqn": "penstock.algos.dqn:DQN",
@@ -29,7 +30,7 @@ def find_algo(name: str) -> Any:
         ConfigError: an unknown name (the message gives the nearest), or something that has no `build`.
     """
     if ":" not in name and name not in ALGOS:
-        raise ConfigError(f"unknown algorithm {name!r}; {nearest(name, ALGOS)}. One of your own is module:NAME")
+        raise ConfigError(f"unknown algorithm {name!r}; {nearest(name, ALGOS)} (one of your own is module:NAME)")
     found = import_object(ALGOS.get(name, name))
     if not callable(getattr(found, "build", None)):
         raise ConfigError(f"{name} is {found!r}; expected a frozen dataclass with build(spec, seed, device), as ps.PPO")

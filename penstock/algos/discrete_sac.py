@@ -24,8 +24,7 @@ from penstock.learn.experience import Experience
 from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
 from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings
-from penstock.replay.view import Transitions
+from penstock.replay.replay import Replay, ReplaySettings, make_view
 
 
 def postprocess_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> TrainBatch:
@@ -76,7 +75,7 @@ def optimizer_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> Optimizers:
 
 def replay_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> Experience:
     """Transitions, and soft target updates."""
-    view = Transitions(cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
+    view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
 
     def after_update(agent: DiscreteControlAgent, cfg: DiscreteSAC, updates: int) -> None:
         if updates % cfg.target_interval == 0:

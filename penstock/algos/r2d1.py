@@ -113,12 +113,14 @@ def replay_fn(agent: QAgent, cfg: R2D1) -> Experience:
 
     def recorded_priority(storage: Storage, t: Rows) -> Array:
         """[n, B] as `loss_fn` gives it, by the values that the agent saw when it acted."""
-        at = (t + cfg.burn_in)[:, None] + np.arange(cfg.train_length + cfg.n_step)[:, None, None]
+        at = t[:, None] + np.arange(view.span)[:, None, None]
         rows, slots = (x.reshape(len(at), -1) for x in np.broadcast_arrays(at, np.arange(storage.slots)))
+        valid = view.valid(storage, rows, slots)[cfg.burn_in : -1]
+        rows, slots = rows[cfg.burn_in :], slots[cfg.burn_in :]
         before = rows[:-1], slots[:-1]
         reward = np.sign(storage.reward(*before)) if cfg.net.clip_reward else storage.reward(*before)
         kept = (reward, storage.info("['q_max']", rows, slots), storage.terminated(*before), storage.truncated(*before),
-                storage.valid(*before))  # fmt: skip
+                valid)  # fmt: skip
         reward, value, terminated, truncated, valid = (torch.from_numpy(x).to(agent.epsilon.device) for x in kept)
         target = targets(agent, reward, value, terminated, truncated, valid, cfg).cpu()
         size = (torch.from_numpy(storage.info("['q']", *before)[: cfg.train_length]) - target).abs()

@@ -13,5 +13,5 @@ def run(argv: list[str]) -> int:
 
     for name, path in ALGOS.items():
         presets = ", ".join(preset_names(name)) or "none"
-        print(f"{name:<6} {path}\n       presets: {presets}")
+        print(f"{name:<12} {path}\n             presets: {presets}")
     return 0

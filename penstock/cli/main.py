@@ -16,6 +16,7 @@ COMMANDS = {
     "eval": "play episodes with a trained policy, on video if you like",
     "record": "write episodes of a trained policy into a dataset",
     "resume": "go on with a run as if it had never stopped",
+    "replay": "show what a stored replay holds, or export it for numpy",
     "launch": "train many runs on this machine: a grid of settings x seeds",
     "bench": "measure which sampler is the fastest here",
     "plot": "draw learning curves of runs",

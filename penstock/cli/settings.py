@@ -41,7 +41,7 @@ def train_parser() -> Parser:
         "--sampler",
         metavar="NAME",
         help="serial, cpu, gpu, alternating, no-overlap-alternating, async-serial, async-cpu, async-gpu, "
-        "async-alternating, module:NAME, or auto: the fastest here, measured once in 20 s",
+        "async-alternating, offline, module:NAME, or auto: the fastest here, measured once in 20 s",
     )
     parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")

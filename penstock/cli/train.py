@@ -22,7 +22,9 @@ def run(argv: list[str]) -> int:
         parser.print_help(sys.stdout if wants_help else sys.stderr)
         if not wants_help:
             missing = (
-                "ALGO is missing; it comes first: penstock train ppo --env ID" if algo is None else "--env is missing"
+                "ALGO is missing; it comes first: penstock train ppo --env ID"
+                if algo is None
+                else "--env is missing: penstock train ALGO --env ID"
             )
             print(f"\npenstock train: {missing}", file=sys.stderr)
         return 0 if wants_help else 2

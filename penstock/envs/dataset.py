@@ -26,6 +26,8 @@ from penstock.envs.minari import MinariEpisodes, is_minari
 
 FORMAT = 1
 INDEX = "dataset.json"
+STAGING = "episodes"
+"""Where in the folder of a Minari dataset the episodes are until all are there: an HDF5 file cut short is lost."""
 _OPEN_SHARDS = 16
 """Each mapped file holds a descriptor, of which a process may have 1,024."""
 
@@ -40,6 +42,10 @@ def open_dataset(directory: str | Path) -> EpisodeSource:
     if not path.is_dir():
         raise ConfigError(f"no dataset at {path} (from {Path.cwd()}); expected a folder that `penstock record RUN --dataset "
                           "DIR` or Minari wrote")  # fmt: skip
+    if (path / STAGING / INDEX).is_file():
+        raise ConfigError(f"{path} is half-written: whoever recorded it ended before its HDF5 file was made; go on with "
+                          "`penstock record RUN --dataset DIR --format minari --append`, or keep just what is there with "
+                          "--append --episodes 0")  # fmt: skip
     names = sorted(p.name for p in path.iterdir())
     raise ConfigError(f"{path} is no dataset: it holds {', '.join(names[:8]) or 'nothing'}; expected {INDEX} (penstock) or "
                       "data/main_data.hdf5 and data/metadata.json (Minari)")  # fmt: skip
@@ -57,10 +63,12 @@ class Dataset:
         self.index = read_index(self.path)
         if not self.index["complete"]:
             shards = self.index["shards"]
+            count = sum(shard["episodes"] for shard in shards)
+            kept = (f"Its {count:,} whole episodes in {len(shards)} shards are not lost: go on with `penstock record RUN "
+                    "--dataset DIR --append`, or keep just these with --append --episodes 0" if count else
+                    "It holds no whole episode yet: go on with `penstock record RUN --dataset DIR --append`")  # fmt: skip
             raise ConfigError(
-                f"dataset {self.path} is half-written: whoever recorded it ended before it was complete. Its "
-                f"{sum(s['episodes'] for s in shards):,} whole episodes in {len(shards)} shards are not lost: go on with "
-                "`penstock record RUN --dataset DIR --append`, or keep just these with --append --episodes 0"
+                f"dataset {self.path} is half-written: whoever recorded it ended before it was complete. {kept}"
             )
         self.env = str(self.index["env"])
         self._spec = EnvSpec.from_plain(self.index["spec"])

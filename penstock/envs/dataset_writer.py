@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_paths
-from penstock.envs.dataset import FORMAT, INDEX, read_index
+from penstock.envs.dataset import FORMAT, INDEX, STAGING, read_index
 from penstock.envs.episode import Episode, check_episode, check_spec
 
 
@@ -164,6 +164,9 @@ def check_vacant(path: Path) -> None:
     """Raises ConfigError if there is something in a directory, which is never overwritten."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
+    if (path / STAGING / INDEX).is_file():
+        raise ConfigError(f"{path} holds a half-written Minari dataset, which was not touched; go on with it by --format "
+                          "minari --append, or choose another directory")  # fmt: skip
     if not (path / INDEX).is_file():
         raise ConfigError(f"{path} is not empty; nothing in it was touched: choose another directory for the dataset")
     index = read_index(path)

@@ -52,7 +52,7 @@ class MinariEpisodes:
 
     def __init__(self, directory: str | Path) -> None:
         self.path = _data(Path(directory))
-        h5py = _h5py()
+        h5py = import_h5py()
         metadata = _read_metadata(self.path)
         self._metadata = metadata
         self._spec = stored_spec(metadata, str(self.path / _METADATA))
@@ -134,18 +134,17 @@ def write_minari(
     The files have their names only once they are whole, the metadata last.
 
     Args:
-        directory: its last part is the dataset's name, to which `-v0` is added if it has no version.
+        directory: see `minari_id`.
         env: to name it. env_spec: `env.spec.to_json()`, from which Minari can make the environment again.
 
     Raises:
         MissingExtraError: h5py is not installed. ConfigError: something is there. CheckpointError: the disk refuses.
     """
-    h5py, path = _h5py(), Path(directory)
+    h5py, path = import_h5py(), Path(directory)
     data = path / "data"
     if is_minari(path):
         raise ConfigError(f"{path} holds a Minari dataset, which was not touched; choose another directory")
-    name = re.sub(r"[^-\w]", "_", path.resolve().name)
-    name = name if re.search(r"-v\d+$", name) else f"{name}-v0"
+    name = minari_id(path)
     metadata: dict[str, Any] = {
         "total_episodes": len(source.lengths), "total_steps": int(source.lengths.sum()), "data_format": "hdf5",
         "jpeg_encoding": False, "observation_space": json.dumps(space_to_plain(source.spec.obs)),
@@ -168,6 +167,23 @@ def write_minari(
         raise CheckpointError(f"cannot write Minari dataset {path}: {error.strerror or error}; {source.name} is "
                               "untouched") from error  # fmt: skip
     return data
+
+
+def minari_id(directory: Path) -> str:
+    """The name under which Minari knows a directory: its path in Minari's folder, else its last part, with a version.
+
+    Raises:
+        ConfigError: it is in Minari's folder without a version, where Minari would find none of its datasets any more.
+    """
+    path = directory.resolve()
+    root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets").resolve()
+    inside = path != root and path.is_relative_to(root)
+    name = "/".join(re.sub(r"[^-\w]", "_", part) for part in (path.relative_to(root).parts if inside else [path.name]))
+    if re.search(r"-v\d+$", name):
+        return name
+    if inside:
+        raise ConfigError(f"{directory} is in Minari's folder {root}, where names need a version; use {directory}-v0")
+    return f"{name}-v0"
 
 
 def _write_episode(group: Any, i: int, episode: Episode, spec: EnvSpec) -> None:
@@ -234,7 +250,8 @@ def _read_metadata(data: Path) -> dict[str, Any]:
     return metadata
 
 
-def _h5py() -> Any:
+def import_h5py() -> Any:
+    """The module. Raises MissingExtraError that says what to install."""
     try:
         return importlib.import_module("h5py")
     except ImportError as error:

@@ -28,6 +28,7 @@ class ReplayLike(Protocol):
     """What is needed of a `penstock.replay.Replay`."""
 
     settings: Any
+    view: Any
 
     def prepare(self, T: int, B: int, info: Tree = None) -> None: ...
     def append(self, batch: SampleBatch, terminated: Any = None) -> None: ...
@@ -63,9 +64,9 @@ class Experience:
             raise ConfigError(f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or than "
                               f"learning_starts={learning_starts}; use replay.capacity >= "
                               f"{max(batch_size * sample_rows, learning_starts)}")  # fmt: skip
-        if replay.settings.index == "fifo" and replay_ratio > sample_rows:
+        if replay.settings.index == "fifo" and replay_ratio > (most := sample_rows / replay.view.stride):
             raise ConfigError(f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of at "
-                              f"most {sample_rows}, or another index")  # fmt: skip
+                              f"most {most:g}, or another index")  # fmt: skip
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
         self.after_update = after_update

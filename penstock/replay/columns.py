@@ -164,9 +164,8 @@ class FrameColumn:
         right = (self._row(start) == rows[0]).all((1, 2, 3))
         for i in range(len(rows)):
             if i:
-                moved = valid[i - 1] & right & ~first[i]
-                right = first[i].copy()
-                right[moved] = (rows[i, moved, :-1] == rows[i - 1, moved, 1:]).all((1, 2, 3))
+                moved = (rows[i, :, :-1] == rows[i - 1, :, 1:]).all((1, 2, 3))
+                right = first[i] | (valid[i - 1] & right & moved)
             if not right[used[i]].all():
                 raise ConfigError(_REFUSED)
 

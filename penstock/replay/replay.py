@@ -15,6 +15,7 @@ from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.replay.columns import Array, Rows
+from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import FifoIndex, Index, PrioritizedIndex, UniformIndex
 from penstock.replay.settings import ReplaySettings, make_view
 from penstock.replay.storage import Storage, frame_history
@@ -60,6 +61,9 @@ class Replay:
         self._info, self._priority_fn, self._state = info, priority_fn, state
         if settings.index == "prioritized" and settings.fresh_priority == "agent" and priority_fn is None:
             raise ConfigError("replay.fresh_priority='agent' with an algorithm that records no values; use 'max'")
+        if settings.hindsight and not isinstance(view, HindsightTransitions):
+            raise ConfigError(f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose goals "
+                              "stay as they were; use hindsight=0, or an algorithm of single transitions")  # fmt: skip
         self.storage: Storage | None = None
         self.index: Index | None = None
         self.appended = 0
@@ -134,14 +138,18 @@ class Replay:
             index.extend(self.view.usable(storage, t), None if by_agent is None else by_agent(storage, t))
 
     def draw(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> Drawing:
-        """N units with their weights; `read` then fetches them."""
+        """N units with their weights; `read` then fetches them.
+
+        Args:
+            progress: fraction of the run, at which `priority_beta` is read; steps of its schedule are `appended`.
+        """
         _, index = self._live()
         unit, slot, probability = index.draw(n, rng)
         weight = None
         if probability is not None:
             # w = (1 / (count * P))^beta, over the largest of the batch (Schaul et al. 2016, section 3.4).
-            weight = (probability.min() / probability) ** schedule_value(self.settings.priority_beta, progress)
-            weight = weight.astype(np.float32)
+            beta = schedule_value(self.settings.priority_beta, progress, self.appended)
+            weight = ((probability.min() / probability) ** beta).astype(np.float32)
         return Drawing(unit, slot, weight, rng.random((n, self.view.noise)))
 
     def read(self, drawing: Drawing) -> Shown:

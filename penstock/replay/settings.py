@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, schedule_value
+from penstock.core.schedule import Schedule, schedule_ends
 from penstock.core.spec import EnvSpec
 from penstock.replay.hindsight import HindsightTransitions, find_reward_fn
 from penstock.replay.view import ALL_INPUTS, Transitions
@@ -43,7 +43,8 @@ class ReplaySettings:
         check_fields(self)
         if self.capacity < 1 or self.hindsight < 0:
             raise ConfigError(f"replay.capacity={self.capacity}, hindsight={self.hindsight}; expected at least 1 and 0")
-        if not 0.0 <= self.priority_alpha <= 1.0 or not 0.0 <= schedule_value(self.priority_beta, 0.0) <= 1.0:
+        ends = schedule_ends(self.priority_beta)
+        if not 0.0 <= self.priority_alpha <= 1.0 or not 0.0 <= min(ends) <= max(ends) <= 1.0:
             raise ConfigError(
                 f"replay.priority_alpha={self.priority_alpha}, priority_beta={self.priority_beta}; both lie in [0, 1]"
             )

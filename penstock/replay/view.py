@@ -134,7 +134,7 @@ class Sequences:
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None, None], np.arange(storage.slots)[:, None])
-        trained = self._valid(storage, rows, slots)[self._burn_in : self._burn_in + self._train].any(0)
+        trained = self.valid(storage, rows, slots)[self._burn_in : self._burn_in + self._train].any(0)
         return trained.T & storage.has_state(t)[:, None]
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> Shown:
@@ -149,10 +149,10 @@ class Sequences:
             "truncated": storage.truncated(rows, slots),
         }
         inputs = storage.inputs(with_next, np.broadcast_to(b, with_next.shape), self._fed)
-        return Shown(inputs, shown, self._valid(storage, rows, slots), storage.state(t, b))
+        return Shown(inputs, shown, self.valid(storage, rows, slots), storage.state(t, b))
 
-    def _valid(self, storage: Storage, rows: Rows, slots: Rows) -> Array:
-        """[L, ...] of stretches of rows [L, ...]."""
+    def valid(self, storage: Storage, rows: Rows, slots: Rows) -> Array:
+        """[L, ...] bool, of stretches that begin at rows[0]: what samples of rows [L, ...] have as `valid`."""
         apart = storage.apart(rows)
         apart[0] = False
         return storage.valid(rows, slots) & ~np.logical_or.accumulate(apart, 0)

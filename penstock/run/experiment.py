@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from penstock.algos import ALGOS
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.envs.make import Checks, EnvConfig
@@ -123,5 +124,7 @@ class Experiment:
 
     @property
     def algo_name(self) -> str:
-        """The settings' class name in small letters: ppo, a2c, ..."""
-        return type(self.algo).__name__.lower()
+        """The name on the command line: ppo, discrete-sac, ...; of one of your own the class name in small letters."""
+        cls = type(self.algo)
+        own = f"{cls.__module__}:{cls.__qualname__}"
+        return next((name for name, path in ALGOS.items() if path == own), cls.__name__.lower())

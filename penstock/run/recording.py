@@ -19,11 +19,11 @@ import numpy as np
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Purpose
 from penstock.core.spec import BatchSpec
-from penstock.envs.dataset import INDEX, Dataset
+from penstock.envs.dataset import INDEX, STAGING, Dataset
 from penstock.envs.dataset_writer import DatasetWriter, check_vacant
 from penstock.envs.episode import Episode
 from penstock.envs.make import EnvConfig
-from penstock.envs.minari import is_minari, write_minari
+from penstock.envs.minari import import_h5py, is_minari, minari_id, write_minari
 from penstock.envs.serial_pool import SerialPool
 from penstock.envs.vector_pool import VectorPool, makes_vector_env
 from penstock.learn.policy import Policy
@@ -41,8 +41,6 @@ _FLUSH_S = 30.0
 _T = 64
 _B = 16
 _MAX_STEPS = 200_000
-_STAGING = "episodes"
-"""Where in the directory of a Minari dataset the episodes are until all are there: an HDF5 file cut short is lost."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,7 @@ def record(
     Raises:
         ConfigError: there is something in `dataset` already, or its spaces are others. EnvWorkerError: the environment
             failed; whole episodes so far are kept in a half-written dataset. CheckpointError: the disk refuses.
+        MissingExtraError: file_format="minari" without h5py.
     """
     if episodes < 0 or (episodes == 0 and not append):
         raise ConfigError(
@@ -98,9 +97,12 @@ def record(
     target = Path(dataset)
     if is_minari(target):
         raise ConfigError(f"{target} holds a Minari dataset, which cannot be added to; choose another directory")
-    if file_format == "minari" and (not append or (target / INDEX).is_file()):
-        check_vacant(target)
-    folder = target / _STAGING if file_format == "minari" else target
+    if file_format == "minari":
+        import_h5py()  # what would refuse the file, before anything is played
+        minari_id(target)
+        if not append or (target / INDEX).is_file():
+            check_vacant(target)
+    folder = target / STAGING if file_format == "minari" else target
     exp = read_experiment(Path(run_dir), env)
     config = replace(exp.env_config, kwargs={**exp.env_config.kwargs, **(env_kwargs or {})})
     step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step

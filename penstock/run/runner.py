@@ -69,7 +69,7 @@ class Runner:
         log = MetricsLog(self.run_dir, known_steps if self.resumed else None, config.tensorboard)
         if self.resumed:
             self._cut_evaluations(known_steps)
-        title = f"{trainer.exp.algo_name.upper()} on {trainer.exp.env_config.name}"
+        title = f"{type(trainer.exp.algo).__name__} on {trainer.exp.env_config.name}"
         progress = Progress(config.steps, config.progress, title)
         started, first_step = time.monotonic(), trainer.env_steps
         metrics: ResultDict = {}
@@ -199,13 +199,17 @@ class Runner:
 
     def _headline(self) -> str:
         trainer = self.trainer
+        policy, spec = trainer.policy, trainer.report.spec
         T, B = trainer.sampler.batch_spec
-        minibatch = trainer.policy.minibatch
-        parts = 1 if minibatch is None else max(round(T * B / minibatch), 1)
-        count = sum(p.numel() for p in trainer.policy.agent.parameters())
-        return (f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(trainer.report.spec.obs)}, "
-                f"action {describe(trainer.report.spec.action)}; {count:,} parameters; {B} slots x {T} steps = {B * T:,} rows "
-                f"a batch, {trainer.policy.epochs * parts} updates each; seed {trainer.exp.run.seed}; {self.run_dir}")  # fmt: skip
+        count = sum(p.numel() for p in policy.agent.parameters())
+        if policy.experience is not None:
+            trained_on = f"; {policy.experience.describe()}"
+        else:
+            parts = 1 if policy.minibatch is None else max(round(T * B / policy.minibatch), 1)
+            trained_on = f", {_number(policy.epochs * parts, 'update')} each"
+        return (f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
+                f"{describe(spec.action)}; {count:,} parameters; {_number(B, 'slot')} x {_number(T, 'step')} = "
+                f"{_number(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {self.run_dir}")  # fmt: skip
 
     def _summary(self, title: str, result: Result, took: float, rate: float) -> None:
         metrics, run = result.metrics, self.run_dir
@@ -236,8 +240,12 @@ class Runner:
             hints.append(f"penstock resume {run}")
         elif result.stopped_by == "steps":
             hints.append(f"penstock resume {run} --run.steps {2 * result.env_steps}")
-        rows["next"] = "   ".join(hints)
+        rows["next"] = "\n".join(hints)
         print_summary(title, rows)
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def _crossed(interval: int, before: int, after: int) -> bool:

@@ -26,6 +26,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.offline import check_teacher
 from penstock.samplers.serial import SerialSampler
 
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
@@ -59,6 +60,7 @@ class Trainer:
         if self.policy.recurrent and minibatch is not None and minibatch < rows:
             raise ConfigError(f"minibatch={minibatch} with a recurrent net and sampler.T={rows}: minibatches are whole columns of T "
                               f"rows; use minibatch >= {rows}")  # fmt: skip
+        check_teacher(exp.algo, exp.sampler, self.policy.experience is not None)
         depth = getattr(exp.sampler, "depth", 0)
         if depth and not getattr(exp.algo, "takes_stale", False):
             raise ConfigError(f"sampler.depth={depth} with {type(exp.algo).__name__}, which learns from nothing but batches of its "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -21,8 +22,10 @@ from penstock.samplers.faults import kill_group, oom_kills
 from penstock.samplers.messages import Boot, Start
 
 _THREAD_SETTINGS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-REAP_S = 5.0
-"""Longest wait for a process that was killed."""
+REAP_S = 60.0
+"""Longest wait for a process that was killed, which on a busy machine comes late to its end."""
+_STACKS_S = 2.0
+"""Longest wait for the stacks of a process that hangs."""
 
 
 class Child:
@@ -83,6 +86,18 @@ class Child:
         size = int.from_bytes(head, "little")
         data = os.pread(self.report, size, 8) if len(head) == 8 else b""
         return decode(data) if data and len(data) == size else None
+
+    def ask_where_it_is(self) -> None:
+        """Has the fault handler of a process that hangs write its stacks into `crash`, and gives it time for that."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGUSR2)
+        deadline, before = time.monotonic() + _STACKS_S, 0
+        while not self.exited and time.monotonic() < deadline:
+            time.sleep(0.05)
+            size = os.fstat(self.crash).st_size
+            if size and size == before:
+                return
+            before = size
 
     def kill(self) -> int:
         """Kills the process group, reaps the process, and gives its exit status."""

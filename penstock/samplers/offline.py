@@ -18,6 +18,21 @@ from penstock.samplers.offline_live import OfflineLive
 from penstock.samplers.serial import SerialSampler
 
 
+def check_teacher(algo: Any, sampler: Any, replays: bool) -> None:
+    """Raises ConfigError if an algorithm cannot learn from where the steps come from: a dataset, or its own policy.
+
+    Args:
+        replays: it learns from replay, whoever acted.
+    """
+    name, offline = type(algo).__name__, getattr(algo, "offline", False)
+    if offline and not isinstance(sampler, OfflineSampler):
+        raise ConfigError(f"{name} learns from the actions of others, and {type(sampler).__name__} would show it its own; use "
+                          "ps.OfflineSampler(DIR), --sampler offline --sampler.dataset DIR")  # fmt: skip
+    if isinstance(sampler, OfflineSampler) and not (offline or replays):
+        raise ConfigError(f"{name} learns from the actions of its present policy, and a dataset has those of others; use BC, MARWIL "
+                          "or CQL, or an algorithm with replay. One of your own says so by `offline = True`")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class OfflineSampler:
     """Settings of a sampler whose steps come from a dataset; the environment is stepped for evaluations only."""

@@ -200,7 +200,7 @@ class OfflineLive:
         if not self._shuffle:
             return self._source.episode(i)
         if self._order[0] != pass_:
-            self._order = pass_, generator(self._seed, Purpose.REPLAY, pass_).permutation(count)
+            self._order = pass_, generator(self._seed, Purpose.DATASET, pass_).permutation(count)
         return self._source.episode(int(self._order[1][i]))
 
     def _show(self, b: int, row: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -80,8 +79,7 @@ class Workers:
         self.owners: list[Owner] = []
         self.dropped: set[int] = set()
         self.starting_s: float | None = None
-        self._closed = False
-        self._pinned = bool(own)
+        self._closed, self._pinned, self._looked_at = False, bool(own), 0.0
         fds = [self._control_fd, self.bell.fd, *self.slabs, self._alive, self._alive_end]
         self._finalizer = weakref.finalize(self, _abandon, self.workers, fds)
         if own:
@@ -183,7 +181,7 @@ class Workers:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         learner = self.control.learner
-        started = time.monotonic()
+        self._looked_at = time.monotonic()
         for worker in self.workers:
             worker.token = b""
         while not self._look(ready):
@@ -191,7 +189,7 @@ class Workers:
             control.fence()
             try:
                 if not ready():
-                    self._sleep(started)
+                    self._sleep()
             finally:
                 learner[0] = 0
             self.bell.drain()
@@ -205,7 +203,7 @@ class Workers:
                 worker.up = "answer" in (worker.read_report() or {})
         return ready()
 
-    def _sleep(self, since: float) -> None:
+    def _sleep(self) -> None:
         poll = select.poll()
         poll.register(self.bell.fd, select.POLLIN)
         due = _LONGEST_SLEEP_S
@@ -218,7 +216,10 @@ class Workers:
 
     def _supervise(self) -> None:
         now = time.monotonic()
+        stood_still_s = max(now - self._looked_at - 2 * _LONGEST_SLEEP_S, 0.0)
+        self._looked_at = now
         for worker in self.workers:
+            worker.moved_at += stood_still_s  # this process had no turn: maybe the machine, and so the worker, had none
             if worker.index in self.dropped or worker.process is None:
                 continue
             if worker.start_at is not None:
@@ -251,8 +252,7 @@ class Workers:
         process, w = worker.process, worker.index
         assert process is not None
         if hang is not None:
-            os.kill(process.pid, signal.SIGUSR2)  # the fault handler writes where it is
-            time.sleep(0.05)
+            worker.ask_where_it_is()
         status = worker.kill()
         crash = os.pread(worker.crash, 1 << 16, 0).decode(errors="replace").strip()
         if hang is not None:

@@ -143,7 +143,7 @@ def test_scalars_and_actions_out_of_bounds() -> None:
 @pytest.mark.parametrize(
     ("leaf", "words"),
     [
-        (LeafSpec("box", (2,), "float32"), ["finite action bounds", "inf", "RescaleAction"]),
+        (LeafSpec("box", (2,), "float32"), ["finite action bounds", "inf", "TransformAction"]),
         (LeafSpec("box", (2,), "float32", (0.0, -math.inf), (1.0, 1.0)), ["finite action bounds", "-inf"]),
         (LeafSpec("box", (2,), "float32", (0.0, 2.0), (1.0, 2.0)), ["low < high", "2.0"]),
         (LeafSpec("box", (2,), "int32", 0.0, 4.0), ["one box of floats", "int32"]),

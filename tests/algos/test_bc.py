@@ -79,7 +79,7 @@ def imitated(env: Any, episodes: list[Episode], folder: Path, updates: int, **ne
         for episode in episodes:
             writer.append(episode)
     sampler = ps.OfflineSampler(str(folder / "d"), T=16, B=8).build(env, 1)
-    policy = BC(lr="linear(1e-2, 0)", minibatch=128, net=ps.Net(hidden=(32,), **net)).build(sampler.spec, seed=1)
+    policy = BC(lr="linear(2e-2, 0)", minibatch=128, net=ps.Net(hidden=(32,), **net)).build(sampler.spec, seed=1)
     sampler.initialize(policy.agent)
     for itr in range(updates):
         policy.set_progress(itr / updates)
@@ -114,7 +114,7 @@ def test_it_finds_mean_and_deviation_of_a_continuous_expert(squash: bool, tmp_pa
         for seed in range(256)
     ]
     taken = np.concatenate([e.action for e in episodes])
-    policy, sampler = imitated(BoundedBandit, episodes, tmp_path, 500, squash=squash, log_std_init=-2.4)
+    policy, sampler = imitated(BoundedBandit, episodes, tmp_path, 200, squash=squash, log_std_init=-2.4)
     assert policy.predict(np.zeros(1, np.float32)) == pytest.approx(taken.mean(), abs=0.05)
     inputs = Inputs(*map(torch.from_numpy, sampler.obtain_samples(0)[0].inputs_t)).flat()
     with torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,74 +13,12 @@ from gymnasium import spaces
 import penstock as ps
 from penstock.agents.q_agent import QAgent
 from penstock.algos.r2d1 import R2D1, loss_fn, postprocess_fn, targets
-from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.toy import RepeatPrevious, TMaze
-from penstock.learn.experience import samples
-from penstock.learn.policy import Policy
 from penstock.learn.train_ops import train_one_step
-from penstock.replay.replay import ReplaySettings
 from penstock.samplers.serial import SerialSampler
-
-BY_AGENT = ReplaySettings(
-    capacity=4_000, index="prioritized", priority_alpha=0.7, priority_beta=0.5, fresh_priority="agent"
-)
-NET = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, prev_reward=True)
-SMALL = R2D1(
-    lr=1e-3, discount=0.9, batch_size=6, replay_ratio=2.0, learning_starts=0, n_step=3, burn_in=4, train_length=8, state_interval=4,
-    epsilon=0.3, target_interval=3, replay=BY_AGENT, net=NET,
-)  # fmt: skip
-
-
-def h(x: float, eps: float = 1e-3) -> float:
-    """Pohlen et al. 2018, proposition A.2, as it stands there."""
-    return math.copysign(1.0, x) * (math.sqrt(abs(x) + 1.0) - 1.0) + eps * x
-
-
-def h_inverse(y: float, eps: float = 1e-3) -> float:
-    """By bisection."""
-    low, high = -1e6, 1e6
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if h(middle, eps) < y else (low, middle)
-    return low
-
-
-def slow_target(reward: Any, value: Any, terminated: Any, truncated: Any, valid: Any, t: int, cfg: R2D1) -> float:
-    """The target of row t of one slot, reward by reward."""
-    forth, back = (h, h_inverse) if cfg.value_rescale else (float, float)
-    total = 0.0
-    for k in range(cfg.n_step):
-        total += cfg.discount**k * float(reward[t + k])
-        if terminated[t + k]:
-            return forth(total)
-        ends = truncated[t + k] or t + k + 1 == len(valid) or not valid[t + k + 1]
-        if ends or k == cfg.n_step - 1:
-            return forth(total + cfg.discount ** (k + 1) * back(float(value[t + k + 1])))
-    raise AssertionError
-
-
-def slow_priority(errors: list[float], eta: float) -> float:
-    return eta * max(errors) + (1 - eta) * sum(errors) / len(errors) if errors else 0.0
-
-
-def trained(env: Any, cfg: R2D1, batches: int, T: int = 4, B: int = 4) -> tuple[Policy, list[SampleBatch]]:
-    """The policy after some training steps, and copies of their batches."""
-    sampler = SerialSampler(T=T, B=B).build(env, 1)
-    policy = cfg.build(sampler.spec, 2)
-    sampler.initialize(policy.agent)
-    kept: list[SampleBatch] = []
-    for itr in range(batches):
-        batch = sampler.obtain_samples(itr)[0]
-        kept.append(batch.copy())
-        train_one_step(policy, batch)
-    return policy, kept
-
-
-def drawn(policy: Policy) -> Any:
-    """(drawing, sample) of the policy's replay."""
-    return next(samples(policy, 1, np.random.default_rng(0)))
+from tests.algos.r2d1_slow import BY_AGENT, SMALL, drawn, h, h_inverse, slow_priority, slow_target, trained
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -166,6 +103,29 @@ def test_loss_gradient_and_priorities_equal_a_slow_loop(env: Any, changes: dict[
         torch.testing.assert_close(seen, slow, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize(("interval", "tau"), [(3, 1.0), (2, 0.25)])
+def test_the_target_network_follows_every_few_updates(interval: int, tau: float) -> None:
+    sampler = SerialSampler(T=4, B=4).build(TMaze, 1)
+    policy = replace(SMALL, target_interval=interval, tau=tau).build(sampler.spec, 2)
+    sampler.initialize(policy.agent)
+    agent: Any = policy.agent
+    expected = [x.clone() for x in agent.online.parameters()]
+    update = policy.update
+
+    def checked(x: Any) -> Any:
+        for seen, target in zip(agent.target.parameters(), expected):
+            torch.testing.assert_close(seen, target)
+        loss = update(x)
+        if policy.updates % interval == 0:
+            expected[:] = [(1 - tau) * x + tau * y.detach() for x, y in zip(expected, agent.online.parameters())]
+        return loss
+
+    policy.update = checked
+    for itr in range(14):
+        train_one_step(policy, sampler.obtain_samples(itr)[0])
+    assert policy.updates > 2 * interval
+
+
 def test_what_is_burnt_in_and_what_lies_beyond_train_nothing_by_themselves() -> None:
     """Other actions and rewards in the burn-in, as `action` and `reward`, change no loss."""
     policy, _ = trained(lambda: TMaze(3), SMALL, 20)
@@ -212,6 +172,22 @@ def test_masked_actions_are_neither_chosen_nor_bootstrapped_from() -> None:
     _, x = drawn(policy)
     ready = postprocess_fn(agent, x, SMALL)
     assert torch.equal(agent.greedy(ready.inputs, ready["q_target"]), ready.inputs.obs["action_mask"].argmax(-1))
+    assert policy.updates > 5
+
+
+@pytest.mark.parametrize("changes", [{"normalize_obs": True, "normalize_reward": True}, {"recurrent": "gru"},
+                                     {"prev_action": False, "prev_reward": False, "clip_reward": True}])  # fmt: skip
+def test_the_parts_of_the_network_are_seen_alike_in_acting_and_in_sequences(changes: dict[str, Any]) -> None:
+    """Row by row as `act` does it, the network gives what it gives for whole sequences."""
+    policy, _ = trained(lambda: TMaze(3), replace(SMALL, net=replace(SMALL.net, **changes)), 16)
+    agent: Any = policy.agent
+    _, x = drawn(policy)
+    with torch.no_grad():
+        whole, state = agent(x.inputs, x.state), x.state
+        for t, q in enumerate(whole):
+            row = type(x.inputs)(*(None if part is None else part[t] for part in x.inputs))
+            _, info, state = agent.act(row, state, None)
+            torch.testing.assert_close(info["q_max"], q.amax(-1))
     assert policy.updates > 5
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,80 +11,15 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.algos.r2d1 import R2D1
-from penstock.core.batch import SampleBatch
+from penstock.algos.r2d1 import loss_fn, postprocess_fn
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.toy import RepeatPrevious, TMaze
 from penstock.learn.experience import samples
-from penstock.learn.policy import Policy
 from penstock.learn.train_ops import train_one_step
-from penstock.replay.replay import Replay, ReplaySettings
 from penstock.run.trainer import Trainer
 from penstock.samplers.serial import SerialSampler
-
-BY_AGENT = ReplaySettings(
-    capacity=4_000, index="prioritized", priority_alpha=0.7, priority_beta=0.5, fresh_priority="agent"
-)
-NET = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, prev_reward=True)
-SMALL = R2D1(
-    lr=1e-3, discount=0.9, batch_size=6, replay_ratio=2.0, learning_starts=0, n_step=3, burn_in=4, train_length=8, state_interval=4,
-    epsilon=0.3, target_interval=3, replay=BY_AGENT, net=NET,
-)  # fmt: skip
-
-
-def h(x: float, eps: float = 1e-3) -> float:
-    """Pohlen et al. 2018, proposition A.2, as it stands there."""
-    return math.copysign(1.0, x) * (math.sqrt(abs(x) + 1.0) - 1.0) + eps * x
-
-
-def h_inverse(y: float, eps: float = 1e-3) -> float:
-    """By bisection."""
-    low, high = -1e6, 1e6
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if h(middle, eps) < y else (low, middle)
-    return low
-
-
-def slow_target(reward: Any, value: Any, terminated: Any, truncated: Any, valid: Any, t: int, cfg: R2D1) -> float:
-    """The target of row t of one slot, reward by reward."""
-    forth, back = (h, h_inverse) if cfg.value_rescale else (float, float)
-    total = 0.0
-    for k in range(cfg.n_step):
-        total += cfg.discount**k * float(reward[t + k])
-        if terminated[t + k]:
-            return forth(total)
-        ends = truncated[t + k] or t + k + 1 == len(valid) or not valid[t + k + 1]
-        if ends or k == cfg.n_step - 1:
-            return forth(total + cfg.discount ** (k + 1) * back(float(value[t + k + 1])))
-    raise AssertionError
-
-
-def slow_priority(errors: list[float], eta: float) -> float:
-    return eta * max(errors) + (1 - eta) * sum(errors) / len(errors) if errors else 0.0
-
-
-def trained(env: Any, cfg: R2D1, batches: int, T: int = 4, B: int = 4) -> tuple[Policy, list[SampleBatch]]:
-    """The policy after some training steps, and copies of their batches."""
-    sampler = SerialSampler(T=T, B=B).build(env, 1)
-    policy = cfg.build(sampler.spec, 2)
-    sampler.initialize(policy.agent)
-    kept: list[SampleBatch] = []
-    for itr in range(batches):
-        batch = sampler.obtain_samples(itr)[0]
-        kept.append(batch.copy())
-        train_one_step(policy, batch)
-    return policy, kept
-
-
-def replay_of(policy: Policy) -> Any:
-    assert policy.experience is not None and isinstance(policy.experience.replay, Replay)
-    return policy.experience.replay
-
-
-def drawn(policy: Policy) -> Any:
-    """(drawing, sample) of the policy's replay."""
-    return next(samples(policy, 1, np.random.default_rng(0)))
+from tests.algos.r2d1_slow import BY_AGENT, SMALL, drawn, replay_of, slow_priority, slow_target, trained
+from tests.run.stacked_frames import Dot
 
 
 @pytest.mark.parametrize("env", [lambda: TMaze(3), lambda: RepeatPrevious(length=5)], ids=["terminated", "truncated"])
@@ -115,6 +49,54 @@ def test_fresh_sequences_have_the_priority_of_what_the_agent_saw(env: Any) -> No
     assert replay.index.arrays()["mass"][0, 0] == pytest.approx((0.25 + 1e-6) ** 0.7)
 
 
+class Rich(RepeatPrevious):
+    """Pays 5."""
+
+    def act(self, action: Any) -> tuple[float, bool, bool]:
+        reward, terminated, truncated = super().act(action)
+        return 5 * reward, terminated, truncated
+
+
+@pytest.mark.parametrize(
+    ("env", "clip", "lost"),
+    [
+        (lambda: TMaze(3), False, ()),
+        (lambda: RepeatPrevious(length=4), False, ()),
+        (lambda: Rich(length=4), False, ()),
+        (lambda: Rich(length=4), True, ()),
+        (lambda: TMaze(3), False, (9, 17)),
+        (lambda: RepeatPrevious(length=4), False, (9, 17)),
+    ],
+    ids=["terminated", "truncated", "rich", "clipped", "terminated, gaps", "truncated, gaps"],
+)
+def test_before_any_update_the_loss_gives_the_priority_that_fresh_sequences_had(
+    env: Any, clip: bool, lost: tuple[int, ...]
+) -> None:
+    """Both networks are then the one that acted. What follows a batch that was lost is masked in sequences across it.
+
+    A batch is an episode and its reset row, so that the values before a gap are known.
+    """
+    cfg = replace(SMALL, batch_size=250, learning_starts=3_900, state_interval=5, burn_in=5, train_length=15,
+                  net=replace(SMALL.net, clip_reward=clip))  # fmt: skip
+    sampler = SerialSampler(T=5, B=4).build(env, 1)
+    policy = cfg.build(sampler.spec, 2)
+    sampler.initialize(policy.agent)
+    for itr in range(24):
+        batch = sampler.obtain_samples(itr)[0]
+        if itr not in lost:
+            train_one_step(policy, batch)
+    drawing, x = drawn(policy)
+    agent: Any = policy.agent
+    with torch.no_grad():
+        loss = loss_fn(agent, postprocess_fn(agent, x, cfg), cfg)
+    index = replay_of(policy).index
+    assert loss.priorities is not None and len({*zip(drawing.unit, drawing.slot)}) > 0.7 * len(index)
+    expected = (loss.priorities.numpy() + 1e-6) ** 0.7
+    np.testing.assert_allclose(index.arrays()["mass"][drawing.unit, drawing.slot], expected, rtol=1e-4)
+    partly = x.valid[5:10].any(0) & ~x.valid[10:].any(0)
+    assert policy.updates == 0 and bool(partly.any()) == bool(lost)
+
+
 def test_a_sequence_begins_with_the_state_that_was_recorded_there() -> None:
     """Also after a batch that does not go on where the last one ended, as after a resume that lost a slot."""
     cfg = replace(SMALL, replay=replace(BY_AGENT, index="uniform"), learning_starts=3_000)
@@ -139,6 +121,83 @@ def test_a_sequence_begins_with_the_state_that_was_recorded_there() -> None:
         for n in range(cfg.batch_size):
             state = recorded[x["reward"][:2, n].numpy().tobytes()]
             assert all(np.array_equal(a[n].numpy(), b) for a, b in zip(tree_leaves(x.state), tree_leaves(state)))
+
+
+@pytest.mark.parametrize("env", [lambda: TMaze(3), lambda: RepeatPrevious(length=5)], ids=["terminated", "truncated"])
+def test_a_replayed_sequence_has_the_values_that_the_agent_saw(env: Any) -> None:
+    """State, previous action and reward, and resets inside: the unroll of a network that never trained repeats acting."""
+    policy, _ = trained(env, replace(SMALL, learning_starts=3_000), 30)
+    agent: Any = policy.agent
+    storage, shown_first = replay_of(policy).storage, 0
+    for seed in range(5):
+        drawing, x = next(samples(policy, 1, np.random.default_rng(seed)))
+        with torch.no_grad():
+            q = agent(x.inputs, x.state)
+        rows = drawing.unit * SMALL.state_interval + np.arange(len(x.valid))[:, None]
+        recorded = storage.info("['q']", rows, np.broadcast_to(drawing.slot, rows.shape))
+        chosen = q[:-1].gather(-1, x["action"].long().unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(chosen[x.valid], torch.from_numpy(recorded)[x.valid])
+        others = ~x.inputs.first[1:]
+        assert torch.equal(x.inputs.prev_action[1:][others], x["action"][others])
+        assert torch.equal(x.inputs.prev_reward[1:][others], x["reward"][others])
+        shown_first += int(x.inputs.first[1:].sum())
+        blank = x.inputs._replace(prev_action=x.inputs.prev_action ^ 1, prev_reward=x.inputs.prev_reward + 1)
+        with torch.no_grad():
+            other = agent(blank, x.state)
+        opens = x.inputs.first
+        assert torch.equal(other[opens], q[opens]) and not torch.isclose(other[~opens], q[~opens]).all(-1).any()
+    assert shown_first > 20
+
+
+def test_weights_and_priorities_by_hand() -> None:
+    """Errors 1 and 16 of equally many sequences, alpha 1/2, beta 1/2: four times as likely, and half the weight."""
+    replay = replace(BY_AGENT, priority_alpha=0.5, priority_beta=0.5)
+    policy, _ = trained(RepeatPrevious, replace(SMALL, batch_size=500, learning_starts=3_999, replay=replay), 24)
+    index = replay_of(policy).index
+    units, slots = (x.ravel() for x in np.indices((index.head, 4)))
+    assert len(units) == len(index) == 84
+    index.update(units, slots, np.where(slots % 2, 16.0, 1.0))
+    drawing, x = drawn(policy)
+    often = drawing.slot % 2 == 1
+    assert often.mean() == pytest.approx(0.8, abs=0.01)
+    np.testing.assert_allclose(x["weight"].numpy(), np.where(often, 0.5, 1.0), rtol=1e-5)
+
+
+def test_what_was_trained_on_has_the_priority_of_its_loss() -> None:
+    """The last of 20 training steps takes more than one; a sequence of the last draw has the priority it left there."""
+    policy, _ = trained(lambda: TMaze(3), SMALL, 20)
+    kept: list[Any] = []
+    index = replay_of(policy).index
+    update, loss_fn = index.update, policy.loss_fn
+
+    def recorded(*args: Any) -> Any:
+        kept.append(loss_fn(*args))
+        return kept[-1]
+
+    policy.loss_fn = recorded
+    seen: list[Any] = []
+    index.update = lambda *args: (seen.append(args), update(*args))
+    sampler = SerialSampler(T=4, B=4).build(lambda: TMaze(3), 7)
+    sampler.initialize(policy.agent)
+    for itr in range(6):
+        train_one_step(policy, sampler.obtain_samples(itr)[0])
+    assert len(kept) == len(seen) >= 3
+    for loss, (unit, slot, priority) in zip(kept, seen):
+        np.testing.assert_array_equal(priority, loss.priorities.numpy())
+        last = {(u, b): p for u, b, p in zip(unit.tolist(), slot.tolist(), priority.tolist())}
+    mass = index.arrays()["mass"]
+    for (u, b), p in last.items():  # pyright: ignore[reportPossiblyUnboundVariable]
+        assert mass[u % len(mass), b] == pytest.approx((p + 1e-6) ** 0.7)
+
+
+def test_frames_kept_once_and_files_train_to_the_same_bits(tmp_path: Path) -> None:
+    kept = {"deduplicate_frames": False}, {"deduplicate_frames": True, "dir": str(tmp_path)}
+    found: list[Any] = []
+    for each in kept:
+        cfg = replace(SMALL, batch_size=2, replay_ratio=1.0, replay=replace(BY_AGENT, capacity=400, **each))
+        policy, _ = trained(Dot, cfg, 16, B=2)
+        found.append((policy.updates, [x.detach().numpy().tobytes() for x in policy.agent.parameters()]))
+    assert found[0] == found[1] and found[0][0] > 5
 
 
 def test_a_uniform_replay_needs_no_priorities() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.envs.conformance import echo_config
 from penstock.envs.dataset import Dataset, open_dataset
 from penstock.envs.dataset_writer import DatasetWriter
@@ -131,29 +129,14 @@ def test_minari_format(cli: Cli, trained: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_signal_leaves_whole_episodes(number: int, code: int, trained: str, tmp_path: Path) -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "record",
-        trained,
-        "--dataset",
-        str(tmp_path / "d"),
-        "--episodes",
-        "1000000",
-    ]
-    with subprocess.Popen(
-        argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "d" / "dataset.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(0.7)
-        process.send_signal(number)
-        out, _ = process.communicate(timeout=30)
-        assert process.returncode == code, out
+def test_a_signal_leaves_whole_episodes(
+    number: int, code: int, trained: str, zygote: Any, until: Any, tmp_path: Path
+) -> None:
+    child = zygote.cli("record", trained, "--dataset", str(tmp_path / "d"), "--episodes", "1000000")
+    until((tmp_path / "d" / "dataset.json").exists, child)
+    time.sleep(1.0)  # what is played in the first 30 s is in memory alone
+    child.send(number)
+    assert child.wait() == code, child.output
     if number == signal.SIGKILL:
         with pytest.raises(ConfigError, match="half-written"):
             Dataset(tmp_path / "d")
@@ -162,7 +145,7 @@ def test_a_signal_leaves_whole_episodes(number: int, code: int, trained: str, tm
         return
     data = Dataset(tmp_path / "d")
     data.verify()
-    assert f"{len(data.lengths):,} of 1,000,000" in out
+    assert f"{len(data.lengths):,} of 1,000,000" in child.output
 
 
 def test_a_kill_before_the_hdf5_file_is_written_loses_nothing(trained: str, tmp_path: Path) -> None:
@@ -171,11 +154,27 @@ def test_a_kill_before_the_hdf5_file_is_written_loses_nothing(trained: str, tmp_
         record(trained, tmp_path / "other", 3)
         for i in range(3):
             writer.append(Dataset(tmp_path / "other").episode(i))
-    with pytest.raises(ConfigError, match="is not empty; nothing in it was touched"):
-        record(trained, tmp_path / "d", 2, file_format="minari")
+    for file_format in ("penstock", "minari"):
+        with pytest.raises(ConfigError, match="holds a half-written Minari dataset, which was not touched"):
+            record(trained, tmp_path / "d", 2, file_format=file_format)
+    with pytest.raises(ConfigError, match=r"is half-written.*go on with .*--format minari --append"):
+        open_dataset(tmp_path / "d")
     found = record(trained, tmp_path / "d", 2, file_format="minari", append=True)
     assert (len(found.returns), found.total) == (2, 5)
     assert len(open_dataset(tmp_path / "d").lengths) == 5
+
+
+def test_what_would_refuse_the_hdf5_file_is_known_before_anything_is_played(
+    trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "root"))
+    pytest.importorskip("h5py")
+    with pytest.raises(ConfigError, match="names need a version"):
+        record(trained, tmp_path / "root" / "d", 2, file_format="minari")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingExtraError, match=r"penstock\[offline\]"):
+        record(trained, tmp_path / "d", 2, file_format="minari")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_environment_of_other_spaces_is_refused_before_anything_is_written(trained: str, tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_writer_that_dies_loses_no_shard(tmp_path: Path) -> None:
     path = tmp_path / "d"
     writer = DatasetWriter(path, SPEC, shard_bytes=150)
+    with pytest.raises(ConfigError, match=r"half-written.*It holds no whole episode yet: go on with .* --append"):
+        open_dataset(path)
     for one in EPISODES:
         writer.append(one)  # the fourth is in memory only, as if the process were killed here
     (path / ".000002.tmp").mkdir()

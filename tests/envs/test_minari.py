@@ -19,7 +19,7 @@ from penstock.core.spec import EnvSpec
 from penstock.envs.dataset import Dataset, open_dataset
 from penstock.envs.dataset_writer import DatasetWriter
 from penstock.envs.episode import Episode
-from penstock.envs.minari import MinariEpisodes, write_minari
+from penstock.envs.minari import MinariEpisodes, minari_id, write_minari
 from penstock.envs.minari_spaces import space_to_plain, stored_spec
 from penstock.envs.spaces import space_to_spec
 
@@ -190,6 +190,16 @@ def test_a_write_that_dies_leaves_no_dataset(
         write_minari(ours, tmp_path / "toy")
     with pytest.raises(ConfigError, match="is no dataset"):
         open_dataset(tmp_path / "toy" / "data")
+
+
+def test_a_name_is_the_one_that_minari_looks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert minari_id(tmp_path / "my data") == "my_data-v0"
+    assert minari_id(tmp_path / "toy-v3") == "toy-v3"
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "root"))
+    assert minari_id(tmp_path / "root" / "my" / "group" / "toy-v3") == "my/group/toy-v3"
+    assert minari_id(tmp_path / "toy") == "toy-v0"
+    with pytest.raises(ConfigError, match=r"root/my/toy is in Minari's folder .* use .*root/my/toy-v0"):
+        minari_id(tmp_path / "root" / "my" / "toy")
 
 
 def test_without_h5py_the_extra_is_named(ours: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ Every observation that an environment gives differs from all others (`v` counts 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +82,7 @@ class Slot:
 
 def random_batches(
     seed: int,
-    T: int,
+    T: int | tuple[int, ...],
     B: int,
     count: int,
     reset: str = "next_step",
@@ -89,7 +90,8 @@ def random_batches(
     zeros: bool = False,
     absences: bool = False,
 ) -> Iterator[tuple[SampleBatch, bool]]:
-    """Batches that obey the record's rules, and whether each begins where the one before ended."""
+    """Batches that obey the record's rules, and whether each begins where the one before ended. Several T take turns."""
+    lengths = itertools.cycle((T,) if isinstance(T, int) else T)
     rng = np.random.default_rng(seed)
     slots = [Slot(np.random.default_rng([seed, b]), b, zeros) for b in range(B)]
     null = np.int64(3), np.zeros(2, np.float32)
@@ -98,10 +100,11 @@ def random_batches(
         slot.ended, slot.action = False, null
     goes_on = True
     while count:
-        batch = allocate_batch(SPEC, BatchSpec(T, B), INFO, STATE)
+        steps = next(lengths)
+        batch = allocate_batch(SPEC, BatchSpec(steps, B), INFO, STATE)
         for b, slot in enumerate(slots):
             _put(batch, 0, b, slot)
-        for t in range(T):
+        for t in range(steps):
             for b, slot in enumerate(slots):
                 absent = absences and (b == 0 and rng.random() < 0.2)
                 valid, terminated, truncated = slot.step(reset == "next_step" or t == 0, absent)
@@ -135,15 +138,24 @@ class Oracle:
         self.starts: dict[int, SampleBatch] = {}
         self.apart: set[int] = set()
 
-    def append(self, batch: SampleBatch, goes_on: bool) -> None:
+    @property
+    def written(self) -> int:
+        """Rows that the storage has numbered so far."""
+        return 0 if self.replay.storage is None else self.replay.storage.head
+
+    def append(self, batch: SampleBatch, goes_on: bool, terminated: np.ndarray | None = None) -> None:
         """Appends to the replay, whose memory then is not the batch's, and to the oracle."""
-        own = batch.copy()
-        before = 0 if self.replay.storage is None else self.replay.storage.head
-        self.replay.append(batch)
-        for x in tree_leaves(batch):
+        own, before = batch.copy(), self.written
+        self.replay.append(batch, terminated)
+        if terminated is not None:
+            own.terminated[:] = terminated
+        for x in tree_leaves((batch, terminated)):
             x[...] = 0
-        assert self.replay.storage is not None
-        self.head = self.replay.storage.head
+        self.note(own, before, goes_on)
+
+    def note(self, own: SampleBatch, before: int, goes_on: bool) -> None:
+        """Takes down a batch that was appended when `before` rows were written."""
+        self.head = self.written
         T, B = own.valid.shape
         start = self.head - T
         assert goes_on == (start == before) or before == 0
@@ -197,11 +209,12 @@ class Oracle:
         gone = self.head - (storage.rows - 1)
         return gone + self.history if gone > 0 else 0
 
-    def transition(self, b: int, t: int, n: int, discount: float) -> tuple[float, float, list[np.ndarray]]:
+    def transition(self, b: int, t: int, n: int, discount: float, clip: bool) -> tuple[float, float, list[np.ndarray]]:
         """Return, discount of the next value, and leaves of the next inputs."""
         total = 0.0
         for i in range(n):
-            total += discount**i * float(self.column("reward", b, t + i)[0])
+            reward = float(self.column("reward", b, t + i)[0])
+            total += discount**i * (np.sign(reward) if clip else reward)
             if self.flag("terminated", b, t + i):
                 return total, 0.0, self.following(b, t + i)
             if i == n - 1 or not self.go_on(b, t + i):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,9 +19,11 @@ each_index = pytest.mark.parametrize("index", ["uniform", "prioritized", "fifo"]
 each_reset = pytest.mark.parametrize("reset", ["next_step", "batch_end"])
 
 
-def settings_of(storage: str, index: Any, tmp_path: Path, **others: Any) -> ReplaySettings:
+def settings_of(storage: str, index: Any, tmp_path: Path, slots: int = B, **others: Any) -> ReplaySettings:
     folder = str(tmp_path) if "files" in storage else None
-    return ReplaySettings(capacity=ROWS * B, index=index, deduplicate_frames="frames" in storage, dir=folder, **others)
+    return ReplaySettings(
+        capacity=ROWS * slots, index=index, deduplicate_frames="frames" in storage, dir=folder, **others
+    )
 
 
 def draws(replay: Replay, rng: np.random.Generator, n: int) -> Any:
@@ -47,27 +49,27 @@ def reward_fn(achieved: np.ndarray, desired: np.ndarray, info: Any) -> Any:
     return reward, reward == 0
 
 
-def check_transitions(
-    oracle: Oracle, n: int, rng: np.random.Generator, count: int, hindsight: bool = False
-) -> set[Any]:
+def check_transitions(oracle: Oracle, case: Case, rng: np.random.Generator, count: int) -> set[Any]:
     """Checks every field of `count` samples; gives the rows drawn."""
     seen: set[Any] = set()
+    share = case.hindsight / (case.hindsight + 1)
     for drawing, shown in draws(oracle.replay, rng, count):
         at = list(zip(drawing.slot.tolist(), drawing.unit.tolist()))
         seen.update(at)
-        totals, discounts, nexts = map(list, zip(*(oracle.transition(b, t, n, GAMMA) for b, t in at)))
+        totals, discounts, nexts = map(list, zip(*(oracle.transition(b, t, case.n, GAMMA, case.clip) for b, t in at)))
         inputs = [oracle.inputs(b, t) for b, t in at]
-        if hindsight:
+        if case.hindsight:
             for i, (b, t) in enumerate(at):
                 # Leaves: achieved_goal, desired_goal, image, v, two of the action, reward, first.
                 for leaves in (inputs[i], nexts[i]):
                     del leaves[6]
-                if drawing.noise[i, 0] >= 0.8:
+                if drawing.noise[i, 0] >= share:
                     continue
                 goal_row = t + int(drawing.noise[i, 1] * (oracle.last(b, t) - t + 1))
                 assert t <= goal_row <= oracle.last(b, t)
                 inputs[i][1] = nexts[i][1] = oracle.following(b, goal_row)[0]
-                totals[i] = -float(np.abs(nexts[i][0] - nexts[i][1]).sum())
+                total = -float(np.abs(nexts[i][0] - nexts[i][1]).sum())
+                totals[i] = float(np.sign(total)) if case.clip else total
                 discounts[i] = 0.0 if goal_row == t else GAMMA
         assert_same(shown.inputs, inputs)
         assert_same(shown.rows["next"], nexts)
@@ -78,15 +80,18 @@ def check_transitions(
     return seen
 
 
-def check_sequences(oracle: Oracle, view: Any, rng: np.random.Generator, count: int) -> set[Any]:
+def check_sequences(oracle: Oracle, view: Sequences, rng: np.random.Generator, count: int, case: Stretch) -> set[Any]:
     """Checks every valid row of `count` samples; gives the units drawn, as (slot, first row)."""
     seen: set[Any] = set()
     for drawing, shown in draws(oracle.replay, rng, count):
         assert shown.valid is not None
         at = list(zip(drawing.slot.tolist(), (drawing.unit * view.stride).tolist()))
         seen.update(at)
-        states = [oracle.starts[t].state for _, t in at]
-        assert_same(shown.state, [[state["c"][b], state["h"][b]] for state, (b, _) in zip(states, at)])
+        if case.stateful:
+            states = [oracle.starts[t].state for _, t in at]
+            assert_same(shown.state, [[state["c"][b], state["h"][b]] for state, (b, _) in zip(states, at)])
+        else:
+            assert shown.state is None
         valid = [[oracle.in_sequence(b, start, start + j) for b, start in at] for j in range(view.span)]
         np.testing.assert_array_equal(shown.valid, valid)
         steps = [(j, i) for j, i in np.argwhere(shown.valid).tolist()]
@@ -96,72 +101,106 @@ def check_sequences(oracle: Oracle, view: Any, rng: np.random.Generator, count: 
         after = where[0] + 1, where[1]
         assert_same([x[after] for x in tree_leaves(shown.inputs)], [oracle.following(*row) for row in rows])
         for name in ("action", "reward", "terminated", "truncated"):
-            assert_same([x[where] for x in tree_leaves(shown.rows[name])], [oracle.column(name, *row) for row in rows])
+            expected = [oracle.column(name, *row) for row in rows]
+            if name == "reward" and case.clip:
+                expected = [[np.sign(x) for x in leaves] for leaves in expected]
+            assert_same([x[where] for x in tree_leaves(shown.rows[name])], expected)
     return seen
+
+
+class Case(NamedTuple):
+    """One kind of transitions, and the batches that they are drawn from."""
+
+    n: int
+    T: int | tuple[int, ...] = 4
+    B: int = 3
+    hindsight: int = 0
+    lives: bool = False
+    """Some rows count as terminal though the episode goes on."""
+    acted_next: bool = False
+    clip: bool = False
+
+
+CASES = [
+    Case(1), Case(2, (5, 1, 3), 1), Case(3, B=2, lives=True), Case(4, 7, 5, clip=True), Case(5, (2, 9), acted_next=True),
+    Case(1, hindsight=4), Case(1, (3, 6), 2, hindsight=1, lives=True, clip=True),
+]  # fmt: skip
 
 
 @each_storage
 @each_index
 @each_reset
-@pytest.mark.parametrize(("n", "hindsight"), [(1, 0), (3, 0), (5, 0), (1, 4)])
-def test_transitions_are_those_of_the_record(
-    storage: str, index: str, reset: str, n: int, hindsight: int, tmp_path: Path
-):
-    settings = settings_of(
-        storage, index, tmp_path, hindsight=hindsight, reward_fn=f"{__name__}:reward_fn" if hindsight else ""
-    )
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_transitions_are_those_of_the_record(storage: str, index: str, reset: str, case: Case, tmp_path: Path):
+    n, B, hindsight = case.n, case.B, case.hindsight
+    reward = f"{__name__}:reward_fn" if hindsight else ""
+    settings = settings_of(storage, index, tmp_path, B, hindsight=hindsight, reward_fn=reward)
     fed = frozenset(("prev_action", "first")) if hindsight else frozenset(("prev_action", "prev_reward", "first"))
-    view = make_view(settings, SPEC, n, GAMMA, fed=fed)
+    view = make_view(settings, SPEC, n, GAMMA, case.clip, fed, case.acted_next)
     replay, rng = Replay(SPEC, settings, view), np.random.default_rng(n)
     oracle = Oracle(replay, STACK - 1 if "frames" in storage else 0)
     known: set[Any] = set()
-    for k, (batch, goes_on) in enumerate(random_batches(n, T, B, 18, reset, gaps=0.2, zeros=n == 3)):
-        oracle.append(batch, goes_on)
-        drawable = oracle.transitions(n)
+    for k, (batch, goes_on) in enumerate(random_batches(n, case.T, B, 18, reset, gaps=0.2, zeros=n == 3)):
+        lost = batch.terminated | (batch.valid & (rng.random(batch.valid.shape) < 0.15)) if case.lives else None
+        oracle.append(batch, goes_on, lost)
+        drawable = oracle.transitions(n + case.acted_next)
         if index == "fifo":
             drawable, known = drawable - known, known | drawable
         assert len(replay) == len(drawable)
         if k % 3 == 2:
-            seen = check_transitions(oracle, n, rng, 32, bool(hindsight))
+            seen = check_transitions(oracle, case, rng, 32)
             assert seen <= drawable
             assert seen == drawable or index != "fifo"
         elif index == "fifo":
             known -= drawable
     if index != "fifo":
         drawn = [replay.draw(256, rng) for _ in range(16)]
-        assert {at for d in drawn for at in zip(d.slot.tolist(), d.unit.tolist())} == oracle.transitions(n)
+        assert {at for d in drawn for at in zip(d.slot.tolist(), d.unit.tolist())} == drawable
 
 
-SEQUENCES = [(8, 0, 5, 1), (4, 4, 8, 3), (12, 5, 3, 1)]
+class Stretch(NamedTuple):
+    """One kind of sequences, and the batches that they are drawn from."""
+
+    every: int
+    burn_in: int
+    train: int
+    n: int
+    T: int | tuple[int, ...] = 4
+    B: int = 3
+    stateful: bool = True
+    clip: bool = False
+
+
+STRETCHES = [Stretch(8, 0, 5, 1), Stretch(8, 1, 4, 2, (4, 8, 4)), Stretch(4, 4, 8, 3), Stretch(12, 5, 3, 1, 6, 2),
+             Stretch(1, 2, 2, 2, 1, 1, clip=True),
+             Stretch(3, 2, 6, 2, (5, 1, 4), 2, stateful=False), Stretch(8, 0, 4, 5, (4, 2), 5, stateful=False)]  # fmt: skip
 
 
 @each_storage
 @each_index
 @each_reset
-@pytest.mark.parametrize(("every", "burn_in", "train", "n"), SEQUENCES)
-def test_sequences_are_those_of_the_record(
-    storage: str, index: str, reset: str, every: int, burn_in: int, train: int, n: int, tmp_path: Path
-):
-    view = Sequences(every, burn_in, train, n)
-    settings = settings_of(storage, index, tmp_path)
-    state = {"c": STATE["c"], "h": STATE["h"]}
+@pytest.mark.parametrize("case", STRETCHES, ids=str)
+def test_sequences_are_those_of_the_record(storage: str, index: str, reset: str, case: Stretch, tmp_path: Path):
+    every, burn_in, train, n, B = case.every, case.burn_in, case.train, case.n, case.B
+    view = Sequences(every, burn_in, train, n, case.clip)
+    settings = settings_of(storage, index, tmp_path, B)
+    state = {"c": STATE["c"], "h": STATE["h"]} if case.stateful else None
     replay, rng = Replay(SPEC, settings, view, state=state), np.random.default_rng(every)
     oracle = Oracle(replay, STACK - 1 if "frames" in storage else 0)
     known: set[Any] = set()
-    for k, (batch, goes_on) in enumerate(random_batches(every, T, B, 24, reset, gaps=0.15)):
+    for k, (batch, goes_on) in enumerate(random_batches(every, case.T, B, 32, reset, gaps=0.15)):
         oracle.append(batch, goes_on)
-        drawable = oracle.sequences(every, burn_in, train, n)
+        assert not oracle.apart or max(oracle.apart) % every == 0  # else no state after a gap would be kept
+        drawable = oracle.sequences(every, burn_in, train, n, case.stateful)
         if index == "fifo":
             drawable, known = drawable - known, known | drawable
         assert len(replay) == len(drawable)
         if k % 4 == 3:
-            seen = check_sequences(oracle, view, rng, 16)
+            seen = check_sequences(oracle, view, rng, 16, case)
             assert seen <= drawable
             assert seen == drawable or index != "fifo"
         elif index == "fifo":
             known -= drawable
-    if index != "fifo" and len(replay):
+    if index != "fifo":
         drawn = replay.draw(1000, rng)
-        assert set(zip(drawn.slot.tolist(), (drawn.unit * every).tolist())) == oracle.sequences(
-            every, burn_in, train, n
-        )
+        assert set(zip(drawn.slot.tolist(), (drawn.unit * every).tolist())) == drawable

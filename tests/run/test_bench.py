@@ -171,14 +171,18 @@ def test_says_why(sampler: Any, parts: Costs, words: str) -> None:
 # All of it
 
 
-def test_a_benchmark_keeps_its_budget_and_leaves_nothing_set() -> None:
-    started = time.monotonic()
-    verdict = bench(experiment(), 6.0)
-    assert time.monotonic() - started < 30
+def test_a_benchmark_measures_what_it_has_time_for_and_leaves_nothing_set() -> None:
+    verdict = bench(experiment(), 2.5)
     assert verdict.best.steps_per_s > 0
     assert verdict.rows[0].steps_per_s >= verdict.best.steps_per_s
     for row in verdict.rows:
         assert (row.steps_per_s > 0) != bool(row.note), row
+
+
+def test_one_sampler_is_measured_however_late_it_is() -> None:
+    verdict = bench(experiment(), 1e-3)
+    assert verdict.best.sampler == BASE
+    assert {row.note for row in verdict.rows[1:]} == {"no time left"}
 
 
 def test_an_environment_that_fails_is_the_error() -> None:

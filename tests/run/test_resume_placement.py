@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,9 @@ from penstock.run.checkpoint import find_checkpoint
 if TYPE_CHECKING:
     from conftest import Child, Zygote
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
-STEPS = 2_400
+STEPS = 1_600
 SERIAL = ps.SerialSampler(T=16, B=5, max_decorrelation_steps=20)
 PLACES: dict[str, Any] = {
     "serial": SERIAL,
@@ -35,13 +35,13 @@ NET = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, 
              normalize_obs=True, normalize_reward=True)  # fmt: skip
 RECURRENT = ps.Experiment(
     "penstock.envs.toy:RepeatPrevious", ps.PPO(epochs=2, minibatch=32, net=NET), SERIAL,
-    ps.RunConfig(steps=STEPS, seed=3, checkpoint_interval=240, eval_interval=800, eval_episodes=3, log_interval=1,
+    ps.RunConfig(steps=STEPS, seed=3, checkpoint_interval=160, eval_interval=600, eval_episodes=3, log_interval=1,
                  tensorboard=False, progress="off"),
     env_kwargs={"length": 23},
 )  # fmt: skip
 OPTIONS = (
     "--preset", "none", "--sampler.T", "16", "--sampler.B", "5", "--run.steps", str(STEPS), "--run.seed", "3",
-    "--run.checkpoint-interval", "240", "--run.eval-interval", "800", "--run.eval-episodes", "3", "--run.log-interval", "1",
+    "--run.checkpoint-interval", "160", "--run.eval-interval", "600", "--run.eval-episodes", "3", "--run.log-interval", "1",
     "--run.tensorboard", "False", "--run.progress", "off",
 )  # fmt: skip
 
@@ -106,45 +106,56 @@ def cli_train(zygote: Zygote, run: Path, *sampler: str) -> Child:
     return zygote.cli("train", "ppo", "--env", "CartPole-v1", "--run.dir", str(run), *OPTIONS, "--sampler", *sampler)
 
 
-def kill_midway(child: Child, until: Any, run: Path, rows: int, workers: int) -> None:
+def kill_midway(start: Callable[[], Child], ended_by: Any, left_of: Any, run: Path, rows: int, workers: int) -> None:
     """kill -9 of the learner alone; its workers are gone soon after."""
-    until(lambda: checkpoints(run) and logged(run) >= rows, child)
-    young = psutil.Process(child.pid).children(recursive=True)
-    child.kill()
+    young: list[psutil.Process] = []
+
+    def start_anew() -> Child:
+        shutil.rmtree(run, ignore_errors=True)
+        return start()
+
+    ended_by(start_anew, lambda: checkpoints(run) and logged(run) >= rows, young=young)
     assert len(young) >= workers
-    deadline = time.monotonic() + 5.0
-    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in young):
-        assert time.monotonic() < deadline, "a worker outlived its learner"
-        time.sleep(0.01)
+    assert left_of(young) == []
     assert checkpoints(run)[-1] < STEPS
 
 
 @pytest.mark.parametrize("place", list(PLACES)[1:])
 def test_a_killed_run_goes_on_with_the_same_bits(
-    place: str, whole: Any, zygote: Zygote, until: Any, tmp_path: Path
+    place: str, whole: Any, zygote: Zygote, ended_by: Any, left_of: Any, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    kill_midway(zygote.train(at(RECURRENT, run, PLACES[place])), until, run, rows=11, workers=2)
+    kill_midway(lambda: zygote.train(at(RECURRENT, run, PLACES[place])), ended_by, left_of, run, rows=7, workers=2)
     child = zygote.resume(run)
     assert child.succeed()["env_steps"] >= STEPS
     assert "cut" not in child.output
     assert_alike(whole("recurrent"), run)
 
 
-def test_from_the_command_line(whole: Any, zygote: Zygote, until: Any, tmp_path: Path) -> None:
+def test_from_the_command_line(whole: Any, zygote: Zygote, ended_by: Any, left_of: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    kill_midway(cli_train(zygote, run, "alternating", "--sampler.workers", "2"), until, run, rows=9, workers=2)
+    kill_midway(
+        lambda: cli_train(zygote, run, "alternating", "--sampler.workers", "2"),
+        ended_by,
+        left_of,
+        run,
+        rows=6,
+        workers=2,
+    )
     child = zygote.cli("resume", str(run))
     assert child.wait() == 0, child.output
     assert_alike(whole("cartpole"), run)
 
 
-@pytest.mark.parametrize(("first", "second"), [("serial", "alternating"), ("cpu", "serial"), ("alternating", "cpu")])
+@pytest.mark.parametrize(("first", "second"), [("serial", "alternating"), ("cpu", "serial")])
 def test_a_killed_run_goes_on_in_another_sampler(
-    first: str, second: str, whole: Any, zygote: Zygote, until: Any, tmp_path: Path
+    first: str, second: str, whole: Any, zygote: Zygote, ended_by: Any, left_of: Any, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    kill_midway(zygote.train(at(RECURRENT, run, PLACES[first])), until, run, rows=13, workers=2 * (first != "serial"))
+    workers = 2 * (first != "serial")
+    kill_midway(
+        lambda: zygote.train(at(RECURRENT, run, PLACES[first])), ended_by, left_of, run, rows=9, workers=workers
+    )
     stored = json.loads((run / "config.json").read_text())
     stored["experiment"]["sampler"] = to_plain(PLACES[second])  # `resume` itself changes nothing but run.*
     (run / "config.json").write_text(json.dumps(stored))

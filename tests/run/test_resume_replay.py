@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,35 +18,40 @@ from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.evaluation import evaluate
 from penstock.run.trainer import Trainer
 
-if TYPE_CHECKING:
-    from conftest import Zygote
-
 pytestmark = pytest.mark.timeout(120)
 
-STEPS = 1_000
+STEPS = 480
 RUN = ps.RunConfig(
-    steps=STEPS, seed=3, checkpoint_interval=120, eval_interval=400, eval_episodes=2, log_interval=1, tensorboard=False,
+    steps=STEPS, seed=3, checkpoint_interval=80, eval_interval=200, eval_episodes=2, log_interval=1, tensorboard=False,
     progress="off",
 )  # fmt: skip
 SERIAL = ps.SerialSampler(T=4, B=4)
-UNIFORM = ps.ReplaySettings(capacity=400)  # a ring that comes round three times
-PRIORITIZED = ps.ReplaySettings(capacity=400, index="prioritized", fresh_priority="agent")
+UNIFORM = ps.ReplaySettings(capacity=160)  # a ring that comes round three times
+PRIORITIZED = ps.ReplaySettings(capacity=160, index="prioritized", fresh_priority="agent")
 DQN = ps.DQN(learning_starts=100, batch_size=16, replay_ratio=4.0, target_interval=10, n_step=3, replay=UNIFORM,
              net=ps.Net(hidden=(16,), normalize_obs=True))  # fmt: skip
-FRAMES = replace(DQN, replay=replace(UNIFORM, deduplicate_frames=True, prefetch=True), replay_ratio=1.0)
+AHEAD = replace(DQN, replay=replace(PRIORITIZED, prefetch=True))
+FRAMES = replace(DQN, replay=replace(UNIFORM, deduplicate_frames=True, prefetch=True, dir="?"), replay_ratio=1.0)
+CONTROL: dict[str, Any] = {"learning_starts": 100, "batch_size": 16, "replay_ratio": 4.0, "net": DQN.net}
+SEQUENCES = ps.R2D1(
+    learning_starts=100, batch_size=4, replay_ratio=4.0, burn_in=4, train_length=8, state_interval=4, n_step=2, lr=1e-3,
+    target_interval=10, replay=replace(PRIORITIZED, capacity=200), net=ps.Net(hidden=(16,), recurrent="gru", recurrent_size=8),
+)  # fmt: skip
 CASES = {
-    "uniform": ("CartPole-v1", DQN, SERIAL),
-    "prioritized": ("CartPole-v1", replace(DQN, replay=PRIORITIZED, lr="linear(1e-3, 0)"), SERIAL),
+    "uniform": ("Pendulum-v1", ps.SAC(**CONTROL, replay=UNIFORM), SERIAL),
+    "prioritized": ("CartPole-v1", replace(AHEAD, lr="linear(1e-3, 0)"), SERIAL),
     "frames in files": ("stacked_frames:Dot", FRAMES, SERIAL),
-    "workers": ("CartPole-v1", replace(DQN, replay=PRIORITIZED), ps.CpuSampler(T=4, B=4, workers=2)),
+    "workers": ("CartPole-v1", AHEAD, ps.CpuSampler(T=4, B=4, workers=2)),
     "one batch ahead": ("CartPole-v1", replace(DQN, replay=PRIORITIZED), ps.AsyncSerialSampler(SERIAL, depth=1)),
-}
+    "TD3 in files": ("Pendulum-v1", ps.TD3(**CONTROL, replay=replace(PRIORITIZED, fresh_priority="max", dir="?")), SERIAL),
+    "sequences": ("CartPole-v1", SEQUENCES, SERIAL),
+}  # fmt: skip
 
 
 def experiment(case: str, run: Path, **changes: Any) -> ps.Experiment:
     env, algo, sampler = CASES[case]
-    if algo is FRAMES:
-        algo = replace(FRAMES, replay=replace(FRAMES.replay, dir=f"{run}-replay"))
+    if algo.replay.dir:
+        algo = replace(algo, replay=replace(algo.replay, dir=f"{run}-replay"))
     return ps.Experiment(env, algo, sampler, replace(RUN, dir=str(run), **changes))
 
 
@@ -62,7 +67,7 @@ def arrays(run: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_kill_and_resume(
-    case: str, zygote: Zygote, until: Any, same_run: Callable[[Path, Path], None], tmp_path: Path
+    case: str, zygote: Any, until: Any, same_run: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     unbroken = zygote.train(experiment(case, whole))
@@ -79,7 +84,7 @@ def test_kill_and_resume(
     left, right = arrays(whole), arrays(run)
     assert left == right
     assert {"obs", "prev_action", "prev_reward", "first", "terminated", "truncated", "valid"} < set(left)
-    assert ("index.mass" in left) == (case not in ("uniform", "frames in files"))
+    assert ("index.mass" in left) == (CASES[case][1].replay.index == "prioritized")
 
 
 def train(run: Path, **changes: Any) -> ps.Result:
@@ -121,8 +126,8 @@ def test_readers_of_the_policy_do_not_read_the_replay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    ({"algo.replay.capacity": 800}, r"100 rows of 4 slots; this one has 200 of 4: .*replay\.capacity and sampler\.B"),
-    ({"sampler.B": 5}, r"100 rows of 4 slots; this one has 80 of 5: .*replay\.capacity and sampler\.B"),
+    ({"algo.replay.capacity": 320}, r"40 rows of 4 slots; this one has 80 of 4: .*replay\.capacity and sampler\.B"),
+    ({"sampler.B": 5}, r"40 rows of 4 slots; this one has 32 of 5: .*replay\.capacity and sampler\.B"),
     ({"algo.replay.index": "uniform", "algo.replay.fresh_priority": "max"}, r"replay\.index='prioritized'; this one has 'uniform'"),
     ({"algo.replay.fresh_priority": "max"}, None),
 ])  # fmt: skip

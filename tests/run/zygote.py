@@ -1,14 +1,16 @@
 """Forks a fresh process for each request on its standard input: what kill -9 tests need, without 2 s of imports each.
 
 Not a test module. Nothing but imports has happened in the process that is forked. One JSON object a line:
-{"log": path, "train": plain experiment, "init": run or null}, or {"log", "resume": run, "changes"}, or {"log", "argv"}
-is answered by the pid, {"wait": pid, "timeout": s} by the exit code, negative for a signal, or null for still running.
+{"log": path, "train": plain experiment, "init": run or null}, {"log", "resume": run, "changes"}, {"log", "argv"}, or
+{"log", "script": path} is answered by the pid, {"wait": pid, "timeout": s} by the exit code, negative for a signal, or
+null for still running.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import time
 from typing import Any
@@ -26,6 +28,9 @@ from penstock.core.errors import PenstockError
 def carry_out(request: dict[str, Any]) -> int:
     if "argv" in request:
         return main(request["argv"])
+    if "script" in request:
+        runpy.run_path(request["script"], run_name="__main__")
+        return 0
     try:
         if "train" in request:
             result = ps.train(from_plain(request["train"]), request["init"])

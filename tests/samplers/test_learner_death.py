@@ -1,3 +1,5 @@
+"""Whatever becomes of the learner, its workers and what they started are gone soon after."""
+
 from __future__ import annotations
 
 import os
@@ -5,13 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
+if TYPE_CHECKING:
+    from conftest import Child, Zygote
 
 SCRIPT = """
 import subprocess, time
@@ -41,79 +44,74 @@ SAMPLERS = {
     "alternating": "ps.AlternatingSampler(T=16, B=4, workers=2)",
     "no-overlap": "ps.NoOverlapAlternatingSampler(T=16, B=4, workers=2)",
     "async-serial": "ps.AsyncSerialSampler(ps.SerialSampler(T=16, B=4))",
-    "async-cpu": "ps.AsyncCpuSampler(ps.CpuSampler(T=16, B=4, workers=2))",
-    "async-alternating": "ps.AsyncAlternatingSampler(ps.AlternatingSampler(T=16, B=4, workers=2))",
+    "async-cpu": "ps.AsyncCpuSampler(ps.CpuSampler(T=16, B=4, workers=1))",
+    "async-alternating": "ps.AsyncAlternatingSampler(ps.AlternatingSampler(T=16, B=4, workers=1))",
 }
-SOON_S = 5.0
-"""For processes to be gone, which on a busy machine wait for their turn; asleep for 1000 s, none ends by itself."""
+LIMIT_S = 100.0
+"""For a process to be gone, which on a busy machine waits for its turn; asleep for 1000 s, none ends by itself."""
 SAMPLE = "for itr in range(10): sampler.obtain_samples(itr)"
 
 
-def started(tmp_path: Path, kind: str, end: str) -> subprocess.Popen[str]:
+def started(zygote: Zygote, until: Any, tmp_path: Path, kind: str, end: str = SAMPLE, says: str = "asleep") -> Child:
+    """A learner that has just said so."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).format(sampler=SAMPLERS[kind], end=end))
-    return subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    child = zygote.script(script)
+    until(lambda: says in child.output, child)
+    return child
 
 
 def offspring(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def gone(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
-    """Those that are left after so many seconds."""
-    deadline = time.monotonic() + within_s
-    left = processes
-    while left and time.monotonic() < deadline:
-        left = [p for p in left if is_alive(p)]
-        time.sleep(0.01)
-    return left
-
-
+@pytest.mark.usefixtures("no_segment_left")
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_workers_and_their_children_die_with_a_learner_that_is_killed(kind: str, tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
-    process = started(tmp_path, kind, SAMPLE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("asleep")
-        young = offspring(process.pid)
-        assert len([p for p in young if "sleep" in p.name()]) >= 4
-        process.send_signal(signal.SIGKILL)
-        process.wait(5)
-        assert gone(young, SOON_S) == []
-        assert set(os.listdir("/dev/shm")) == before
-    finally:
-        process.kill()
-        process.wait(5)
-
-
-@pytest.mark.parametrize("kind", ["cpu", "alternating", "async-cpu"])
-def test_a_script_that_ends_without_shutdown_leaves_nothing(kind: str, tmp_path: Path) -> None:
-    end = "print(open('/proc/self/stat').read().split()[0], flush=True)\ntime.sleep(0.3)"
-    process = started(tmp_path, kind, end)
-    assert process.stdout is not None
-    process.stdout.readline()
-    young = offspring(process.pid)
-    assert young
-    assert process.wait(20) == 0
-    assert gone(young, SOON_S) == []
+def test_workers_and_their_children_die_with_a_learner_that_is_killed(
+    kind: str, zygote: Zygote, until: Any, left_of: Any, tmp_path: Path
+) -> None:
+    child = started(zygote, until, tmp_path, kind)
+    young = offspring(child.pid)
+    assert len([p for p in young if "sleep" in p.name()]) >= 4
+    child.kill()
+    assert left_of(young) == []
 
 
 @pytest.mark.parametrize("kind", ["cpu", "alternating"])
-def test_an_interrupt_ends_it_with_nothing_left(kind: str, tmp_path: Path) -> None:
-    process = started(tmp_path, kind, SAMPLE)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("asleep")
-    young = offspring(process.pid)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) in (1, 130, -signal.SIGINT)
-    assert gone(young, SOON_S) == []
+def test_an_interrupt_ends_it_with_nothing_left(
+    kind: str, zygote: Zygote, until: Any, left_of: Any, tmp_path: Path
+) -> None:
+    child = started(zygote, until, tmp_path, kind)
+    young = offspring(child.pid)
+    child.send(signal.SIGINT)
+    assert child.wait() in (1, 130, -signal.SIGINT)
+    assert left_of(young) == []
+
+
+@pytest.mark.parametrize("kind", ["cpu", "alternating", "async-cpu"])
+def test_a_script_that_ends_without_shutdown_leaves_nothing(
+    kind: str, zygote: Zygote, until: Any, left_of: Any, tmp_path: Path
+) -> None:
+    goes_on = tmp_path / "goes_on"
+    end = f"print('ready', flush=True)\nimport os\nwhile not os.path.exists({str(goes_on)!r}): time.sleep(0.01)"
+    child = started(zygote, until, tmp_path, kind, end, "ready")
+    young = offspring(child.pid)
+    assert young
+    goes_on.touch()
+    assert child.wait() == 0, child.output
+    assert left_of(young) == []
+
+
+def test_a_process_of_its_own_dies_as_a_forked_one_does(left_of: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT).format(sampler=SAMPLERS["alternating"], end=SAMPLE))
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("asleep")
+            young = offspring(process.pid)
+        finally:
+            process.kill()
+            process.wait(LIMIT_S)
+    assert left_of(young) == []

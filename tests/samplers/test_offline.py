@@ -235,6 +235,22 @@ def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
         sampler.obtain_samples(0)
 
 
+def test_an_algorithm_learns_from_those_whom_it_can_learn_from(tmp_path: Path) -> None:
+    path, _ = recorded(tmp_path / "d", batches=3)
+    data, online = ps.OfflineSampler(str(path), T=8, B=2), ps.SerialSampler(T=8, B=2)
+    small = ps.ReplaySettings(capacity=100)
+    for algo, sampler, message in (
+        (ps.BC(), online, r"BC learns from the actions of others, and SerialSampler would show it its own"),
+        (ps.MARWIL(), None, "use ps.OfflineSampler"),
+        (ps.CQL(learning_starts=8, batch_size=8, replay=small), online, "CQL learns from the actions of others"),
+        (ps.PPO(), data, "PPO learns from the actions of its present policy, and a dataset has those of others"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ps.Trainer(ps.Experiment(echo_config(), algo, sampler))
+    sac = ps.DiscreteSAC(learning_starts=8, batch_size=8, replay=small)
+    ps.Trainer(ps.Experiment(echo_config(), sac, data)).stop()
+
+
 def parameters(run: Path) -> dict[str, torch.Tensor]:
     return dict(ps.load(run).agent.state_dict())
 

@@ -12,7 +12,7 @@ from penstock.envs.conformance import echo_config
 from penstock.samplers.conformance import EchoAgent, bits, check_resume, check_sampler
 from penstock.samplers.live import LiveSampler
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 PLACES: dict[str, Callable[..., Any]] = {
     "serial": lambda **k: ps.SerialSampler(7, 6, **k),

@@ -1,0 +1,262 @@
+"""CQL: learns Q from a dataset alone, pushed down where the data has no actions (Kumar et al. 2020, arXiv:2006.04779).
+
+CQL(H), equation 4: on SAC for boxes, and on double Q-learning for choices. Differs from the paper: all losses of a step
+are taken at the same parameters, truncated episodes bootstrap, and the sum over sampled actions is a mean, so that the
+gap estimates the integral itself (that of their code is larger by log(3 * sampled_actions)).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from penstock.agents.agent import Agent
+from penstock.agents.continuous import ControlAgent
+from penstock.agents.distributions import standard_normal
+from penstock.agents.networks import Net
+from penstock.agents.q_agent import QAgent
+from penstock.agents.squashed import squashed_sample
+from penstock.core.batch import Inputs
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, check_schedules, schedule_ends
+from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
+from penstock.learn.algorithm import AgentFn, Loss, Optimizers
+from penstock.learn.experience import Experience
+from penstock.learn.minibatch import TrainBatch
+from penstock.learn.optimizers import Adam
+from penstock.learn.policy import Policy
+from penstock.replay.replay import Replay, ReplaySettings, make_view
+
+
+def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> TrainBatch:
+    """Adds `target` = r + discount * min_k Q_target(s', a'), a' ~ pi, and the actions at which Q is pushed down.
+
+    These are `proposed` [N, 3 n, size] with `density` [N, 3 n], their log-density where they come from: n uniform ones,
+    n of pi(s) and n of pi(s') (appendix F).
+    """
+    N, n, size = len(x["return"]), cfg.sampled_actions, agent.box.size
+    noise = x["noise"].view(N, 2 + 3 * n, size)
+    present, following = agent(x.inputs), agent(x["next"])
+    action, logp = squashed_sample(following, standard_normal(noise[:, 1]))
+    value = agent.target_q(x["next"], action).amin(0)
+    if cfg.entropy_backup:
+        value = value - alpha(agent) * logp
+    target = agent.scaled_reward(x["return"]) + x["discount"] * value
+    uniform, *others = noise[:, 2:].chunk(3, 1)
+    drawn = [squashed_sample(out.unsqueeze(1), standard_normal(z)) for out, z in zip((present, following), others)]
+    proposed = torch.cat([2.0 * uniform - 1.0, *(a for a, _ in drawn)], 1)
+    density = torch.cat([uniform.new_full((N, n), -size * math.log(2.0)), *(logp for _, logp in drawn)], 1)
+    rows = {"noise": noise[:, 0], "target": target, "proposed": proposed, "density": density}
+    return TrainBatch(x.inputs, {**x.rows, **rows}, None)
+
+
+def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> Loss:
+    """Critics: (Q - target)^2 / 2 + multiplier * gap (eq. 4). Actor and temperature: SAC's."""
+    taken = agent.box.to_unit(x["action"])
+    q, others = q_of(agent, x.inputs, torch.cat([taken.unsqueeze(1), x["proposed"]], 1)).tensor_split([1], 2)
+    q = q.squeeze(2)
+    gap = (others - x["density"]).logsumexp(2) - math.log(others.shape[2]) - q
+    totals, metrics = critic_losses(agent, x, cfg, q, gap)
+    action, logp = agent.sample(x.inputs, x["noise"])
+    totals["actor"] = (alpha(agent) * logp - agent.smallest_q(x.inputs, action)).mean()
+    entropy = -logp.detach().mean()
+    if cfg.alpha == "auto":
+        wanted = -float(agent.box.size) if cfg.target_entropy is None else cfg.target_entropy
+        assert agent.log_alpha is not None
+        totals["alpha"] = (agent.log_alpha * (entropy - wanted)).mean()
+    metrics |= {"actor_loss": totals["actor"].detach(), "ent_coef": alpha(agent), "entropy": entropy}
+    return Loss(totals, metrics, (q.detach() - x["target"]).abs().mean(0))
+
+
+def postprocess_choices(agent: QAgent, x: TrainBatch, cfg: CQL) -> TrainBatch:
+    """Adds `target` = r + discount * Q_target(s', argmax Q(s')), as double DQN."""
+    following = x["next"]
+    best = agent.greedy(following, agent(following))
+    value = agent.bootstrap(following).gather(1, best.unsqueeze(1)).squeeze(1)
+    return TrainBatch(x.inputs, {**x.rows, "target": agent.scaled_reward(x["return"]) + x["discount"] * value}, None)
+
+
+def loss_choices(agent: QAgent, x: TrainBatch, cfg: CQL) -> Loss:
+    """(Q - target)^2 / 2 + multiplier * gap, where the sum over actions is exact (eq. 4)."""
+    every = agent(x.inputs)
+    q = every.gather(1, agent.index(x["action"]).unsqueeze(1)).squeeze(1)
+    gap = agent.legal(x.inputs, every).logsumexp(1) - q
+    totals, metrics = critic_losses(agent, x, cfg, q.unsqueeze(0), gap.unsqueeze(0))
+    return Loss(totals, metrics, (q.detach() - x["target"]).abs())
+
+
+def critic_losses(agent: Any, x: TrainBatch, cfg: CQL, q: Tensor, gap: Tensor) -> tuple[dict[str, Tensor], Any]:
+    """Losses of critics and multiplier from Q [k, N] of the data's actions and gaps [k, N], and their metrics."""
+    weight = x["weight"] if "weight" in x.rows else torch.ones_like(x["target"])
+    bellman = 0.5 * ((q - x["target"]).square() * weight).mean(1).sum()
+    gaps = (gap * weight).mean(1)
+    factor, totals = float(cfg.cql_alpha), dict[str, Tensor]()
+    if cfg.threshold is not None:  # appendix F: the multiplier rises while the gap is above the threshold
+        factor = agent.log_multiplier.detach().exp()
+        totals["multiplier"] = -agent.log_multiplier.exp() * (gaps.detach().mean() - cfg.threshold)
+    totals["critic"] = bellman + factor * gaps.sum()
+    metrics = {
+        "critic_loss": bellman.detach(),
+        "gap": gaps.detach().mean(),
+        "multiplier": torch.as_tensor(factor),
+        "q": q.detach()[0].mean(),
+    }
+    return totals, metrics
+
+
+def q_of(agent: ControlAgent, inputs: Inputs, action: Tensor) -> Tensor:
+    """[k, N, m] of actions [N, m, size] in [-1, 1], with the features of an observation made once."""
+    obs, critics = agent.prepared(inputs.obs), agent.critics
+    features = obs if critics.encoder.is_identity else critics.encoder(inputs, obs)
+    rows = torch.cat([features.unsqueeze(1).expand(-1, action.shape[1], -1), action], -1)
+    return critics.stack(rows.flatten(0, 1)).unflatten(1, action.shape[:2]).squeeze(-1)
+
+
+def alpha(agent: ControlAgent) -> Tensor:
+    """The temperature, without gradient."""
+    assert agent.log_alpha is not None
+    return agent.log_alpha.detach().exp().squeeze(0)
+
+
+def optimizer_fn(agent: Any, cfg: CQL) -> Optimizers:
+    """An Adam for each of critics, actor, temperature and multiplier, as far as there are any."""
+    lr = float(cfg.lr)
+
+    def adam(parameters: Any, own: float | None = None) -> Adam:
+        return Adam(parameters, lr=own or lr, lr_scale=(own or lr) / lr)
+
+    boxes = isinstance(agent, ControlAgent)
+    out: Optimizers = {"critic": adam((agent.critics if boxes else agent.online).parameters())}
+    if boxes:
+        out["actor"] = adam(agent.actor.parameters(), cfg.actor_lr)
+    if boxes and cfg.alpha == "auto":
+        out["alpha"] = adam([agent.log_alpha], cfg.actor_lr)
+    if cfg.threshold is not None:
+        out["multiplier"] = adam([agent.log_multiplier])
+    return out
+
+
+def replay_fn(agent: Any, cfg: CQL) -> Experience:
+    """Transitions, noise for the actor's action, the next one and the proposed ones, and soft target updates."""
+    boxes = isinstance(agent, ControlAgent)
+    update = agent.update_targets if boxes else agent.update_target
+
+    def after_update(agent: Any, cfg: CQL, updates: int) -> None:
+        if updates % cfg.target_interval == 0:
+            update(cfg.tau)
+
+    view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
+    return Experience(
+        Replay(agent.spec, cfg.replay, view), cfg.batch_size, cfg.replay_ratio, cfg.learning_starts,
+        noise_size=(2 + 3 * cfg.sampled_actions) * agent.box.size if boxes else 0, after_update=after_update,
+    )  # fmt: skip
+
+
+def agent_fn(spec: EnvSpec, cfg: CQL) -> Agent:
+    """The default agent: SAC's for a box, DQN's for a choice."""
+    if isinstance(spec.action, LeafSpec) and spec.action.kind == "discrete":
+        return QAgent(spec, cfg.net, cfg.discount)
+    if not isinstance(spec.action, LeafSpec) or spec.action.kind != "box":
+        raise ConfigError(f"CQL needs a box or one discrete action; the environment takes {describe(spec.action)}: use MARWIL "
+                          "or BC, which take any")  # fmt: skip
+    agent = ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "CQL")
+    if cfg.alpha != "auto":
+        assert agent.log_alpha is not None
+        agent.log_alpha.data.fill_(math.log(cfg.alpha))
+    return agent
+
+
+@dataclass(frozen=True)
+class CQL:
+    """Settings of CQL."""
+
+    lr: Schedule = 3e-4
+    """Adam's step size of the critics, usually 1e-4 to 1e-3."""
+    actor_lr: float | None = 1e-4
+    """Of actor and temperature, usually below the critics'; None for theirs."""
+    discount: float = 0.99
+    """Weight of the next step's value, usually 0.9 to 0.999."""
+    cql_alpha: float = 1.0
+    """How much the gap between Q at all actions and at the data's counts, usually 0.5 to 10: less for data of many policies.
+
+    With a `threshold` where the multiplier begins. As in equation 4; half of what their code calls min_q_weight.
+    """
+    threshold: float | None = None
+    """Lagrange variant: the multiplier is learned, to keep the gap below this; None: it is `cql_alpha`."""
+    sampled_actions: int = 10
+    """Boxes: actions from each of three distributions at which Q is pushed down, usually 4 to 10."""
+    entropy_backup: bool = False
+    """Boxes: targets count the entropy of the next action, as SAC's do."""
+    batch_size: int = 256
+    """Transitions of a gradient step, usually 64 to 512."""
+    replay_ratio: float = 256.0
+    """Rows trained on for each row played back; 256 with batch_size 256 is a gradient step for each."""
+    learning_starts: int = 1_000
+    """Rows played back before the first gradient step."""
+    n_step: int = 1
+    """Rewards in a target before the value."""
+    tau: float = 0.005
+    """Share of the online critics in an update of the target ones."""
+    target_interval: int = 1
+    """Gradient steps between updates of the target critics."""
+    alpha: float | Literal["auto"] = "auto"
+    """Boxes: temperature, or `auto` to learn it."""
+    target_entropy: float | None = None
+    """Boxes: what `auto` keeps to, in nats, of actions in [-1, 1]; None for minus the number of their elements."""
+    critics: int = 2
+    """Boxes: critics, of which the smallest value counts."""
+    max_grad_norm: float | None = None
+    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
+    replay: ReplaySettings = ReplaySettings()
+    """What is kept of what was played back, and how it is drawn."""
+    net: Net = Net(hidden=(256, 256), activation="relu")
+    """Networks of the default agent; `activation` is the actor's, critics of boxes are of relu."""
+    agent: AgentFn = agent_fn
+    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
+    batch: ClassVar[BatchSpec] = BatchSpec(T=16, B=16)
+    """T and B of the sampler, where a run names none."""
+    offline: ClassVar[bool] = True
+    """It learns from the actions of others: a dataset, played back by an OfflineSampler."""
+    epsilon: ClassVar[float] = 0.0
+    """Nothing is explored."""
+    epsilon_low: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_schedules(self)
+        if self.net.is_recurrent:
+            raise ConfigError(f"CQL with net.recurrent={self.net.recurrent!r}; BC and MARWIL learn with memory")
+        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
+            raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
+        start, end = schedule_ends(self.lr)
+        positive = [start, self.actor_lr, self.max_grad_norm]
+        positive += [float(self.alpha)] if self.alpha != "auto" else []
+        counts = self.critics, self.target_interval, self.sampled_actions
+        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(counts) < 1:
+            raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, alpha={self.alpha}, max_grad_norm={self.max_grad_norm}, critics="
+                              f"{self.critics}, target_interval={self.target_interval}, sampled_actions={self.sampled_actions}; expected "
+                              "positive numbers")  # fmt: skip
+        if self.cql_alpha < 0.0 or (self.threshold is not None and self.cql_alpha == 0.0):
+            raise ConfigError(f"cql_alpha={self.cql_alpha}, threshold={self.threshold}; expected 0 or more, above 0 with a threshold, "
+                              "where the multiplier begins at it")  # fmt: skip
+
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
+        """The live policy for an environment."""
+        choices = isinstance(spec.action, LeafSpec) and spec.action.kind == "discrete"
+
+        def made(spec: EnvSpec, cfg: CQL) -> Agent:
+            agent = cfg.agent(spec, cfg)
+            if cfg.threshold is not None:
+                agent.register_parameter("log_multiplier", nn.Parameter(torch.tensor(math.log(cfg.cql_alpha))))
+            return agent
+
+        return Policy(
+            self, spec, agent_fn=made, postprocess_fn=postprocess_choices if choices else postprocess_fn,
+            loss_fn=loss_choices if choices else loss_fn, optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
+        )  # fmt: skip

@@ -1,0 +1,56 @@
+"""`penstock replay info|export`: what a stored replay holds, and a copy of it that numpy opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.cli.options import Parser
+
+_DESCRIPTION = """Looks into the replay of a checkpoint, or writes it into a file that numpy opens. docs/runs.md describes the layout.
+
+  penstock replay info runs/a
+  penstock replay info runs/a/checkpoints/000000050000
+  penstock replay export runs/a --to replay.npz        or --to a/folder, one .npy for each array
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Does what the arguments say; gives the exit code."""
+    parser = Parser("replay", _DESCRIPTION)
+    parser.add_argument("action", choices=("info", "export"), help="what to do")
+    parser.add_argument(
+        "path", metavar="PATH", help="run directory, checkpoint directory, or (info) an exported replay"
+    )
+    parser.add_argument("--which", default="last", help="checkpoint of a run: last, best, or a step (default last)")
+    parser.add_argument("--to", metavar="FILE.npz|DIR", help="where to export to; must not be there yet")
+    parser.add_argument(
+        "--frames", action="store_true", help="export stacks of images as they are kept: single frames and their age"
+    )
+    args = parser.parse_args(argv)
+    if (args.action == "export") != bool(args.to):
+        parser.error("export needs --to FILE.npz or --to DIR" if args.action == "export" else "info takes no --to")
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    from penstock.run.progress import print_summary
+    from penstock.run.replay_export import export, exported
+    from penstock.run.replay_view import fields, open_replay, summary
+
+    path = Path(args.path)
+    if args.action == "export":
+        written = export(open_replay(path, args.which), Path(args.to), frames=args.frames)
+        print(f"{args.to}: {written:,} bytes")
+        return 0
+    about = exported(path)
+    if about is not None:
+        rows, table = about
+    else:
+        replay = open_replay(path, args.which)
+        rows, table = summary(replay), fields(replay)
+    print_summary(f"replay of {path}", rows)
+    arrays = Table("field", "dtype", "shape", Column("bytes", justify="right"))
+    for row in table:
+        arrays.add_row(*(Text(cell) for cell in row))
+    Console(highlight=False).print(arrays)
+    return 0
