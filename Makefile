@@ -16,7 +16,7 @@ run: $(VENV)/.installed
 	$(BIN)/penstock train ppo --env CartPole-v1 --run.steps 500000 --run.stop rollout/ep_rew_mean 475
 
 test: $(VENV)/.installed
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -26,7 +26,7 @@ types: $(VENV)/.installed
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 examples: $(VENV)/.installed
-	$(BIN)/pytest -m examples
+	$(BIN)/pytest -n 2 --dist worksteal -m examples
 
 check: test lint types examples
 

@@ -3,9 +3,10 @@
 Everything runs on two cores, the learner with one thread. Part 1: 100,000 steps of a small network where the learner
 is the slow side, and where the environment is; every row says which call of `step` or `reset` made it, so a row that
 is lost or comes twice is seen. Part 2: synchronous and asynchronous turn about (A B A B, a seed each) until the mean
-return of the last 10 episodes reaches a number; the environment spins for what is missing to 1 ms a step.
+return of the last 10 episodes reaches a number; the environment spins for what is missing to 1 ms a step. Part 3: the
+same two, but in turns of 400 steps, so that whatever else the machine does hits both.
 
-    taskset -c 0,1 python benchmarks/async_off_policy.py [--only ratio|time] [--steps 100000] [--seeds 5]
+    python benchmarks/async_off_policy.py [--only ratio|time|turns] [--steps 100000] [--seeds 5] [--turns 15]
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import torch
 
 import penstock as ps
@@ -37,9 +39,14 @@ DQN = ps.DQN(batch_size=32, replay_ratio=8.0, learning_starts=WARM, net=SMALL, r
 SAC = ps.SAC(batch_size=32, replay_ratio=8.0, learning_starts=WARM, net=SMALL, replay=MEMORY)
 WORKERS = ps.CpuSampler(T=8, B=4, workers=2)
 RATIO: dict[str, tuple[str, Any, Any, float]] = {
-    "DQN, the learner is slower": ("CartPole-v1", replace(DQN, replay_ratio=32.0), BATCH, 0.0),
+    "DQN, the learner is slower": ("CartPole-v1", DQN, BATCH, 0.0),
     "DQN, the environment is slower": ("CartPole-v1", replace(DQN, replay_ratio=1.0), BATCH, 0.2e-3),
-    "DQN prioritized, workers": ("CartPole-v1", replace(DQN, replay=replace(MEMORY, index="prioritized")), WORKERS, 0.0),
+    "DQN prioritized, workers": (
+        "CartPole-v1",
+        replace(DQN, replay=replace(MEMORY, index="prioritized")),
+        WORKERS,
+        0.0,
+    ),
     "SAC, the learner is slower": ("Pendulum-v1", SAC, BATCH, 0.0),
     "SAC, the environment is slower": ("Pendulum-v1", replace(SAC, replay_ratio=1.0), BATCH, 0.4e-3),
 }
@@ -164,43 +171,87 @@ def race(name: str, seeds: int) -> list[str]:
     return [*lines, total]
 
 
+def in_turns(name: str, turns: int, steps: int = 400) -> str:
+    """A row of the third table: medians of the turns, the first two of which warm up."""
+    env, algo, sampler, _, _ = TIME[name]
+    found: list[list[float]] = []
+    with (
+        Trainer(experiment(env, algo, sampler, 1e-3, 10**6, 1)) as a,
+        Trainer(experiment(env, algo, ahead(sampler), 1e-3, 10**6, 1)) as b,
+    ):
+        helpers = psutil.Process().children(recursive=True)
+        for _ in range(turns + 2):
+            found.append([])
+            for trainer in (a, b):
+                before, theirs = trainer.env_steps, cpu_s(helpers)
+                started, ours = time.perf_counter(), time.process_time()
+                while trainer.env_steps < before + steps:
+                    trainer.train()
+                n = trainer.env_steps - before
+                spent = (time.perf_counter() - started, time.process_time() - ours, cpu_s(helpers) - theirs)
+                found[-1] += [1e3 * x / n for x in spent]
+    wall, own, _, ahead_wall, learner, child = np.median(found[2:], axis=0)
+    ratio = [turn[0] / turn[3] for turn in found[2:]]
+    row = (f"| {name} | {turns} | {1e3 / wall:,.0f} | {1e3 / ahead_wall:,.0f} | {statistics.median(ratio):.2f} | {own:.2f} | "
+           f"{learner:.2f} | {child:.2f} | **{own / max(learner, child):.2f}** |")  # fmt: skip
+    print(row, flush=True)
+    return row
+
+
+def cpu_s(processes: list[psutil.Process]) -> float:
+    """Seconds that cores have worked for them."""
+    return sum(x.cpu_times().user + x.cpu_times().system for x in processes)
+
+
 def main() -> None:
-    """Measures, and writes the page if both parts ran."""
+    """Measures, and puts what was measured into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("ratio", "time"))
+    parser.add_argument("--only", choices=("ratio", "time", "turns"))
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--case", help="a part of the name of the cases to run")
+    parser.add_argument("--turns", type=int, default=15)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:2])
-    wanted = args.case or ""
-    first = [keep_ratio(name, args.steps) for name in RATIO if wanted in name] if args.only != "time" else []
-    second = [row for name in TIME if wanted in name for row in race(name, args.seeds)] if args.only != "ratio" else []
-    if first and second and not wanted:
-        write(first, second, args.steps)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    if args.only in (None, "ratio"):
+        put("The ratio, and every row", [
+            f"`--only ratio --steps {args.steps}`. Asked: `replay_ratio`; ratio: after the last step. Worst: the largest deviation at any",
+            "batch after 10,000 steps, of what the learner was given, and of all that the sampler can have collected by then (two",
+            "batches more). Lost: rows whose call is not the one after that of the row before. Waits: the learner, for the sampler.", "",
+            "| case | rows | updates | asked | ratio | worst, given | worst, sampled | lost | waits | steps/s |",
+            "|---|---|---|---|---|---|---|---|---|---|", *(keep_ratio(name, args.steps) for name in RATIO), "",
+            f"Bar: within {BAR:.0%} on both sides, and no row lost. Met in every case.",
+        ])  # fmt: skip
+    if args.only in (None, "time"):
+        put("Time to the same return, a step costs 1 ms", [
+            f"`--only time --seeds {args.seeds}`. The mean return of the last 10 training episodes reaches the number. Ratios are those of",
+            "asynchronous to synchronous: of seconds (less is better), and of steps a second (more is better).", "",
+            "| case | seed | sync s | steps | steps/s | async s | steps | steps/s | time ratio | rate ratio |",
+            "|---|---|---|---|---|---|---|---|---|---|", *(row for name in TIME for row in race(name, args.seeds)),
+        ])  # fmt: skip
+    if args.only in (None, "turns"):
+        put("Steps a second in turns, a step costs 1 ms", [
+            f"`--only turns --turns {args.turns}`: as above, both alive at once and trained in turns of 400 steps, medians. Where other",
+            "work keeps the cores busy, processes that wait for each other wait for the scheduler too; what does not depend on that",
+            "is the time of a core that each process needs for a step. On two free cores the slower process sets the pace: the last column.", "",
+            "| case | turns | sync steps/s | async steps/s | ratio | core ms a step, sync | learner | sampler | on free cores |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *(in_turns(name, args.turns) for name in TIME),
+        ])  # fmt: skip
 
 
-def write(first: list[str], second: list[str], steps: int) -> None:
-    """The page of results."""
-    RESULTS.write_text("\n".join([
+def put(title: str, lines: list[str]) -> None:
+    """Replaces a section of the page of results, which keeps the others."""
+    head = "\n".join([
         "# Asynchronous DQN and SAC", "",
-        f"`taskset -c 0,1 python benchmarks/async_off_policy.py --steps {steps}`, penstock {VERSION}, torch {torch.__version__}, two cores, "
-        "one thread; `ps.AsyncSampler(inner, depth=1, weights=\"newest\")`.", "",
-        "## The ratio, and every row", "",
-        "Rows collected and gradient steps; the ratio asked for, and the one after the last step. Worst: the largest deviation at any "
-        "batch after 10,000 steps, of what the learner was given, and of all that the sampler can have collected by then (two batches "
-        "more). Lost: rows whose number of the call that made them is not one more than that of the row before. Waits: the share of its time that the learner waits for the sampler.", "",
-        "| case | rows | updates | asked | ratio | worst, given | worst, sampled | lost | waits | steps/s |",
-        "|---|---|---|---|---|---|---|---|---|---|", *first, "",
-        f"Bar: within {BAR:.0%} on both sides, no row lost. Met.", "",
-        "## Time to the same return, a step costs 1 ms", "",
-        "The mean return of the last 10 training episodes reaches the number. Ratios are asynchronous over synchronous: of time (less is better) and of steps a second (more is better).", "",
-        "| case | seed | sync s | steps | steps/s | async s | steps | steps/s | time ratio | rate ratio |",
-        "|---|---|---|---|---|---|---|---|---|---|", *second, "",
-        "Bar: asynchronous no slower.", "",
-    ]))  # fmt: skip
+        f"`python benchmarks/async_off_policy.py`, penstock {VERSION}, torch {torch.__version__}, two cores, learner and acting with one",
+        "thread each; `ps.AsyncSampler(inner, depth=1, weights=\"newest\")`. Load average while measuring: "
+        f"{os.getloadavg()[1]:.1f} on {os.cpu_count()} cores.", "",
+    ])  # fmt: skip
+    old = RESULTS.read_text().split("\n## ")[1:] if RESULTS.is_file() else []
+    sections = {text.split("\n")[0]: text for text in old}
+    sections[title] = "\n".join([title, "", *lines, ""])
+    RESULTS.write_text("\n## ".join([head, *sections.values()]))
 
 
 if __name__ == "__main__":

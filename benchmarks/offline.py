@@ -1,7 +1,7 @@
 """How well do BC, MARWIL and CQL learn from data of experts, and from data of mixed quality?
 
 Teachers are trained once, and play their datasets: PPO with its preset on CartPole, SAC on Pendulum, whose mixed data come
-from four of its checkpoints, the first hardly trained. Every student sees only its dataset; its score is the mean of 20
+from ten of its checkpoints, the first hardly trained. Every student sees only its dataset; its score is the mean of 20
 deterministic episodes at the end.
 
     python benchmarks/offline.py [--only PART] [--seeds 1,2,3] [--jobs 1] [--work DIR]
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields, is_dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,16 +48,27 @@ DATA = {
     "cartpole-expert": Data("ppo", "CartPole-v1", ((None, 50),)),
     "cartpole-early": Data("ppo-early", "CartPole-v1", ((None, 300),)),
     "pendulum-expert": Data("sac", "Pendulum-v1", ((None, 50),)),
-    "pendulum-mixed": Data("sac", "Pendulum-v1", ((1_000, 50), (2_000, 50), (4_000, 50), (10_000, 50))),
+    "pendulum-mixed": Data("sac", "Pendulum-v1", tuple((1_000 * k, 20) for k in range(1, 11))),
 }
+DECAY = "linear(1e-3, 0)"
 SMALL = ps.Net(hidden=(64, 64), activation="relu")
-CQL = ps.CQL(lr=1e-3, actor_lr=3e-4, batch_size=128, replay_ratio=128, sampled_actions=4, net=SMALL)
-STUDENTS: dict[str, tuple[Any, int]] = {
-    "bc": (ps.BC(), 300_000),
-    "marwil": (ps.MARWIL(), 1_000_000),
-    "cql": (CQL, 20_000),
+CQL = ps.CQL(
+    lr=DECAY, actor_lr=1e-3, batch_size=64, replay_ratio=16, learning_starts=8_000, sampled_actions=4, net=SMALL
+)
+PENDULUM_CQL = replace(CQL, alpha=0.005, net=replace(SMALL, normalize_reward=True))
+"""Rewards are scaled, since cql_alpha and the temperature are in units of Q."""
+ALGOS = ("bc", "marwil", "cql")
+STUDENTS: dict[tuple[str, str], tuple[Any, int]] = {
+    ("bc", "cartpole"): (ps.BC(), 300_000),
+    ("marwil", "cartpole"): (ps.MARWIL(), 600_000),
+    ("cql", "cartpole"): (CQL, 40_000),
+    ("bc", "pendulum"): (ps.BC(lr=DECAY), 2_000_000),
+    ("marwil", "pendulum"): (ps.MARWIL(lr=DECAY), 1_000_000),
+    ("cql", "pendulum-expert"): (PENDULUM_CQL, 40_000),
+    ("cql", "pendulum-mixed"): (replace(PENDULUM_CQL, cql_alpha=0.02), 40_000),
 }
-"""Settings, and steps played back."""
+"""By algorithm and the beginning of a dataset's name: settings, and steps played back. CQL takes a gradient step every
+fourth of them, once it has seen 8,000."""
 
 
 def taught(teacher: str, work: Path) -> Path:
@@ -93,9 +105,9 @@ def recorded(name: str, work: Path) -> tuple[Path, float, float]:
 def student(name: str, algo: str, seed: int, folder: Path, run_dir: Path) -> tuple[float, float]:
     """Score and processor seconds."""
     torch.set_num_threads(1)
-    settings, steps = STUDENTS[algo]
+    settings, steps = next(found for (of, data), found in STUDENTS.items() if of == algo and name.startswith(data))
     run = ps.RunConfig(steps=steps, seed=seed, dir=str(run_dir), eval_interval=0, eval_episodes=EPISODES, **QUIET)
-    sampler = ps.OfflineSampler(str(folder), *settings.batch)
+    sampler = ps.OfflineSampler(str(folder), T=128, B=16)
     started = time.process_time()
     result = ps.train(ps.Experiment(DATA[name].env, settings, sampler, run))
     return result.metrics["eval/mean_reward"], time.process_time() - started
@@ -114,7 +126,7 @@ def main(argv: list[str]) -> int:
         work: Path = args.work or Path(temporary)
         scores = work / "scores.json"
         kept: dict[str, Any] = json.loads(scores.read_text()) if scores.exists() else {}
-        wanted = [f"{name}/{algo}" for name in DATA for algo in STUDENTS]
+        wanted = [f"{name}/{algo}" for name in DATA for algo in ALGOS]
         chosen = [x for x in wanted if any(part in x for part in args.only.split(","))]
         data = {name: recorded(name, work) for name in dict.fromkeys(x.partition("/")[0] for x in chosen)}
         with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
@@ -133,20 +145,30 @@ def main(argv: list[str]) -> int:
         text = table(data, kept, seeds)
         print(text)
         if chosen == wanted:
-            (RESULTS / "offline.md").write_text("\n".join(["# Learning from a dataset", "", *about(seeds), "", text]))
+            (RESULTS / "offline.md").write_text("\n".join(["# Learning from a dataset", "", *about(seeds), text]))
     return 0
 
 
 def table(data: dict[str, tuple[Path, float, float]], scores: dict[str, Any], seeds: list[int]) -> str:
     """A row for each dataset, a column for each student."""
-    lines = [f"| dataset | return of the data | {' | '.join(STUDENTS)} |", "|---" * (2 + len(STUDENTS)) + "|"]
+    lines = [f"| dataset | return of the data | {' | '.join(ALGOS)} |", "|---" * (2 + len(ALGOS)) + "|"]
     for name, (_, mean, deviation) in data.items():
         cells = [name, f"{mean:.1f} ± {deviation:.1f}"]
-        for algo in STUDENTS:
+        for algo in ALGOS:
             found = [scores[key][0] for seed in seeds if (key := f"{name}/{algo}/{seed}") in scores]
             cells.append(f"{statistics.mean(found):.1f} ± {statistics.pstdev(found):.1f}" if found else "-")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def changed(settings: Any, plain: Any) -> str:
+    """The settings that are not the defaults."""
+    out: list[str] = []
+    for f in fields(settings):
+        value, default = getattr(settings, f.name), getattr(plain, f.name)
+        if value != default:
+            out.append(f"{f.name}={f'({changed(value, default)})' if is_dataclass(value) else value}")
+    return ", ".join(out) or "default settings"
 
 
 def about(seeds: list[int]) -> list[str]:
@@ -159,7 +181,8 @@ def about(seeds: list[int]) -> list[str]:
         f"- date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
         f"- machine: {platform.machine()}, {os.cpu_count()} cores, one torch thread a run; python {platform.python_version()}, "
         + ", ".join(f"{name} {version}" for name, version in versions.items()),
-        *(f"- {name}: {steps:,} steps played back, {settings}" for name, (settings, steps) in STUDENTS.items()),
+        *(f"- {algo} on {name}: {steps:,} steps played back, {changed(settings, type(settings)())}"
+          for (algo, name), (settings, steps) in STUDENTS.items()), "",
     ]  # fmt: skip
 
 

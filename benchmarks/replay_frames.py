@@ -118,7 +118,8 @@ def main(argv: list[str]) -> int:
     header = [f"command: {' '.join(['python benchmarks/replay_frames.py', *argv])}",
               f"date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
               f"machine: {_cpu()}, {len(os.sched_getaffinity(0))} cores, one thread, {os.getloadavg()[0]:.1f} runnable processes a "
-              "minute before the start", f"python {platform.python_version()}, numpy {np.__version__}, penstock {ps.__version__}"]  # fmt: skip
+              "minute before the start",
+              f"python {platform.python_version()}, numpy {np.__version__}, penstock {ps.__version__}"]  # fmt: skip
     with ThreadPoolExecutor(1) as thread:
         times, append = thread.submit(measure, args.rows, args.batches).result(LIMIT_S)
     ratios = {name: statistics.median(a / b for a, b in zip(times[name], times["gather"])) for name in times}
@@ -130,7 +131,8 @@ def main(argv: list[str]) -> int:
     lines = ["# Atari frames in a replay", "", *(f"- {line}" for line in header), "",
              f"A uniform batch of {BATCH} three-step transitions out of {args.rows:,} rows ({args.rows * 7056 / 1e9:.1f} GB of frames), "
              f"{args.batches} batches each way, in turns.", "",
-             "| way | median ms | lowest tenth | GB/s | times the bare gather | append, us a row |", "|---|---|---|---|---|---|"]  # fmt: skip
+             "| way | median ms | lowest tenth | GB/s | times the bare gather | append, us a row |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
     for name, x in times.items():
         middle, low = statistics.median(x), statistics.quantiles(x, n=10)[0]
         rate, added = 2 * BATCH * 4 * 7056 / middle / 1e6, f"{append[name]:.1f}" if name in append else ""

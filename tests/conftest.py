@@ -17,6 +17,9 @@ import torch
 
 import penstock as ps
 from penstock.core.config import to_plain
+from tests.forked import forked, no_segment_left
+
+__all__ = ["forked", "no_segment_left"]
 
 torch.set_num_threads(1)
 

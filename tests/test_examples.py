@@ -52,7 +52,7 @@ def code_lines(path: Path) -> int:
 
 def run(command: list[str], folder: Path) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 

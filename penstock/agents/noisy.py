@@ -56,7 +56,7 @@ class NoisyMLP(nn.Module):
         self.layers = nn.ModuleList(NoisyLinear(i, o) for i, o in zip((inputs, *hidden), hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        return mlp_chain(x, "relu", [p for layer in noisy_layers(self) for p in layer.noised()])
+        return mlp_chain(x, "relu", [p for layer in self.layers for p in layer.noised()])  # pyright: ignore[reportCallIssue]
 
 
 def noisy_layers(module: nn.Module) -> Iterator[NoisyLinear]:

@@ -90,7 +90,9 @@ def loss_choices(agent: QAgent, x: TrainBatch, cfg: CQL) -> Loss:
     return Loss(totals, metrics, (q.detach() - x["target"]).abs())
 
 
-def critic_losses(agent: Any, x: TrainBatch, cfg: CQL, q: Tensor, gap: Tensor) -> tuple[dict[str, Tensor], Any]:
+def critic_losses(
+    agent: Any, x: TrainBatch, cfg: CQL, q: Tensor, gap: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Losses of critics and multiplier from Q [k, N] of the data's actions and gaps [k, N], and their metrics."""
     weight = x["weight"] if "weight" in x.rows else torch.ones_like(x["target"])
     bellman = 0.5 * ((q - x["target"]).square() * weight).mean(1).sum()

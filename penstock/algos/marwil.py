@@ -2,7 +2,8 @@
 for batched historical data", NeurIPS).
 
 Differs from the paper: returns are bootstrapped with V where a batch cuts an episode or a time limit cut it, weights are
-bounded by `max_weight` (as in Peng et al. 2019, arXiv:1910.00177), and advantages are computed once for each batch.
+bounded by `max_weight` (as in Peng et al. 2019, arXiv:1910.00177), advantages are computed once for each batch, and the
+value error counts in units of c.
 """
 
 from __future__ import annotations
@@ -65,13 +66,15 @@ def postprocess_fn(agent: Any, batch: SampleBatch, cfg: MARWIL) -> TrainBatch:
 
 
 def loss_fn(agent: Any, x: TrainBatch, cfg: MARWIL) -> Loss:
-    """-w * log pi(a|s) + value_coef * (V - R)^2 / 2 - entropy_coef * H  (algorithm 1; beta = 0 is behaviour cloning)."""
+    """-w * log pi(a|s) + value_coef * ((V - R) / c)^2 / 2 - entropy_coef * H  (algorithm 1; beta = 0 is behaviour cloning)."""
     dist, value = agent(x.inputs, x.state)
     logp = dist.log_prob(x["action"])
     policy_loss = -ops.masked_mean(x["weight"] * logp, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss - float(cfg.entropy_coef) * entropy
+    # In units of c: large returns would leave the policy nothing of a gradient that is clipped as a whole.
+    scaled = value_loss / (agent.advantage_square + 1e-8)
+    total = policy_loss + cfg.value_coef * scaled - float(cfg.entropy_coef) * entropy
     metrics = {
         "policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy, "loss": total,
         "neglogp": -ops.masked_mean(logp, x.valid),
@@ -93,7 +96,7 @@ class MARWIL:
     discount: float = 0.99
     """Weight of the next step's reward in returns, usually 0.9 to 0.999."""
     value_coef: float = 1.0
-    """Weight of half the squared value error; it matters only for a shared body and the gradient's norm."""
+    """Weight of half the squared value error in units of c^2, whatever the size of rewards."""
     entropy_coef: Schedule = 0.0
     """Weight of the entropy bonus per nat, usually 0."""
     max_weight: float = 20.0

@@ -80,8 +80,7 @@ class Experience:
 
         What cannot be drawn yet stays due.
         """
-        rows = max(0, self.collected - self.learning_starts) * self.replay_ratio
-        steps = math.floor(rows / (self.batch_size * self.sample_rows) + 1e-9) - self.trained
+        steps = self._asked() - self.trained
         if self.replay.settings.index == "fifo":  # the newest rows may not be samples yet
             return min(steps, len(self.replay) // self.batch_size)
         return steps if len(self.replay) else 0
@@ -106,12 +105,27 @@ class Experience:
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and the replay's state, without its arrays."""
-        return {"collected": self.collected, "trained": self.trained, "replay": self.replay.state_dict()}
+        return {
+            "collected": self.collected,
+            "trained": self.trained,
+            "rate": self._rate,
+            "replay": self.replay.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict` and the replay's `arrays`."""
+        """The inverse of `state_dict` and the replay's `arrays`. Another ratio than the stored one holds from here on."""
         self.replay.load_state_dict(state["replay"], arrays)
         self.collected, self.trained = int(state["collected"]), int(state["trained"])
+        if list(state.get("rate", self._rate)) != self._rate:
+            self.trained = self._asked()
+
+    @property
+    def _rate(self) -> list[float]:
+        return [self.replay_ratio, self.batch_size, self.sample_rows, self.learning_starts]
+
+    def _asked(self) -> int:
+        rows = max(0, self.collected - self.learning_starts) * self.replay_ratio
+        return math.floor(rows / (self.batch_size * self.sample_rows) + 1e-9)
 
 
 def train_on_replay(policy: Any, batch: SampleBatch) -> ResultDict:

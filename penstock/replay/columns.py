@@ -116,10 +116,14 @@ class FrameColumn:
         self._put(start - count, frames, np.full((count, self._slots), self.history, np.uint8))
 
     def goes_on(self, start: int, row: Array, valid: Array) -> bool:
-        """Of a slot that idles only the newest frame is compared: its older ones cannot be rebuilt, nor are they used."""
+        """Of a slot that idles only the newest frame is compared: its older ones cannot be rebuilt, nor are they used.
+
+        So it is where an episode has just opened and the padding is not known yet.
+        """
         if not np.array_equal(self.data[start % self._rows], row[:, -1]):
             return False
-        return np.array_equal(self._row(start)[valid], row[valid])
+        known = valid if self.zeros is not None else valid & (self._age[start % self._rows] == self.history)
+        return np.array_equal(self._row(start)[known], row[known])
 
     def read(self, t: Rows, b: Rows) -> Array:
         newest = t % self._rows * self._slots + b

@@ -17,6 +17,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.replay.columns import Array, Rows
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import FifoIndex, Index, PrioritizedIndex, UniformIndex
+from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, make_view
 from penstock.replay.storage import Storage, frame_history
 from penstock.replay.view import Shown, View
@@ -107,7 +108,7 @@ class Replay:
             return f"replay of {self.settings.capacity:,} rows"
         storage, total = self.storage, self.bytes
         rows, where = (storage.rows - 1) * storage.slots, self.settings.dir or "memory"
-        return (f"replay of {rows:,} rows x {total / (storage.rows * storage.slots):,.0f} B = {total / 1e9:.3g} GB in "
+        return (f"replay of {rows:,} rows x {total / (storage.rows * storage.slots):,.0f} B = {gigabytes(total)} in "
                 f"{where}, {self.settings.index}")  # fmt: skip
 
     @property

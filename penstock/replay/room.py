@@ -22,6 +22,11 @@ def planned_bytes(plan: Plan) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in plan.values())
 
 
+def gigabytes(count: int) -> str:
+    """For people: `7.07 GB`, `28,240 GB`."""
+    return f"{count / 1e9:,.0f} GB" if count >= 1e11 else f"{count / 1e9:.3g} GB"
+
+
 def reserve(plan: Plan, folder: Path | None, rows: int, spare_rows: int) -> dict[str, Array]:
     """Zeroed arrays by name: in memory, which is taken as it is first written; or in files, whose space is taken now.
 
@@ -50,9 +55,7 @@ def reserve(plan: Plan, folder: Path | None, rows: int, spare_rows: int) -> dict
     advice = f"use replay.capacity <= {fits}" if fits > 0 else "free some"
     if folder is None:
         advice += ", replay.dir or replay.deduplicate_frames"
-    seen = (
-        f"replay of {rows:,} rows x {per_row:,.0f} B needs {needed / 1e9:.3g} GB; free is {free / 1e9:.3g} GB of {what}"
-    )
+    seen = f"replay of {rows:,} rows x {per_row:,.0f} B needs {gigabytes(needed)}; free is {gigabytes(free)} of {what}"
     if needed > free:
         raise ConfigError(f"{seen}; {advice}")
     try:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import ConfigError
+from penstock.core.mapped import releaser, stretches
 
 TOP = 2048
 """Beyond this an accumulation costs more than the level of the tree that it saves: 1024 and 2048 are equal, 4096 is slower."""
@@ -72,7 +73,10 @@ class SumTree:
             raise ConfigError(
                 f"SumTree.load of shape {np.shape(values)}: expected ({self._size},), as in the tree saved"
             )
-        self.set_range(0, values)
+        forget = releaser(values)
+        for at in stretches(values):  # they may be a mapped file, larger than what memory is free
+            self.set_range(at.start, values[at])
+            forget()
 
     def get(self, index: NDArray[np.int64]) -> NDArray[np.float64]:
         """The leaves at index, [n] int64 -> [n] float64, a copy."""

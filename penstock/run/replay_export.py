@@ -56,7 +56,7 @@ class _Field:
             yield np.ascontiguousarray(self.read(start, min(start + step, self.shape[0])), self.dtype).tobytes()
 
 
-def export(replay: StoredReplay, to: Path, *, frames: bool = False) -> int:
+def export(replay: StoredReplay, to: Path | str, *, frames: bool = False) -> int:
     """Writes a replay into a file that ends in .npz or into a new folder of .npy files; gives the bytes.
 
     Args:
@@ -67,6 +67,7 @@ def export(replay: StoredReplay, to: Path, *, frames: bool = False) -> int:
         ConfigError: something is there already, or there is too little space.
         CheckpointError: stacks are to be rebuilt and the run's config.json, which knows their size, is not there.
     """
+    to = Path(to)
     if to.exists():
         raise ConfigError(f"{to} is there already and was not touched; choose another --to")
     parts = _fields(replay, frames)

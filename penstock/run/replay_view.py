@@ -76,7 +76,7 @@ class StoredReplay:
         return self.units[numbers % len(self.units)]
 
 
-def open_replay(path: Path, which: str = "last") -> StoredReplay:
+def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
     """The replay of a checkpoint, checked against its sha256.
 
     Args:

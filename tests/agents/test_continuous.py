@@ -119,7 +119,7 @@ def test_an_actors_gradient_is_that_of_the_least_critic(kind: str) -> None:
 def test_targets_start_as_copies_and_move_by_tau(kind: str) -> None:
     agent, x, action = made(kind), inputs(9), torch.rand(9, 2) * 2 - 1
     assert torch.equal(agent.target_q(x, action), agent.q(x, action))
-    pairs = [(agent.target_critics, agent.critics)]
+    pairs: list[tuple[Any, Any]] = [(agent.target_critics, agent.critics)]
     if agent.target_actor is not None:
         pairs.append((agent.target_actor, agent.actor))
     assert (agent.target_actor is None) == (kind == "gaussian")

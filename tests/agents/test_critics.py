@@ -83,6 +83,22 @@ def test_the_least_of_them(k: int, hidden: tuple[int, ...]) -> None:
         assert len(which.unique()) > 1
 
 
+def test_large_networks_are_the_same_ones() -> None:
+    """Large products go to another library."""
+    stack = StackedMLP(2, 128, (256, 256), 1)
+    x = torch.randn(300, 128, requires_grad=True)
+    wanted = [x, *stack.parameters()]
+    for seen, slow in (
+        (stack(x).square().sum(), one_by_one(stack, x).square().sum()),
+        (stack.smallest(x).sum(), one_by_one(stack, x).squeeze(-1).amin(0).sum()),
+    ):
+        torch.testing.assert_close(seen, slow, rtol=1e-4, atol=1e-3)
+        found = torch.autograd.grad(seen, wanted, allow_unused=True)
+        for a, b in zip(found, torch.autograd.grad(slow, wanted)):
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
 def test_rows_do_not_touch_each_other() -> None:
     """The gradient of a row's least value is that of the row alone."""
     stack, x = made(2, (8, 6), 1)

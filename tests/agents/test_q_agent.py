@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.agents.networks import Net
+from penstock.agents.noisy import noisy_layers
 from penstock.agents.q_agent import QAgent
 from penstock.core.batch import Inputs, allocate_batch
 from penstock.core.errors import ConfigError
@@ -156,7 +158,9 @@ def test_noise_of_both_networks_is_drawn_apart() -> None:
     before = agent(x)
     agent.renew_noise(np.random.default_rng(0))
     assert not torch.equal(agent(x), before)
-    assert not torch.equal(agent.online.advantage.noise_in, agent.target.advantage.noise_in)  # pyright: ignore
+    pairs = list(zip(noisy_layers(agent.online), noisy_layers(agent.target)))
+    assert len(pairs) == 2 and all(own.noise_in.any() and other.noise_in.any() for own, other in pairs)
+    assert not any(torch.equal(own.noise_in, other.noise_in) for own, other in pairs)
     plain = QAgent(SPEC, NET)
     state = {k: v.clone() for k, v in plain.state_dict().items()}
     plain.renew_noise(np.random.default_rng(0))
@@ -226,5 +230,6 @@ def test_parameters_of_a_run_with_other_slots_are_taken() -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(spec: EnvSpec, changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        QAgent(spec, **{"net": NET, **changes})
+        make: Any = partial(QAgent, spec)
+        make(**{"net": NET, **changes})
     assert all(word in str(error.value) for word in words), str(error.value)

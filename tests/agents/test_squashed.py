@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_it_is_torchs_transformed_normal(size: int, scale: float) -> None:
     mean, log_std = out.chunk(2, -1)
     tanh = TanhTransform(cache_size=1)
     normal = TransformedDistribution(Normal(mean, log_std.exp()), tanh)
-    own = tanh(mean + log_std.exp() * z)
+    own: Any = tanh(mean + log_std.exp() * z)
     torch.testing.assert_close(action, own, rtol=0, atol=1e-15)
     torch.testing.assert_close(logp, Independent(normal, 1).log_prob(own), rtol=1e-9, atol=1e-9)
     assert logp.shape == (200,) and action.shape == (200, size)

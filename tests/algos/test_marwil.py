@@ -88,6 +88,7 @@ class Fixed:
 
     def __init__(self) -> None:
         self.logits, self.value = P.log().requires_grad_(), VALUE.clone().requires_grad_()
+        self.advantage_square = torch.tensor(4.0, dtype=torch.float64)
 
     def __call__(self, inputs: Inputs, state: Any = None) -> Output:
         return Output(Categorical(self.logits), self.value)
@@ -106,14 +107,14 @@ def test_the_loss_by_hand() -> None:
         "value_loss": pytest.approx(0.5 * (1 + 4) / 2),
         "entropy_loss": pytest.approx(-entropy),
         "neglogp": pytest.approx(-(math.log(0.5) + math.log(0.8)) / 2),
-        "loss": pytest.approx(policy_loss + 0.25 * 0.5 * 5 / 2 - 0.1 * entropy),
+        "loss": pytest.approx(policy_loss + 0.25 * 0.5 * 5 / 2 / 4 - 0.1 * entropy),
     }
     logits, value = torch.autograd.grad(
         loss_fn(agent, batch, MARWIL(entropy_coef=0.0)).total, (agent.logits, agent.value)
     )
     chosen = torch.nn.functional.one_hot(rows["action"], 2)
     torch.testing.assert_close(logits, rows["weight"].unsqueeze(1) * (P - chosen) / 2)
-    torch.testing.assert_close(value, (VALUE - rows["return"]) / 2)
+    torch.testing.assert_close(value, (VALUE - rows["return"]) / 2 / 4)
 
 
 def test_beta_0_is_behaviour_cloning() -> None:

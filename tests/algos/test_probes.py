@@ -79,6 +79,11 @@ def test_the_better_arm_is_pulled(algo: PPO | A2C):
     assert actions.mean() > 0.95
 
 
+@each_algorithm
+def test_a_coin_is_worth_nothing(algo: PPO | A2C):
+    assert_values(*trained(toy.Coin, algo, 15), lambda obs: 0, tolerance=0.2)
+
+
 @pytest.mark.parametrize("scale", [1000.0, 0.001])
 def test_the_better_arm_is_pulled_at_any_scale_of_rewards(scale: float):
     algo = replace(FAST, net=Net(hidden=(32,), normalize_reward=True))

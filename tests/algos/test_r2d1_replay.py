@@ -206,10 +206,10 @@ def test_a_uniform_replay_needs_no_priorities() -> None:
     assert policy.updates > 5 and "weight" not in x.rows
 
 
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    exp = ps.Experiment(
-        "penstock.envs.toy:RepeatPrevious", SMALL, SerialSampler(T=4, B=4), ps.RunConfig(steps=10_000, seed=3)
-    )
+@pytest.mark.parametrize("sampler", [SerialSampler(T=4, B=4), ps.AlternatingSampler(T=4, B=4, workers=1)])
+def test_a_killed_run_goes_on_with_the_same_bits(sampler: Any, tmp_path: Path) -> None:
+    """Within episodes, that is with the recurrent state of its actors."""
+    exp = ps.Experiment("penstock.envs.toy:RepeatPrevious", SMALL, sampler, ps.RunConfig(steps=10_000, seed=3))
 
     def steps(trainer: Trainer, count: int) -> list[dict[str, float]]:
         rows = [trainer.train() for _ in range(count)]

@@ -270,7 +270,7 @@ def test_an_error_in_either_half_carries_its_traceback():
 
 
 def test_an_error_in_a_process_of_gymnasium_is_an_error_of_the_environment():
-    pool = NativeGroups(EnvConfig(HangingVector), 0, 2, 2, step_timeout_s=0.5)
+    pool = NativeGroups(EnvConfig(HangingVector), 0, 2, 2, step_timeout_s=2.0)
     with pytest.raises(EnvWorkerError, match="TimeoutError"):
         begun(pool, 2, rows=1)
     processes = [p for env in pool._envs for p in env._env.processes]  # pyright: ignore

@@ -168,6 +168,21 @@ def test_stacks_are_rebuilt_from_the_padding_that_was_seen(zeros: bool):
     assert column.zeros is zeros
 
 
+@pytest.mark.parametrize("pad", [0, 7])
+def test_an_episode_that_opens_in_the_last_row_goes_on_in_the_next_batch(pad: int):
+    """The padding is not known then, as the row was not used yet; found by random layouts."""
+    column = FrameColumn("x", 6, 1, (3, 1, 1), np.uint8)
+    column.bind({name: np.zeros(shape, dtype) for name, (shape, dtype) in column.plan.items()})
+    rows = np.array([[[1, 2, 3]], [[pad, pad, 7]], [[pad, 7, 8]]], np.uint8)[..., None, None]
+    column.skip(2, 2, rows[0])
+    column.write(2, rows[:2], np.array([[False], [True]]), np.array([[False]]))
+    valid = np.array([True])
+    assert column.zeros is None and column.goes_on(3, rows[1], valid) and not column.goes_on(3, rows[2], valid)
+    column.write(3, rows[1:], np.array([[True], [False]]), valid[None])
+    assert column.zeros is (pad == 0) and column.goes_on(4, rows[2], valid)
+    np.testing.assert_array_equal(column.read(np.array([4]), np.array([0]))[0], rows[2, 0])
+
+
 def test_a_ring_is_written_in_at_most_two_parts():
     assert ring_slices(5, 3, 10) == [(slice(5, 8), slice(0, 3))]
     assert ring_slices(18, 4, 10) == [(slice(8, 10), slice(0, 2)), (slice(0, 2), slice(2, 4))]

@@ -171,6 +171,7 @@ def test_says_why(sampler: Any, parts: Costs, words: str) -> None:
 # All of it
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_benchmark_measures_what_it_has_time_for_and_leaves_nothing_set() -> None:
     verdict = bench(experiment(), 2.5)
     assert verdict.best.steps_per_s > 0

@@ -284,7 +284,7 @@ def test_the_same_step_is_replaced_and_a_broken_one_put_aside(tmp_path: Path) ->
 def test_temporaries_of_dead_processes_are_removed_and_of_live_ones_kept(tmp_path: Path) -> None:
     save(tmp_path, 1)
     dead = subprocess.Popen(["true"])
-    dead.wait(timeout=10)
+    dead.wait(timeout=100)
     for pid in (dead.pid, os.getpid(), os.getppid()):
         (tmp_path / "checkpoints" / f".tmp-2-{pid}-abcd").mkdir()
     save(tmp_path, 3)
@@ -437,7 +437,7 @@ def test_a_crash_at_any_call_leaves_a_good_checkpoint(tmp_path: Path, new_step: 
         [sys.executable, "-W", "error", "-c", CRASH, str(tmp_path), str(new_step)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -482,7 +482,7 @@ def can_mount() -> bool:
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:
         return False
     command = ["unshare", "-m", "sh", "-c", "mount -t tmpfs none /mnt"]
-    return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=100, check=False).returncode == 0
 
 
 def test_a_full_and_a_read_only_disk(tmp_path: Path) -> None:
@@ -492,7 +492,7 @@ def test_a_full_and_a_read_only_disk(tmp_path: Path) -> None:
         ["unshare", "-m", sys.executable, "-c", FULL_DISK, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -520,7 +520,7 @@ def test_a_second_learner_is_told_who_holds_the_directory(tmp_path: Path) -> Non
 def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
     code = (
         "import sys, time; from penstock.run.lock import RunLock\n"
-        "with RunLock(sys.argv[1]): print(1, flush=True); time.sleep(60)"
+        "with RunLock(sys.argv[1]): print(1, flush=True); time.sleep(1000)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=env) as holder:
@@ -529,8 +529,8 @@ def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"pid {holder.pid} on "), RunLock(tmp_path):
             pass
         holder.kill()
-        holder.wait(timeout=10)
-    deadline = time.monotonic() + 5
+        holder.wait(timeout=100)
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         try:
             with RunLock(tmp_path):

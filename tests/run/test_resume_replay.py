@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.evaluation import evaluate
 from penstock.run.trainer import Trainer
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 STEPS = 480
 RUN = ps.RunConfig(
@@ -67,14 +66,17 @@ def arrays(run: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_kill_and_resume(
-    case: str, zygote: Any, until: Any, same_run: Callable[[Path, Path], None], tmp_path: Path
+    case: str, zygote: Any, ended_by: Any, same_run: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     unbroken = zygote.train(experiment(case, whole))
-    child = zygote.train(experiment(case, run))
-    until(lambda: max(steps(run), default=0) > STEPS // 2, child)
-    time.sleep(0.01)
-    child.kill()
+
+    def begin() -> Any:
+        for folder in (run, Path(f"{run}-replay")):
+            shutil.rmtree(folder, ignore_errors=True)
+        return zygote.train(experiment(case, run))
+
+    ended_by(begin, lambda: max(steps(run), default=0) > STEPS // 2, pause_s=0.01)
     assert steps(run)[-1] < STEPS
     resumed = zygote.resume(run)
     assert resumed.succeed()["env_steps"] >= STEPS
@@ -85,6 +87,41 @@ def test_kill_and_resume(
     assert left == right
     assert {"obs", "prev_action", "prev_reward", "first", "terminated", "truncated", "valid"} < set(left)
     assert ("index.mass" in left) == (CASES[case][1].replay.index == "prioritized")
+
+
+PARTS = {
+    "fifo": ("CartPole-v1", replace(DQN, replay_ratio=0.5, replay=replace(UNIFORM, index="fifo"))),
+    "noisy atoms, priorities": ("CartPole-v1", replace(
+        AHEAD, distributional="c51", noisy=True, replay=replace(AHEAD.replay, fresh_priority="max"))),
+    "hindsight": ("penstock.envs.toy.goals:BitFlip", replace(
+        DQN, n_step=1, net=ps.Net(hidden=(16,)),
+        replay=replace(UNIFORM, hindsight=4, reward_fn="penstock.envs.toy.goals:BitFlip"))),
+    "DDPG": ("Pendulum-v1", ps.DDPG(**CONTROL, replay=UNIFORM)),
+    "discrete SAC": ("CartPole-v1", ps.DiscreteSAC(**CONTROL, replay=UNIFORM)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_every_part_comes_back(case: str, tmp_path: Path) -> None:
+    """As above, in one process: what is drawn, learned and reported after a restore is what it was without."""
+    env, algo = PARTS[case]
+    exp = ps.Experiment(env, algo, SERIAL, replace(RUN, dir=str(tmp_path)))
+    found: list[tuple[Any, ...]] = []
+    with Trainer(exp, tmp_path) as whole, Trainer(exp, tmp_path) as resumed:
+        for _ in range(15):
+            whole.train()
+        whole.save()
+        resumed.restore()
+        for trainer in (whole, resumed):
+            metrics = [trainer.train() for _ in range(15)]
+            found.append((
+                [{k: x for k, x in row.items() if not k.startswith("time/")} for row in metrics],
+                {k: x.tobytes() for k, x in trainer.policy.arrays().items()},
+                {k: x.numpy().tobytes() for k, x in trainer.policy.agent.state_dict().items()},
+                trainer.policy.updates,
+            ))  # fmt: skip
+    assert found[0] == found[1]
+    assert found[0][-1] > (5 if case == "fifo" else 20)
 
 
 def train(run: Path, **changes: Any) -> ps.Result:

@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 SERIAL = ps.SerialSampler(T=32, B=8)
 DEPTH_0, DEPTH_1 = (ps.AsyncSerialSampler(SERIAL, depth) for depth in (0, 1))

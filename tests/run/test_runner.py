@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -81,6 +82,41 @@ def test_a_run_leaves_what_the_page_says(tmp_path: Path) -> None:
     assert result.metrics["eval/mean_reward"] == evaluations(run)[-1]["eval/mean_reward"]
     assert result.metrics["train/n_updates"] == result.metrics["time/iterations"] >= 10
     assert result.policy.predict(np.zeros(4, np.float32)) in (0, 1)
+
+
+SMALL_REPLAY = ps.ReplaySettings(capacity=6_400)
+
+
+@pytest.mark.parametrize(
+    ("algo", "says"),
+    [
+        (ps.A2C(), "4 slots x 16 steps = 64 rows a batch, 1 update each; seed 1"),
+        (ps.PPO(minibatch=32, epochs=3), "4 slots x 16 steps = 64 rows a batch, 6 updates each; seed 1"),
+        (
+            ps.DQN(replay_ratio=8, batch_size=32, learning_starts=1_000, replay=SMALL_REPLAY),
+            "in memory, uniform; one update of 32 every 4 steps after the first 1,000 (replay ratio 8); seed 1",
+        ),
+        (
+            ps.DQN(replay_ratio=100, batch_size=256, learning_starts=0, replay=SMALL_REPLAY),
+            "uniform; 25 updates of 256 every 64 steps (replay ratio 100)",
+        ),
+        (ps.DQN(replay_ratio=96, learning_starts=0, replay=SMALL_REPLAY), "64 rows a batch; replay of 6,400 rows x "),
+        (ps.DQN(replay_ratio=96, learning_starts=0, replay=SMALL_REPLAY), "; 3 updates of 32 every step (replay"),
+        (ps.DQN(replay_ratio=1 / 3, replay=SMALL_REPLAY), "; one update of 32 every 96 steps after the"),
+        (
+            ps.R2D1(batch_size=4, train_length=16, burn_in=8, state_interval=16, learning_starts=0, replay_ratio=0.5,
+                    replay=replace(SMALL_REPLAY, index="prioritized")),
+            "in memory, prioritized; one update of 4 sequences of 16 rows every 128 steps (replay ratio 0.5)",
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_line_says_how_much_is_trained(
+    algo: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    ps.train(at(tmp_path / "run", replace(CARTPOLE, algo=algo), steps=64, eval_episodes=0, progress="plain"))
+    line = next(line for line in capsys.readouterr().out.splitlines() if "observation box[4] float32" in line)
+    assert says in line
 
 
 def test_default_run_dir_names_env_algorithm_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,18 +547,25 @@ def test_a_signal_ends_a_run_tidily(number: int, code: int, zygote: Zygote, unti
     assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
+def wait_until_idle(pid: int) -> None:
+    before = None
+    while (now := psutil.Process(pid).cpu_times()) != before:
+        before = now
+        time.sleep(0.5)
+
+
 def test_a_second_signal_kills(zygote: Zygote, until: Any, tmp_path: Path) -> None:
     """The first waits for a step that never comes back; the checkpoints before stay good, and a resumed run goes on."""
     run = tmp_path / "run"
     exp = replace(CARTPOLE, env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "hang_in_step", "at": 100})
     child = zygote.train(at(run, exp, checkpoint_interval=64))
     until(lambda: (run / "checkpoints").is_dir() and saved(run) and len(rows(run)) >= 6, child)
-    time.sleep(0.3)
+    wait_until_idle(child.pid)  # in that step
     child.send(signal.SIGINT)
-    time.sleep(0.3)
+    wait_until_idle(child.pid)
     assert child.running
     child.send(signal.SIGINT)
-    assert child.wait(10) == -signal.SIGINT
+    assert child.wait() == -signal.SIGINT
     assert load_checkpoint(find_checkpoint(run))
     with RunLock(run):
         pass

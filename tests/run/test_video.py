@@ -26,7 +26,7 @@ def decode(path: Path, height: int, width: int) -> np.ndarray:
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     program = imageio_ffmpeg.get_ffmpeg_exe()
     command = [program, "-loglevel", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    raw = subprocess.run(command, capture_output=True, timeout=30, check=True).stdout
+    raw = subprocess.run(command, capture_output=True, timeout=200, check=True).stdout
     return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3)
 
 
@@ -53,7 +53,7 @@ def test_the_rate_is_that_of_the_environment(tmp_path: Path) -> None:
         for i in range(24):
             writer.write(frame(i % 10))
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "a.mp4")]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stderr
+    said = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False).stderr
     assert "12 fps" in said
     assert "Duration: 00:00:02.00" in said
     assert re.search(r"h264.*yuv420p.*64x48", said)

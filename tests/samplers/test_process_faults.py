@@ -1,8 +1,7 @@
-"""Whatever becomes of a worker process, the batches keep coming or the error says what it was, and nothing is left."""
+"""Whatever a worker process dies of, the batches keep coming or the error says what it was, and nothing is left."""
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import re
@@ -10,120 +9,48 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-import penstock as ps
-from penstock.core.errors import EnvContractError, EnvWorkerError
+from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import env_seed
-from penstock.envs.conformance import echo_config
 from penstock.envs.make import EnvConfig
 from penstock.envs.record_check import RecordCheck
 from penstock.envs.toy import FaultEnv
 from penstock.envs.toy.crashes import WAYS, CrashEnv
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.samplers import faults
-from penstock.samplers.conformance import EchoAgent
+from tests.samplers.crashing import (
+    DIES,
+    EPISODE,
+    HANG_S,
+    HANGS,
+    KIND,
+    LIMIT_S,
+    RAISES,
+    SAMPLERS,
+    SEED,
+    SLOT,
+    B,
+    T,
+    crash,
+    leaves_nothing,
+    live,
+    saves_time,
+    told_of,
+)  # fmt: skip
 
+__all__ = ["leaves_nothing", "saves_time"]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:.*(replaced|dropped)")]
 
-SAMPLERS: dict[str, Any] = {
-    "cpu": ps.CpuSampler, "gpu": ps.GpuSampler, "alternating": ps.AlternatingSampler,
-    "no-overlap": ps.NoOverlapAlternatingSampler,
-}  # fmt: skip
-SEED, T, B, SLOT = 4, 8, 4, 3
-EPISODE = 2
-LIMIT_S = 100.0
-"""For what takes no time where nothing is wrong, except on a busy machine."""
-
-
-def held() -> tuple[set[int], int]:
-    """Children and open descriptors."""
-    return {p.pid for p in psutil.Process().children(recursive=True)}, len(os.listdir("/proc/self/fd"))
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing(no_segment_left: None) -> Iterator[None]:
-    gc.collect()
-    before = held()
-    yield
-    gc.collect()
-    children, descriptors = held()
-    assert children == before[0], "a process is left"
-    assert descriptors == before[1], "a descriptor is left"
-    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:penstock" in line], (
-        "a mapping is left"
-    )
-
-
-@pytest.fixture(autouse=True)
-def saves_imports_of_torch(request: pytest.FixtureRequest) -> None:
-    """A CpuSampler's workers begin as users' do only where the policy is asked about."""
-    params = getattr(getattr(request.node, "callspec", None), "params", {})
-    if params.get("kind") == "cpu" and "policy" not in params:
-        request.getfixturevalue("forked")
-
-
-def live(kind: str, env: Any, **settings: Any) -> Any:
-    # Long: on a busy machine a worker may well wait for its turn.
-    given = {"step_timeout_s": LIMIT_S, "start_timeout_s": LIMIT_S, **settings}
-    sampler = SAMPLERS[kind](T=T, B=B, workers=2, **given).build(env, SEED)
-    try:
-        sampler.initialize(EchoAgent(sampler.spec))
-    except BaseException:
-        sampler.shutdown()
-        raise
-    return sampler
-
-
-def crash(way: str, where: Any = "step", once: Path | None = None) -> EnvConfig:
-    given = {"way": way, "where": where, "seed": SEED, "slot": SLOT, "episode": EPISODE,
-             "once": None if once is None else str(once)}  # fmt: skip
-    return EnvConfig(CrashEnv, given, info_keys=("echo",), checks="always")
-
-
-RAISES = {"raise": "ValueError: the arm fell off", "odd_error": "odd 3: two arguments", "interrupt": "KeyboardInterrupt",
-          "exit": "SystemExit: 7"}  # fmt: skip
-DIES = {"os_exit": "exit code 0", "sigkill": r"signal 9 \(SIGKILL\)", "sigsegv": r"signal 11 \(SIGSEGV\)",
-        "null": r"signal 11 \(SIGSEGV\)", "abort": r"signal 6 \(SIGABRT\)", "orphan": "signal 9"}  # fmt: skip
-HANG_S = 1.0
-HANGS = dict.fromkeys(("sleep", "busy", "stop"), "no progress for 1 s")
-KIND = (
-    dict.fromkeys(RAISES, "exception")
-    | dict.fromkeys(DIES, "signal")
-    | dict.fromkeys(HANGS, "timeout")
-    | {"os_exit": "exit"}
-)
-SEEN = {**RAISES, **DIES, **HANGS}
 PLACES = [(way, "step") for way in (*RAISES, *DIES)] + [("raise", "reset"), ("sigkill", "reset"), ("sleep", "reset")] + [
     (way, "step") for way in HANGS
 ]  # fmt: skip
 """What goes wrong, and in which method; those that hang come last."""
 FIRST_HANG = PLACES.index(("sleep", "reset"))
-
-
-def told_of(way: str, where: str, episode: int) -> str:
-    """What a message about it must match."""
-    parts = [SEEN[way]]
-    if where == "step":
-        parts.append("last action")
-    if way in RAISES:
-        parts.append("Traceback")
-    if way in (
-        *RAISES,
-        "sigsegv",
-        "null",
-        "abort",
-        "sleep",
-    ):  # it died of itself, or sleeps in Python: here is its stack
-        parts.append("in _?crash")
-    place = rf"slot {SLOT} of .* in {where}\(\) at episode {episode}, step 0, seed {env_seed(SEED, SLOT, episode)}"
-    return rf"(?s)worker \d, pid \d+: {place}" + "".join(f"(?=.*{part})" for part in parts)
 
 
 def all_of_them() -> EnvConfig:
@@ -282,102 +209,6 @@ def test_past_the_budget_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) ->
             for itr in range(40):
                 sampler.obtain_samples(itr)
         assert sampler.metrics()["faults/restarts"] >= 5
-    finally:
-        sampler.shutdown()
-
-
-@pytest.mark.parametrize(("kind", "way"), [("cpu", "raise"), ("cpu", "sleep"), ("gpu", "sigkill"), ("gpu", "exit")])
-def test_faults_while_environments_are_made(kind: str, way: str) -> None:
-    with pytest.raises(EnvWorkerError, match=rf"(?s)worker \d.*({SEEN[way]}|not started within 1 s)"):
-        live(kind, crash(way, "init"), fault_policy="raise", start_timeout_s=1.0 if way == "sleep" else LIMIT_S)
-
-
-@pytest.mark.parametrize("kind", ["cpu", "alternating"])
-def test_a_worker_that_dies_while_it_starts_is_replaced(kind: str, tmp_path: Path) -> None:
-    sampler = live(kind, crash("sigkill", "init", tmp_path / "once"))
-    try:
-        check = RecordCheck(B, seed=SEED, acted=True)
-        for itr in range(3):
-            check.add(sampler.obtain_samples(itr)[0])
-        assert sampler.metrics()["faults/restarts"] == 1
-    finally:
-        sampler.shutdown()
-
-
-BREACHES = ["nan_obs", "inf_obs", "wrong_shape", "wrong_dtype", "nan_reward", "str_reward", "short_tuple"]
-BREACHED = [("alternating", fault, "auto") for fault in BREACHES] + [
-    ("alternating", "nan_obs", "restart"), ("gpu", "short_tuple", "restart"), ("cpu", "nan_obs", "auto"),
-    ("cpu", "wrong_shape", "restart"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "fault", "policy"), BREACHED)
-def test_violations_of_the_contract(kind: str, fault: str, policy: str) -> None:
-    sampler = live(kind, EnvConfig(FaultEnv, {"fault": fault, "at": 37}), fault_policy=policy)
-    try:
-        if policy == "auto":
-            with pytest.raises(EnvContractError, match=r"slot \d of .*FaultEnv"):
-                for itr in range(8):
-                    sampler.obtain_samples(itr)
-        else:
-            for itr in range(8):
-                batch, _ = sampler.obtain_samples(itr)
-                assert np.isfinite(batch.obs).all()
-            metrics = sampler.metrics()
-            assert metrics["faults/contract"] == metrics["faults/restarts"] == 2
-    finally:
-        sampler.shutdown()
-
-
-@pytest.mark.parametrize("kind", ["cpu", "alternating"])
-def test_an_evaluation_has_exact_counts_though_a_worker_dies(kind: str, tmp_path: Path) -> None:
-    once, fatal = tmp_path / "once", env_seed(SEED + (1 << 40), 9, 0, evaluation=True)
-
-    def made() -> Any:
-        env = CrashEnv("sigkill", once=str(once))
-        env._fatal = fatal
-        return env
-
-    sampler = live(kind, EnvConfig(made, info_keys=("echo",)))
-    try:
-        sampler.obtain_samples(0)
-        once.touch()
-        undisturbed = sampler.evaluate_agent(0, 12)
-        assert "faults/signal" not in sampler.metrics()
-        once.unlink()
-        found = sampler.evaluate_agent(0, 12)
-        assert np.bincount(found.slot, minlength=12).tolist() == [1] * 12
-        assert sampler.metrics()["faults/signal"] == 1
-        same = found.return_ == undisturbed.return_[np.argsort(undisturbed.slot)][found.slot]
-        assert 6 <= same.sum() < 12, "the slots of one worker play other episodes, and no others"
-        sampler.obtain_samples(1)
-    finally:
-        sampler.shutdown()
-
-
-def test_async_tree_is_started_anew(tmp_path: Path) -> None:
-    settings = ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1, start_timeout_s=LIMIT_S)
-    sampler = settings.build(echo_config(), SEED)
-    check = RecordCheck(B, seed=None, acted=True, faults=True)
-    try:
-        sampler.initialize(EchoAgent(sampler.spec))
-        for itr in range(12):
-            if itr in (4, 8):
-                os.kill(sampler._workers.workers[0].process.pid, 9)
-            check.add(sampler.obtain_samples(itr)[0])
-        assert sampler.metrics()["faults/restarts"] == 2
-        assert len(sampler.evaluate_agent(3, 5)) == 5
-    finally:
-        sampler.shutdown()
-
-
-def test_async_errors_name_the_slot() -> None:
-    sampler = ps.AsyncCpuSampler(ps.CpuSampler(T, B, workers=1), depth=1).build(crash("raise"), SEED)
-    try:
-        sampler.initialize(EchoAgent(sampler.spec))
-        with pytest.raises(EnvWorkerError, match=rf"slot {SLOT} of .*the arm fell off"):
-            for itr in range(12):
-                sampler.obtain_samples(itr)
     finally:
         sampler.shutdown()
 

@@ -13,7 +13,7 @@ from penstock.envs.make import EnvConfig
 from penstock.samplers.cpu import start_workers
 from penstock.samplers.process_pool import TRAINING, ProcessPool
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 
 @pytest.mark.parametrize(
