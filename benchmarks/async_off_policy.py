@@ -232,8 +232,9 @@ def main() -> None:
     if args.only in (None, "turns"):
         put("Steps a second in turns, a step costs 1 ms", [
             f"`--only turns --turns {args.turns}`: as above, both alive at once and trained in turns of 400 steps, medians. Where other",
-            "work keeps the cores busy, processes that wait for each other wait for the scheduler too; what does not depend on that",
-            "is the time of a core that each process needs for a step. On two free cores the slower process sets the pace: the last column.", "",
+            "work keeps the cores busy, processes that wait for each other wait for the scheduler too; what does not depend on it",
+            "is the time of a core that each process needs for a step. On two free cores the slower process sets the pace: the",
+            "last column is synchronous over that.", "",
             "| case | turns | sync steps/s | async steps/s | ratio | core ms a step, sync | learner | sampler | on free cores |",
             "|---|---|---|---|---|---|---|---|---|",
             *(in_turns(name, args.turns) for name in TIME),

@@ -48,8 +48,8 @@ def gemm_s(batch: int) -> float:
     return min(times)
 
 
-def measure(name: str, peer: str, turns: int, steps: int) -> None:
-    """Prints a row."""
+def measure(name: str, peer: str, turns: int, steps: int) -> str:
+    """A row of the table."""
     env, algo, batch, bar = ALGOS[name]
     trainer = Trainer(ps.Experiment(env, algo, None, ps.RunConfig(steps=10**9)))
     other = subprocess.Popen(
@@ -79,11 +79,11 @@ def measure(name: str, peer: str, turns: int, steps: int) -> None:
     share = PRODUCTS[name] * statistics.median(gemms) * statistics.median(ours)
     speeds = f"{statistics.median(ours):.0f} | {statistics.median(theirs):.0f}"
     ratios = f"{ratio:.2f} | {statistics.median(cpu):.2f}"
-    print(f"| {name} {env} | {speeds} | {ratios} | {bar} | {share:.2f} |", flush=True)
+    return f"| {name} {env} | {speeds} | {ratios} | {bar}, {'met' if ratio >= bar else '**missed**'} | {share:.2f} |"
 
 
 def main() -> None:
-    """Measures and prints a table."""
+    """Measures, prints and writes results/off_policy.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", required=True, help="python of a venv with stable-baselines3")
     parser.add_argument("--only", choices=ALGOS)

@@ -55,8 +55,6 @@ SMALL = ps.Net(hidden=(64, 64), activation="relu")
 CQL = ps.CQL(
     lr=DECAY, actor_lr=1e-3, batch_size=64, replay_ratio=16, learning_starts=8_000, sampled_actions=4, net=SMALL
 )
-PENDULUM_CQL = replace(CQL, alpha=0.005, net=replace(SMALL, normalize_reward=True))
-"""Rewards are scaled, since cql_alpha and the temperature are in units of Q."""
 ALGOS = ("bc", "marwil", "cql")
 STUDENTS: dict[tuple[str, str], tuple[Any, int]] = {
     ("bc", "cartpole"): (ps.BC(), 300_000),
@@ -64,8 +62,8 @@ STUDENTS: dict[tuple[str, str], tuple[Any, int]] = {
     ("cql", "cartpole"): (CQL, 40_000),
     ("bc", "pendulum"): (ps.BC(lr=DECAY), 2_000_000),
     ("marwil", "pendulum"): (ps.MARWIL(lr=DECAY), 1_000_000),
-    ("cql", "pendulum-expert"): (PENDULUM_CQL, 40_000),
-    ("cql", "pendulum-mixed"): (replace(PENDULUM_CQL, cql_alpha=0.02), 40_000),
+    # Rewards are scaled, since cql_alpha and the temperature are in units of Q.
+    ("cql", "pendulum"): (replace(CQL, cql_alpha=0.02, alpha=0.005, net=replace(SMALL, normalize_reward=True)), 40_000),
 }
 """By algorithm and the beginning of a dataset's name: settings, and steps played back. CQL takes a gradient step every
 fourth of them, once it has seen 8,000."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ class NoisyLinear(nn.Module):
 
     noise_in: Tensor
     noise_out: Tensor
+    quiet = False
+    """True inside `mean_weights`."""
 
     def __init__(self, inputs: int, outputs: int, sigma: float = 0.5) -> None:
         super().__init__()
@@ -37,6 +40,8 @@ class NoisyLinear(nn.Module):
 
     def noised(self) -> tuple[Tensor, Tensor]:
         """Weight and bias with the present noise."""
+        if self.quiet:
+            return self.weight, self.bias
         weight = self.weight + self.weight_sigma * torch.outer(self.noise_out, self.noise_in)
         return weight, self.bias + self.bias_sigma * self.noise_out
 
@@ -62,3 +67,16 @@ class NoisyMLP(nn.Module):
 def noisy_layers(module: nn.Module) -> Iterator[NoisyLinear]:
     """Every noisy layer in it, in order."""
     return (layer for layer in module.modules() if isinstance(layer, NoisyLinear))
+
+
+@contextmanager
+def mean_weights(module: nn.Module) -> Generator[None]:
+    """Inside, noisy layers of it compute without noise, as a policy is evaluated."""
+    layers = list(noisy_layers(module))
+    for layer in layers:
+        layer.quiet = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.quiet = False

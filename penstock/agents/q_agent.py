@@ -14,7 +14,7 @@ from penstock.agents.actor_critic import MASK_KEY
 from penstock.agents.agent import Agent
 from penstock.agents.mlp import MLP
 from penstock.agents.networks import Encoder, Net
-from penstock.agents.noisy import NoisyLinear, NoisyMLP, noisy_layers
+from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
 from penstock.agents.normalizer import ObsNormalizer, RewardScaler
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
@@ -166,7 +166,10 @@ class QAgent(Agent):
         return self.online.memory.initial_state(B) if self.online.memory is not None else None
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        if self.online.memory is None:
+        if self._noisy and noise is None:
+            with mean_weights(self.online):
+                out, _ = self.online(inputs, self.prepared(inputs.obs))
+        elif self.online.memory is None:
             out, _ = self.online(inputs, self.prepared(inputs.obs))
         else:
             one = Inputs(*(tree_map(lambda x: x.unsqueeze(0), part) for part in inputs))

@@ -53,7 +53,7 @@ class ProcessSlots:
         self._batch_places: list[Tree] = []
         self._attached: list[Attach] | None = None
         self._current = self._previous = -1
-        self._members: list[list[tuple[Any, int]]] = []
+        self._members: list[list[tuple[Any, int]]] = [[] for _ in self.groups]
         self._active: set[int] = set()
         self._out: list[tuple[int, int]] = []
         self._queue: deque[tuple[int, int]] = deque()

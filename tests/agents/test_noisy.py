@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.agents.noisy import NoisyLinear, NoisyMLP, noisy_layers
+from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
 
 
 def squeezed(x: np.ndarray) -> np.ndarray:
@@ -100,3 +100,18 @@ def test_layers_are_found_in_order_wherever_they_are() -> None:
     module = nn.ModuleDict({"b": NoisyMLP(2, (3,)), "a": nn.Sequential(nn.Linear(3, 3), NoisyLinear(3, 1))})
     assert [tuple(layer.weight.shape) for layer in noisy_layers(module)] == [(3, 2), (1, 3)]
     assert list(noisy_layers(nn.Linear(2, 2))) == []
+
+
+def test_mean_weights_are_those_without_noise_and_only_inside() -> None:
+    torch.manual_seed(0)
+    stack, x = NoisyMLP(3, (4, 5)), torch.randn(6, 3)
+    still = stack(x)  # nothing was drawn yet
+    for i, layer in enumerate(noisy_layers(stack)):
+        layer.renew(np.random.default_rng(i))
+    loud = stack(x)
+    with mean_weights(stack):
+        assert torch.equal(stack(x), still) and not torch.equal(loud, still)
+    assert torch.equal(stack(x), loud)
+    with pytest.raises(ValueError), mean_weights(stack):
+        raise ValueError
+    assert torch.equal(stack(x), loud)

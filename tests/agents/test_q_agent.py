@@ -233,3 +233,13 @@ def test_what_does_not_fit_is_refused(spec: EnvSpec, changes: dict[str, Any], wo
         make: Any = partial(QAgent, spec)
         make(**{"net": NET, **changes})
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_deterministic_action_of_noisy_layers_is_that_of_the_mean_weights() -> None:
+    torch.manual_seed(0)
+    agent, x = QAgent(SPEC, NET, noisy=True), inputs(200)
+    still = act(agent, x, None)
+    agent.renew_noise(np.random.default_rng(0))
+    assert torch.equal(act(agent, x, None), still)
+    never = torch.tensor([1.0, 0.0, 0.0]).expand(200, 3)  # no slot's epsilon is above 1
+    assert not torch.equal(act(agent, x, never), still)

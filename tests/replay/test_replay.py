@@ -132,15 +132,20 @@ class Case(NamedTuple):
     clip: bool = False
 
 
-CASES = [
-    Case(1), Case(2, (5, 1, 3), 1), Case(3, B=2, lives=True), Case(4, 7, 5, clip=True), Case(5, (2, 9), acted_next=True),
-    Case(1, hindsight=4), Case(1, (3, 6), 2, hindsight=1, lives=True, clip=True),
-]  # fmt: skip
+CASES = {
+    "one step": Case(1),
+    "one slot": Case(2, (5, 1, 3), 1),
+    "lives": Case(3, B=2, lives=True),
+    "signs": Case(4, 7, 5, clip=True),
+    "values at the end": Case(5, (2, 9), acted_next=True),
+    "hindsight": Case(1, hindsight=4),
+    "hindsight, lives": Case(1, (3, 6), 2, hindsight=1, lives=True, clip=True),
+}
 
 
 @each_storage
 @each_index
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_transitions_are_those_of_the_record(storage: str, index: str, reset: str, case: Case, tmp_path: Path):
     n, B, hindsight = case.n, case.B, case.hindsight
     reward = f"{__name__}:reward_fn" if hindsight else ""
@@ -181,14 +186,20 @@ class Stretch(NamedTuple):
     clip: bool = False
 
 
-STRETCHES = [Stretch(8, 0, 5, 1), Stretch(8, 1, 4, 2, (4, 8, 4)), Stretch(4, 4, 8, 3), Stretch(12, 5, 3, 1, 6, 2),
-             Stretch(1, 2, 2, 2, 1, 1, clip=True),
-             Stretch(3, 2, 6, 2, (5, 1, 4), 2, stateful=False), Stretch(8, 0, 4, 5, (4, 2), 5, stateful=False)]  # fmt: skip
+STRETCHES = {
+    "apart": Stretch(8, 0, 5, 1),
+    "uneven": Stretch(8, 1, 4, 2, (4, 8, 4)),
+    "overlapping": Stretch(4, 4, 8, 3),
+    "burn-in": Stretch(12, 5, 3, 1, 6, 2),
+    "every row": Stretch(1, 2, 2, 2, 1, 1, clip=True),
+    "stateless": Stretch(3, 2, 6, 2, (5, 1, 4), 2, stateful=False),
+    "stateless, long tail": Stretch(8, 0, 4, 5, (4, 2), 5, stateful=False),
+}
 
 
 @each_storage
 @each_index
-@pytest.mark.parametrize("case", STRETCHES, ids=str)
+@pytest.mark.parametrize("case", STRETCHES.values(), ids=STRETCHES)
 def test_sequences_are_those_of_the_record(storage: str, index: str, reset: str, case: Stretch, tmp_path: Path):
     every, burn_in, train, n, B = case.every, case.burn_in, case.train, case.n, case.B
     view = Sequences(every, burn_in, train, n, case.clip)

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from penstock.envs.record_check import RecordCheck
 from penstock.envs.toy import FaultEnv
 from penstock.envs.toy.crashes import WAYS, CrashEnv
 from penstock.envs.toy.plumbing import SeedEcho
-from penstock.samplers import faults
+from penstock.samplers import control, faults
 from tests.samplers.crashing import (
     DIES,
     EPISODE,
@@ -181,6 +182,40 @@ def test_the_echo_passes_under_random_kills(kind: str, reset: Any) -> None:
     finally:
         over.set()
         thread.join(LIMIT_S)
+        sampler.shutdown()
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_death_between_the_first_command_and_the_last_worker_that_hears_it(kind: str) -> None:
+    sampler = live(kind, EnvConfig(CrashEnv, {"where": "never"}, info_keys=("echo",), checks="always"))
+    workers = sampler._pool._workers
+    (one, two), block = workers.workers, workers.control.blocks[0]
+    first, commands, late = one.process.pid, block[control.COMMAND], list[str]()
+
+    def wait_for(condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if not condition():
+            late.append(what)
+
+    def harm() -> None:
+        wait_for(lambda: block[control.DONE_COMMAND] == block[control.COMMAND] > commands, "command")
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: one.process.pid != first, "replacement")
+        os.kill(two.process.pid, signal.SIGCONT)
+
+    os.kill(two.process.pid, signal.SIGSTOP)
+    thread = threading.Thread(target=harm)
+    thread.start()
+    try:
+        check = RecordCheck(B, seed=SEED, acted=True, faults=True)
+        for itr in range(4):
+            check.add(sampler.obtain_samples(itr)[0])
+        assert not late
+        assert sampler.metrics()["faults/signal"] == sampler.metrics()["faults/restarts"] == 1
+    finally:
+        thread.join(3 * LIMIT_S)
         sampler.shutdown()
 
 
