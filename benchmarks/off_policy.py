@@ -11,7 +11,9 @@ measured between turns, to say what share of it an update reaches.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 import statistics
 import subprocess
 import time
@@ -91,12 +93,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| algorithm | penstock steps/s | SB3 steps/s | ratio, median of turns | ratio of CPU time | bar | share of GEMM rate |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    cpu = [x.partition(": ")[2] for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    lines = ["# Off-policy updates beside Stable-Baselines3", "",
+             f"- command: python benchmarks/off_policy.py --peer PYTHON --turns {args.turns} --steps {args.steps}",
+             f"- date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+             f"- machine: {cpu[0]}, {len(cpu)} cores, one thread each, {os.getloadavg()[0]:.1f} runnable processes at the start",
+             f"- penstock {ps.__version__}, torch {torch.__version__}, stable-baselines3 2.9.2", "",
+             "One gradient step for each environment step, 256 x 256 networks, batches of 256 (DQN: 128).", "",
+             "| algorithm | penstock steps/s | SB3 steps/s | ratio, median of turns | ratio of CPU time | bar | share of GEMM rate |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    print("\n".join(lines))
     for name in [args.only] if args.only else ALGOS:
-        measure(name, args.peer, args.turns, args.steps)
+        lines.append(measure(name, args.peer, args.turns, args.steps))
+        print(lines[-1], flush=True)
+    if not args.only:
+        (Path(__file__).parent / "results" / "off_policy.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

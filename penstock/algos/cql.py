@@ -184,7 +184,7 @@ class CQL:
     discount: float = 0.99
     """Weight of the next step's value, usually 0.9 to 0.999."""
     cql_alpha: float = 1.0
-    """How much the gap between Q at all actions and at the data's counts, usually 0.5 to 10: less for data of many policies.
+    """How much the gap between Q at all actions and at the data's counts, in units of Q: 0.02 to 10 where returns are about 1.
 
     With a `threshold` where the multiplier begins. As in equation 4; half of what their code calls min_q_weight.
     """
