@@ -68,7 +68,7 @@ def policy(case: str, gb: float, folder: Path) -> Any:
     rows = int(gb * 1e9 / (16 + 8 + 4 + 4 + 16 if small else 84 * 84 + 33))
     replay = ps.ReplaySettings(capacity=rows, index="prioritized", deduplicate_frames=not small,
                                dir=str(folder / "replay") if case == "files" else None)  # fmt: skip
-    live = ps.DQN(replay=replay, learning_starts=100).build(spec)
+    live: Any = ps.DQN(replay=replay, learning_starts=100).build(spec)
     T, B = 512 if small else 64, 16
     first = np.zeros((T + 1, B), bool)
     rng = np.random.default_rng(0)
@@ -116,7 +116,7 @@ def child(case: str, gb: float, folder: Path) -> None:
     found["save"] = measured(lambda: save_checkpoint(folder, 1, state, agent, arrays))
     found["save again"] = measured(lambda: save_checkpoint(folder, 2, state, agent, arrays))
     found["policy"] = measured(lambda: load_checkpoint(find_checkpoint(folder)))
-    manifest._SEEN_GOOD.clear()  # as in a process that has not written it
+    manifest._SEEN_GOOD.clear()  # pyright: ignore[reportPrivateUsage]  # as in a process that has not written it
     found["verify"] = measured(lambda: find_checkpoint(folder, replay=True))
 
     def restore() -> None:

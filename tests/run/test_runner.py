@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
@@ -26,9 +26,6 @@ from penstock.run.lock import RunLock
 from penstock.run.rundir import write_config
 from penstock.run.runner import Runner
 from penstock.samplers.episodes import Episodes
-
-if TYPE_CHECKING:
-    from conftest import Zygote
 
 RUN = ps.RunConfig(steps=640, seed=1, eval_episodes=2, log_interval=1, tensorboard=False, progress="off")
 CARTPOLE = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), RUN)
@@ -532,7 +529,7 @@ def test_an_interactive_session_gets_the_result(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_run_tidily(number: int, code: int, zygote: Zygote, until: Any, tmp_path: Path) -> None:
+def test_a_signal_ends_a_run_tidily(number: int, code: int, zygote: Any, until: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     child = zygote.train(at(run, steps=10_000_000, progress="plain"))
     until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 3, child)
@@ -554,7 +551,7 @@ def wait_until_idle(pid: int) -> None:
         time.sleep(0.5)
 
 
-def test_a_second_signal_kills(zygote: Zygote, until: Any, tmp_path: Path) -> None:
+def test_a_second_signal_kills(zygote: Any, until: Any, tmp_path: Path) -> None:
     """The first waits for a step that never comes back; the checkpoints before stay good, and a resumed run goes on."""
     run = tmp_path / "run"
     exp = replace(CARTPOLE, env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "hang_in_step", "at": 100})
