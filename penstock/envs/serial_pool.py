@@ -51,7 +51,7 @@ class SerialPool:
     ) -> None:  # fmt: skip
         B = slots.stop - slots.start
         self.mark = [0] * 6 if mark is None else mark
-        self._ledger = np.zeros((B, 3), np.int64) if ledger is None else ledger
+        self.ledger = np.zeros((B, 3), np.int64) if ledger is None else ledger
         self.groups = (slice(0, B),)
         self._config, self._slots, self._evaluation = config, slots, evaluation
         self._batch_end, self._decorrelate = reset == "batch_end", max_decorrelation_steps
@@ -88,7 +88,7 @@ class SerialPool:
         self.tick = 0
         self._seeds = [EpisodeSeeds(seed, self._slots.start + b, self._evaluation) for b in range(B)]
         self._ahead.clear()
-        self._ledger[:, 0], self._ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
+        self.ledger[:, 0], self.ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
         self._unstarted = True
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
 
@@ -97,7 +97,7 @@ class SerialPool:
 
         Every slot resets into its next episode in the row that comes next.
         """
-        self.episode, left = self._ledger[:, 0].tolist(), self._ledger[:, 1].tolist()
+        self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
         self.left = [math.inf if n < 0 else n for n in left]
         self.idle = [n == 0 for n in left]
         self._unstarted, self._out, self._row_views = previous is None, previous, []
@@ -193,7 +193,7 @@ class SerialPool:
         self._row_views = []
         self._ahead.clear()
         lost = restore(self, state, row, journal)
-        self._ledger[:, 0], self._ledger[:, 1] = self.episode, [-1 if n == math.inf else n for n in self.left]
+        self.ledger[:, 0], self.ledger[:, 1] = self.episode, [-1 if n == math.inf else n for n in self.left]
         return lost
 
     @property
@@ -219,7 +219,7 @@ class SerialPool:
         self.ended[b] = True
         self.left[b] -= 1
         if self.left[b] != math.inf:
-            self._ledger[b, 1] = self.left[b]
+            self.ledger[b, 1] = self.left[b]
         if self.left[b] <= 0 or self._batch_end:
             self.idle[b] = True
 
@@ -239,7 +239,7 @@ class SerialPool:
         """The first observation of the slot's next episode, or of the same one `again`."""
         self.episode[b] += 0 if again else 1
         self.began[b] = self.tick
-        self._ledger[b, 0], self._ledger[b, 2] = self.episode[b], self.tick
+        self.ledger[b, 0], self.ledger[b, 2] = self.episode[b], self.tick
         before = self._note(b, RESETTING)
         try:
             result = self.envs[b].reset(seed=self._env_seed(b))
@@ -261,7 +261,7 @@ class SerialPool:
     def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]:
         """One step outside a batch: (obs, reward, terminated, truncated)."""
         self.began[b] -= 1
-        self._ledger[b, 2] -= 1
+        self.ledger[b, 2] -= 1
         before = self._note(b, STEPPING)
         try:
             result = self._steps[b](action)

@@ -130,16 +130,16 @@ class SamplingProcess(Host):
                 pool.close()
         ledger = view(self.boot.slabs[mail.slab], mail.ledger)
         mark: Any = self.block[control.MARK : control.MARK + control.MARK_WORDS]
-        before = ledger.copy()
         pools: list[SerialPool | None] = [
             None if slots is None else SerialPool(
                 mail.config, mail.seed, slots, reset=mail.reset, max_decorrelation_steps=mail.decorrelate,
-                evaluation=mail.evaluation, mark=mark, ledger=ledger[slots],
+                evaluation=mail.evaluation, mark=mark, ledger=None if mail.keep else ledger[slots],
             )
             for slots in mail.shares
         ]  # fmt: skip
-        if mail.keep:
-            ledger[...] = before
+        for pool, slots in zip(pools, mail.shares):
+            if pool is not None:
+                pool.ledger = ledger[slots]
         self.pools[mail.pool], self.shares[mail.pool] = pools, mail.shares
         spec = next((pool.spec for pool in pools if pool is not None), None)
         return None if spec is None else spec.to_plain()

@@ -186,6 +186,31 @@ def test_the_echo_passes_under_random_kills(kind: str, reset: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_replacement_that_is_slow_to_make_leaves_the_episodes_of_the_others_alone(kind: str) -> None:
+    """The other worker begins episodes meanwhile; the one that replaces that one later must know of them."""
+
+    def slow() -> Any:
+        time.sleep(0.15)
+        return CrashEnv(where="never", nap_s=0.01)
+
+    sampler = live(kind, EnvConfig(slow, info_keys=("echo",), checks="always"))
+    workers = sampler._pool._workers
+    one, two = (worker.process.pid for worker in workers.workers)
+    check = RecordCheck(B, seed=SEED, acted=True, faults=True)
+    try:
+        check.add(sampler.obtain_samples(0)[0])
+        os.kill(one, signal.SIGKILL)
+        check.add(sampler.obtain_samples(1)[0])
+        workers.settle()
+        os.kill(two, signal.SIGKILL)
+        for itr in range(2, 5):
+            check.add(sampler.obtain_samples(itr)[0])
+        assert sampler.metrics()["faults/signal"] == sampler.metrics()["faults/restarts"] == 2
+    finally:
+        sampler.shutdown()
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_death_between_the_first_command_and_the_last_worker_that_hears_it(kind: str) -> None:
     sampler = live(kind, EnvConfig(CrashEnv, {"where": "never"}, info_keys=("echo",), checks="always"))
     workers = sampler._pool._workers
