@@ -181,6 +181,8 @@ def report(runs: list[Run]) -> str:
             for run in own
             if len(run["steps"]) < PLACES
         ]
+        counts = {who: sum(run["who"] == who for run in own) for who in sorted({run["who"] for run in own})}
+        lines += [f"Not yet run: {3 - n} of 3 seeds of {who}." for who, n in counts.items() if n < 3]
         lines.append("")
     return "\n".join(lines)
 

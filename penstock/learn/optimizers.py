@@ -62,7 +62,7 @@ class Adam:
         """One update from the parameters' `.grad`; a parameter without one stays as it is."""
         group = self.param_groups[0]
         held = [
-            (p, p.grad, average, square, step)
+            (p, _laid_out_as(p, p.grad), average, square, step)
             for p, average, square, step in zip(group["params"], self._averages, self._squares, self._steps)
             if p.grad is not None
         ]
@@ -92,3 +92,8 @@ class Adam:
             own.copy_(stored)
         settings = dict(state["group"])
         self.param_groups[0].update(settings, betas=tuple(settings["betas"]))
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient in the parameter's memory layout: the kernel walks through memory and never looks at strides."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.agents.networks import Net
+from penstock.algos.dqn import DQN
+from penstock.core.batch import Inputs
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.learn.optimizers import Adam, adam, rmsprop, trainable
 
 
@@ -122,3 +126,46 @@ def test_nothing_to_train_is_refused():
         trainable(frozen)
     some: list[Tensor] = trainable(net())  # pyright: ignore
     assert len(some) == 4
+
+
+@pytest.mark.parametrize("layout", ["transposed", "channels_last", "expanded"])
+def test_adam_takes_gradients_of_any_memory_layout(layout: str):
+    """Backward passes give transposed and channels-last gradients; torch's kernel reads memory in a row."""
+    shape = (4, 3) if layout != "channels_last" else (4, 3, 2, 2)
+    torch.manual_seed(0)
+    a, b = (nn.Parameter(torch.ones(shape)) for _ in range(2))
+    ours, theirs = Adam([a], lr=0.1), torch.optim.Adam([b], lr=0.1, foreach=False)
+    for _ in range(3):
+        gradient = torch.randn(shape)
+        if layout == "transposed":
+            a.grad = gradient.t().contiguous().t()
+        elif layout == "channels_last":
+            a.grad = gradient.contiguous(memory_format=torch.channels_last)
+        else:
+            gradient = gradient[:1].expand(shape)
+            a.grad = gradient
+        assert a.grad.stride() != a.stride()
+        b.grad = gradient.contiguous()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shape", [(2,), (8,), (4, 10, 10)])
+def test_a_step_of_a_whole_agent_is_torchs(shape: tuple[int, ...]):
+    """From autograd's own gradients: few inputs, many inputs, images."""
+    torch.manual_seed(0)
+    spec = EnvSpec(LeafSpec("box", shape, "float32"), LeafSpec("discrete", (), "int64", sizes=(3,)))
+    agent = DQN(net=Net(hidden=(16, 4), cnn="minatar")).build(spec).agent
+    inputs = Inputs(torch.rand(32, *shape), None, None, None)  # pyright: ignore[reportArgumentType]
+    parameters = list(agent.online.parameters())  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    wanted = [nn.Parameter(p.detach().clone()) for p in parameters]
+    ours, theirs = Adam(parameters, lr=0.01), torch.optim.Adam(wanted, lr=0.01, foreach=False)
+    for _ in range(3):
+        gradients = torch.autograd.grad(agent(inputs).square().sum(), parameters)
+        for p, q, g in zip(parameters, wanted, gradients):
+            p.grad, q.grad = g, g.contiguous()
+        ours.step()
+        theirs.step()
+        for p, q in zip(parameters, wanted):
+            torch.testing.assert_close(p, q)
