@@ -67,6 +67,16 @@ class Net:
         return self.recurrent != "none"
 
 
+def _laid_out(images: Tensor) -> Tensor:
+    """Images as training convolves them fastest: channels last on CPU, which takes two thirds of the time.
+
+    Acting keeps to the layout in which a row's bits do not depend on the rows beside it.
+    """
+    if torch.is_inference_mode_enabled() or not images.is_cpu:
+        return images
+    return images.contiguous(memory_format=torch.channels_last)
+
+
 class NatureCNN(nn.Module):
     """[N, C, H, W] float in [0, 1] -> [N, 512]: the convolutions of Mnih et al. 2015, "Methods"."""
 
@@ -88,7 +98,7 @@ class NatureCNN(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return mlp_chain(self.convs(x).flatten(1), "relu", (self.out.weight, self.out.bias))
+        return mlp_chain(self.convs(_laid_out(x)).flatten(1), "relu", (self.out.weight, self.out.bias))
 
 
 class _Residual(nn.Module):
@@ -118,7 +128,7 @@ class ImpalaResNet(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return mlp_chain(self.convs(x).flatten(1), "relu", (self.out.weight, self.out.bias))
+        return mlp_chain(self.convs(_laid_out(x)).flatten(1), "relu", (self.out.weight, self.out.bias))
 
 
 class MinAtarCNN(nn.Module):
@@ -130,7 +140,7 @@ class MinAtarCNN(nn.Module):
         self.size = _conv_size(nn.Sequential(self.conv), channels, height, width, "minatar", "3 x 3")
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu_(self.conv(x)).flatten(1)
+        return torch.relu_(self.conv(_laid_out(x))).flatten(1)
 
 
 _CNNS = {"nature": NatureCNN, "impala": ImpalaResNet, "minatar": MinAtarCNN}
