@@ -184,6 +184,11 @@ MUTATIONS = (
              "self.actions) if mask is None else mask.sum(-1).to(self.log_alpha.dtype)", "self.actions)", IN_DISCRETE),
     Mutation("discrete SAC: temperature with the wrong sign", DISCRETE, "(entropy - wanted)", "(wanted - entropy)", IN_DISCRETE),
     Mutation("discrete SAC: critics learn from the actor's loss", DISCRETE, "q.detach().amin(0)", "q.amin(0)", IN_DISCRETE),
+    # What trains: found in earnest, after every learning curve had looked plausible.
+    Mutation("Adam walks through transposed gradients as if they were not", "learn/optimizers.py", "(p, _laid_out_as(p, p.grad), average,",
+             "(p, p.grad, average,", "tests/learn/test_optimizers.py"),
+    Mutation("a worker's replacement begins its episodes anew", "samplers/worker.py", "ledger=None if mail.keep else ledger[slots]",
+             "ledger=ledger[slots]", "tests/samplers/test_process_faults.py -k slow_to_make"),
 )  # fmt: skip
 
 
