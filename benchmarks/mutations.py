@@ -93,7 +93,7 @@ MUTATIONS = (
              "schedule_value(self.settings.priority_beta, 0.0)", IN_EXPERIENCE),
     Mutation("frames of the episode before in a stack", "replay/columns.py", "np.minimum(age, self._back) * self._slots",
              "self._back * self._slots", IN_FRAMES),
-    Mutation("a right turn in the sum tree keeps its mass", "replay/sum_tree.py", "left, right, out=total", "left, left, out=total",
+    Mutation("a right turn in the sum tree keeps its mass", "replay/sum_tree.py", "add(left, right, out)", "add(left, left, out)",
              "tests/replay/test_sum_tree.py"),
     # How often and on what.
     Mutation("the ratio counts rows that are no steps", EXPERIENCE, "own.collected += batch.env_steps",

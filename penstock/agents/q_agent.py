@@ -108,11 +108,14 @@ class QAgent(Agent):
     Args:
         outputs: numbers for each action: 1, or the atoms or quantiles of a distribution.
         ladder: epsilon of slot i of N: the same for all, `epsilon^(1 + 7 i / (N - 1))` (Horgan et al. 2018), or spread
-            evenly in logarithm from `epsilon` down to `epsilon_low` (rlpyt).
+            evenly in logarithm from `epsilon_low` up to `epsilon` (rlpyt).
         records_q: record Q of the action and the largest Q, for priorities of fresh rows.
     """
 
     epsilon: Tensor
+    """[B] of each slot."""
+    explored: Tensor
+    """Largest and smallest epsilon at this point of the run, which any number of slots is spread between."""
     atoms: Tensor
 
     def __init__(
@@ -142,7 +145,7 @@ class QAgent(Agent):
         self.env_ranks, self.noise_size = True, 3
         self.register_buffer("epsilon", torch.ones(1))
         self.register_buffer("atoms", torch.zeros(0), persistent=False)
-        self._epsilons = 1.0, 1.0
+        self.register_buffer("explored", torch.ones(2, dtype=torch.float64))
         self.register_load_state_dict_pre_hook(_as_many_slots)
 
     def set_slots(self, B: int) -> None:
@@ -150,11 +153,10 @@ class QAgent(Agent):
         self._spread()
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
-        if env_steps < settings.learning_starts:
-            self._epsilons = 1.0, 1.0
-        else:
-            high = 0.0 if self._noisy else float(settings.epsilon)
-            self._epsilons = high, min(float(settings.epsilon_low), high)
+        high = 0.0 if self._noisy else float(settings.epsilon)
+        low = min(float(settings.epsilon_low), high)
+        random = env_steps < settings.learning_starts
+        self.explored.copy_(torch.tensor((1.0, 1.0) if random else (high, low), dtype=torch.float64))
         self._spread()
 
     def renew_noise(self, rng: np.random.Generator) -> None:
@@ -257,7 +259,7 @@ class QAgent(Agent):
         return reward if self.reward_scaler is None else self.reward_scaler(reward)
 
     def _spread(self) -> None:
-        high, low = self._epsilons
+        high, low = self.explored.tolist()
         n = len(self.epsilon)
         if self._ladder == "none" or high == 0.0:
             self.epsilon.fill_(high)

@@ -58,7 +58,7 @@ def loss_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> Loss:
         each = ops.categorical_cross_entropy(x["target"], chosen.log_softmax(-1))
         priorities, q = each.detach(), (chosen.detach().softmax(-1) * agent.atoms).sum(-1)
     elif cfg.distributional == "quantile":
-        each = ops.quantile_huber(chosen, x["target"])
+        each = ops.quantile_huber(chosen, x["target"], kappa=cfg.huber_delta)
         q = chosen.detach().mean(-1)
         priorities = (x["target"].mean(-1) - q).abs()
     else:
@@ -142,7 +142,7 @@ class DQN:
     epsilon: Schedule = "linear(1.0, 0.05, 0.1)"
     """Chance of a random action; with a ladder that of the slot that explores most."""
     ladder: Ladder = "none"
-    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` down to `epsilon_low`."""
+    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: float = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
     target_interval: int = 250

@@ -183,7 +183,7 @@ class R2D1:
     epsilon: Schedule = 0.4
     """Chance of a random action; with a ladder that of the slot that explores most."""
     ladder: Ladder = "ape-x"
-    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` down to `epsilon_low`."""
+    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: float = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
     target_interval: int = 2_500

@@ -56,10 +56,9 @@ class DatasetWriter:
             columns |= {f"action-{k}": f"action{path}" for k, path in enumerate(tree_paths(spec.action))}
             self._index = {"format": FORMAT, "complete": False, "env": env, "spec": spec.to_plain(), "columns": columns,
                            "info": {}, "made_by": [], "shards": []}  # fmt: skip
-        self._index["complete"] = False
-        if made_by is not None:
-            self._index["made_by"].append(dict(made_by))
-        self._guarded(self._write_index)
+        self._made_by = [] if made_by is None else [dict(made_by)]
+        if self._stored is None:
+            self._guarded(lambda: self._write_begun([]))
 
     @property
     def episodes(self) -> int:
@@ -95,8 +94,8 @@ class DatasetWriter:
     def close(self) -> None:
         """Writes the rest and marks the dataset as complete."""
         self.flush()
-        self._index["complete"] = True
-        self._guarded(self._write_index)
+        if not self._index["complete"]:
+            self._guarded(lambda: self._write_index({**self._index, "complete": True}))
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -130,9 +129,8 @@ class DatasetWriter:
         temporary.rename(self.path / name)
         _sync_dir(self.path)
         steps = sum(len(episode) for episode in self._kept)
-        self._index["shards"].append({"dir": name, "episodes": len(self._kept), "steps": steps, "files": files})
+        self._write_begun([{"dir": name, "episodes": len(self._kept), "steps": steps, "files": files}])
         self._kept, self._bytes = [], 0
-        self._write_index()
 
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
         kept = self._kept
@@ -151,13 +149,22 @@ class DatasetWriter:
             columns |= {f"{name}-{k}": np.concatenate(leaves) for k, leaves in enumerate(zip(*rows))}
         return columns
 
-    def _write_index(self) -> None:
+    def _write_begun(self, shards: list[dict[str, Any]]) -> None:
+        """Adds shards, and this writer; until then a dataset that is appended to stays complete."""
+        made_by = [*self._index["made_by"], *self._made_by]
+        added = {"complete": False, "made_by": made_by, "shards": [*self._index["shards"], *shards]}
+        self._write_index({**self._index, **added})
+        self._made_by = []
+
+    def _write_index(self, index: dict[str, Any]) -> None:
+        """Puts an index in the place of the last, on the disk and then here."""
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / INDEX
         if self._stored is not None and path.read_bytes() != self._stored:
             raise ConfigError(f"{path} was changed by another writer; let one process at a time write a dataset")
-        self._stored = (json.dumps(self._index, indent=1) + "\n").encode()
-        replace_file(path, self._stored)
+        data = (json.dumps(index, indent=1) + "\n").encode()
+        replace_file(path, data)
+        self._stored, self._index = data, index
 
 
 def check_vacant(path: Path) -> None:

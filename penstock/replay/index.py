@@ -148,7 +148,7 @@ class PrioritizedIndex:
 
     def __init__(self, units: int, slots: int, alpha: float, epsilon: float = 1e-6) -> None:
         self._tree = SumTree(units * slots)
-        self.bytes = 2 * self._tree.values.nbytes
+        self.bytes = self._tree.bytes
         self._units, self._slots, self._alpha, self._epsilon = units, slots, alpha, epsilon
         self.tail = self.head = 0
         self._count = 0

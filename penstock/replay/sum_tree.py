@@ -1,14 +1,15 @@
 """Which leaf holds a given share of the total, when a million priorities change all the time?
 
-A binary tree of sums below a broad top. The top, at most `TOP` sums, is accumulated and searched in one go; below it all
-masses of a batch descend together, one level at a time. Each sum is recomputed from its two children, never adjusted by a
-difference, so all sums are a function of the leaves alone: they cannot drift, and a tree that is loaded from its leaves
-draws the same bits.
+A tree of sums in blocks of eight, one cache line each, below a broad top of at most `TOP` sums. The top is accumulated and
+searched in one go; below it all masses of a batch descend together, one level at a time: gather the blocks of all, take
+their children off the masses one after the other, and enter the child that leaves less than nothing. A sum is added up
+from its block in a fixed order, never adjusted by a difference, so all sums are a function of the leaves alone: they cannot
+drift, and a tree that is loaded from its leaves draws the same bits.
 """
 
 from __future__ import annotations
 
-import math
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,38 +18,73 @@ from penstock.core.errors import ConfigError
 from penstock.core.mapped import releaser, stretches
 
 TOP = 2048
-"""Beyond this an accumulation costs more than the level of the tree that it saves: 1024 and 2048 are equal, 4096 is slower."""
-# Arrays, since numpy spends as long on converting a Python number as on a batch of 256.
-_ONE, _SIGN_BIT = np.array(1), np.array(63)
+"""To accumulate and search so many sums costs about as much as one more level below an eighth of them."""
+FAN = 8
+_LOG_FAN = 3
+# Arrays and dtypes, since numpy spends as long on converting a Python number as on a batch of 256.
+_ONE, _SHIFT, _SIGN_BIT = np.array(1), np.array(_LOG_FAN), np.array(63)
+_INT64 = np.dtype(np.int64)
+_KEPT = 4096
 _ROUNDING = 1e-9
+
+
+class _Workspace:
+    """The arrays that `find` and `set` of n leaves work in, and the views of them that each step takes. To make these
+    costs as much as to find the leaves, so those of the last n are kept.
+    """
+
+    def __init__(self, n: int) -> None:
+        gathered, left = _zeros(n * FAN), _zeros(n * (FAN + 1))
+        self.n = n
+        self.blocks = gathered.reshape(n, FAN)
+        # Row j is what is left of the masses after j children, and the child that takes it below 0 is entered. What is left
+        # then is found in the last row, where the next level begins; the level after that begins in row 0 again.
+        rests = left.reshape(FAN + 1, n)
+        bits = rests.view(np.uint64)
+        self.rest = rests[0]
+        takes = [(rests[j], self.blocks[:, j], rests[j + 1]) for j in range(FAN - 1)]
+        again = [(rests[FAN], *takes[0][1:]), *takes[1:]]
+        self.turns = [(takes, bits[:FAN], bits[FAN]), (again, bits[1:], bits[0])]
+        self.signs = rests[1:FAN].view(np.int64)
+        self.counts = gathered.view(np.int64).reshape(FAN, n)  # the blocks are done with when these are written
+        self.first, self.others = self.counts[0], self.counts[1:]
+        self.found, self.node = np.zeros(n), np.zeros(n, np.int64)
+        pairs, fours, self.sums = left[: 4 * n], left[4 * n : 6 * n], left[6 * n : 7 * n]
+        self.adds = [(x[0::2], x[1::2], out) for x, out in ((gathered, pairs), (pairs, fours), (fours, self.sums))]
 
 
 class SumTree:
     """Non-negative leaves with a fast search by cumulative sum (proportional prioritization: Schaul et al. 2016, appendix
-    B.2.1). `leaves`: how many, all 0 at first; memory is twice theirs.
+    B.2.1). `leaves`: how many, all 0 at first; the sums take a seventh of their memory. Not for two threads at a time.
     """
 
     def __init__(self, leaves: int) -> None:
         if leaves < 1:
             raise ConfigError(f"SumTree(leaves={leaves}): expected 1 or more")
         self._size = leaves
-        depth = max(0, math.ceil(math.log2(leaves / TOP)))
-        top = -(-leaves // (1 << depth))
-        # Two unused zeros in front of each level: `find` counts nodes from 1, and a node's left child is then at 2 * node.
-        self._padded = [np.zeros(2 + (top << level)) for level in range(depth + 1)]
-        sums = [padded[2:] for padded in self._padded]
-        self._leaves = sums[-1][:leaves]
+        top, depth = leaves, 0
+        while top > TOP:
+            top, depth = -(-top // FAN), depth + 1
+        # A block of zeros on either side of each level: `find` counts nodes from 1, and what lies outside comes to them.
+        padded = [_zeros(FAN + top * FAN**level + FAN) for level in range(depth + 1)]
+        levels = [level[FAN:-FAN] for level in padded]
+        self.bytes = sum(level.nbytes for level in levels)
+        """Of the leaves and all sums."""
+        self._counted = padded[-1][FAN - 1 :]
+        self._down = [level.reshape(-1, FAN) for level in padded[1:]]
+        self._lowest = self._down[-1] if depth else None
+        self._up = [(children, children.reshape(-1, FAN), sums) for sums, children in zip(levels, levels[1:])][::-1]
+        self._leaves = levels[-1][:leaves]
         self._values = self._leaves.view()
         self._values.flags.writeable = False
-        self._pairs = [(child.reshape(-1, 2), parent) for parent, child in zip(sums, sums[1:])][::-1]
-        self._halves = [(child[0::2], child[1::2], parent) for parent, child in zip(sums, sums[1:])][::-1]
-        self._top = sums[0]
+        self._top = levels[0]
         self._before = np.zeros(top + 2)  # [n + 1]: the sum of the top's first n
+        self._ends, self._sums = self._before[1:], self._before[2:]
         self._stale = False
         self._total = 0.0
+        self._space = _Workspace(0)
         # No sum of leaves below this can overflow.
         self._largest = float(np.finfo(np.float64).max) / (2 * leaves)
-        self._largest_bits = np.float64(self._largest).view(np.uint64)
 
     def __len__(self) -> int:
         return self._size
@@ -57,9 +93,7 @@ class SumTree:
     def total(self) -> float:
         """The sum of all leaves, which bounds `find`'s masses."""
         if self._stale:
-            np.add.accumulate(self._top, out=self._before[2:])
-            self._total = float(self._before[-1])
-            self._stale = False
+            self._accumulate()
         return self._total
 
     @property
@@ -93,13 +127,14 @@ class SumTree:
         if node.shape != value.shape:
             raise ConfigError(f"SumTree.set: {node.shape} indices and {value.shape} values; expected as many")
         self._leaves[node] = value
-        pair = np.empty((len(node), 2))
-        left, right, total = pair[:, 0], pair[:, 1], np.empty(len(node))
-        for children, parents in self._pairs:
-            node = np.right_shift(node, _ONE)
-            children.take(node, 0, pair, "clip")  # mode "raise" would copy `pair`
-            np.add(left, right, out=total)
-            parents[node] = total
+        space = self._space if self._space.n == len(node) else self._workspace(len(node))
+        add = np.add
+        for _, blocks, sums in self._up:
+            node = np.right_shift(node, _SHIFT, space.node)
+            blocks.take(node, 0, space.blocks, "clip")  # mode "raise" would copy the blocks once more
+            for left, right, out in space.adds:
+                add(left, right, out)
+            sums[node] = space.sums
         self._stale = True
 
     def set_range(self, start: int, values: NDArray[np.float64]) -> None:
@@ -109,12 +144,17 @@ class SumTree:
         if not 0 <= start <= stop <= self._size:
             raise ConfigError(f"SumTree.set_range({start}) of {len(values)} values: expected a part of 0..{self._size}")
         self._leaves[start:stop] = values
-        for left, right, parents in self._halves:
-            start, stop = start >> 1, (stop + 1) >> 1
-            if stop - start == 1:  # most levels above a short range; slices would take twice as long
-                parents[start] = left[start] + right[start]
+        for children, blocks, sums in self._up:
+            start, stop = start >> _LOG_FAN, (stop + FAN - 1) >> _LOG_FAN
+            if stop - start <= 4:  # of a short range, nearly all levels; numpy would take twice as long
+                for node in range(start, stop):
+                    a, b, c, d, e, f, g, h = blocks[node].tolist()
+                    sums[node] = ((a + b) + (c + d)) + ((e + f) + (g + h))
             else:
-                np.add(left[start:stop], right[start:stop], out=parents[start:stop])
+                part = children[start * FAN : stop * FAN]
+                for _ in range(_LOG_FAN):
+                    part = part[0::2] + part[1::2]
+                sums[start:stop] = part
         self._stale = True
 
     def find(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -125,62 +165,77 @@ class SumTree:
         Raises:
             ConfigError: a mass outside [0, total], or a tree whose leaves are all 0.
         """
-        rest = self._within(mass)
-        node = self._before[1:].searchsorted(rest, "right")  # counted from 1
-        rest = rest - self._before.take(node)
-        over, left = np.empty_like(rest), np.empty_like(rest)
-        # As unsigned integers, negative floats are larger than all others: the minimum is the remainder if that is not
-        # negative, else what there was. The shifted sign is -1 if it was negative and 0 if not.
-        rest_bits, over_bits, sign = rest.view(np.uint64), over.view(np.uint64), over.view(np.int64)
-        for children in self._padded[1:]:
-            np.add(node, node, out=node)
-            children.take(node, None, left, "clip")
-            np.subtract(rest, left, out=over)
-            np.minimum(rest_bits, over_bits, out=rest_bits)
-            np.right_shift(sign, _SIGN_BIT, out=sign)
-            np.add(node, sign, out=node)
-        np.subtract(node, _ONE, out=node)
-        found = self._padded[-1][2:].take(node)
-        if not np.logical_and.reduce(found):
-            node[found == 0.0] = self._find_nonzero(np.asarray(mass)[found == 0.0])
-        return node
-
-    def _find_nonzero(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
-        """`find` for masses that rounding carried out of a node to its right: only children that are not 0 are entered."""
-        rest = self._within(mass)
-        node = self._before[1:].searchsorted(rest, "right") - 1
-        rest = rest - self._before[node + 1]
-        for children, _ in self._pairs[::-1]:
-            left, right = children[node].T
-            goes_right = (right > 0.0) & ((rest >= left) | (left == 0.0))
-            rest = np.where(goes_right, np.maximum(rest - left, 0.0), rest)
-            node = 2 * node + goes_right
-        return node
-
-    def _within(self, mass: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The masses, all at least +0 and below the total; one comparison of bits if they are as they should be."""
         mass = np.asarray(mass, np.float64)
         if mass.ndim != 1:
             raise ConfigError(f"SumTree: masses of shape {mass.shape}; expected [n]")
+        if self._stale:
+            self._accumulate()
+        space = self._space if self._space.n == len(mass) else self._workspace(len(mass))
+        subtract = np.subtract
+        node = self._ends.searchsorted(mass, "right")  # counted from 1
+        subtract(mass, self._before.take(node), space.rest)
+        for blocks, (takes, bits, least) in zip(self._down, cycle(space.turns)):
+            blocks.take(node, 0, space.blocks, "clip")
+            for rest, child, less in takes:
+                subtract(rest, child, less)
+            # The child entered is 8 * node less the rests below 0; the shift of a sign is -1 or 0.
+            np.right_shift(space.signs, _SIGN_BIT, space.others)
+            np.left_shift(node, _SHIFT, space.first)
+            np.add.reduce(space.counts, 0, out=node)
+            if blocks is not self._lowest:  # what is left within a leaf is of no use
+                # As unsigned integers, negative floats are larger than all others: the last that is not below 0 is the least.
+                np.minimum.reduce(bits, 0, out=least)
+        found = self._counted.take(node, None, space.found, "clip")
+        if len(mass) and found.item(found.argmin()) == 0.0:
+            node[found == 0.0] = 1 + self._find_nonzero(mass[found == 0.0])
+        return subtract(node, _ONE, node)
+
+    def _find_nonzero(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
+        """`find` for masses outside the tree, and those that rounding carried out of a node to its right: only children
+        that are not 0 are entered, the last of them if there is too much left for all.
+        """
+        rest = self._within(mass)
+        node = self._ends.searchsorted(rest, "right") - 1
+        rest = rest - self._ends[node]
+        for _, blocks, _ in self._up[::-1]:
+            rests = np.subtract.accumulate(np.column_stack([rest, blocks[node]]), axis=1)
+            enters = rests[:, 1:] < 0.0
+            last = FAN - 1 - np.argmax(blocks[node][:, ::-1] > 0.0, axis=1)
+            child = np.where(enters.any(axis=1), np.argmax(enters, axis=1), last)
+            rest = rests[np.arange(len(rests)), child]
+            node = FAN * node + child
+        return node
+
+    def _within(self, mass: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The masses, all at least +0 and below the total."""
         total = self.total
-        if len(mass) and total > 0.0 and np.maximum.reduce(mass.view(np.uint64)) < np.float64(total).view(np.uint64):
-            return mass
         if total <= 0.0:
             raise ConfigError("SumTree.find in a tree whose leaves are all 0; set one before drawing")
         if not np.all((mass >= 0.0) & (mass <= total * (1.0 + _ROUNDING))):
             raise ConfigError(f"SumTree.find of {_extremes(mass)}: expected masses in [0, {total})")
         return np.minimum(mass + 0.0, np.nextafter(total, 0.0))
 
+    def _accumulate(self) -> None:
+        np.add.accumulate(self._top, 0, None, self._sums)
+        self._total = self._before.item(-1)
+        self._stale = False
+
+    def _workspace(self, n: int) -> _Workspace:
+        space = _Workspace(n)
+        if n <= _KEPT:
+            self._space = space
+        return space
+
     def _known(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """The indices as int64, all inside the tree."""
         index = np.asarray(index)
-        if index.dtype != np.int64:
+        if index.dtype is not _INT64:
             if index.dtype.kind not in "iu" and index.size:
                 raise ConfigError(f"SumTree: indices of dtype {index.dtype}; expected int64")
             index = index.astype(np.int64)
         if index.ndim != 1:
             raise ConfigError(f"SumTree: indices of shape {index.shape}; expected [n]")
-        if len(index) and np.maximum.reduce(index.view(np.uint64)) >= self._size:  # as unsigned, -1 is beyond any size
+        if len(index) and not (index.item(index.argmin()) >= 0 and index.item(index.argmax()) < self._size):
             raise ConfigError(f"SumTree: {_extremes(index)} as indices; expected 0..{self._size - 1}")
         return index
 
@@ -189,11 +244,20 @@ class SumTree:
         value = np.asarray(value, np.float64)
         if value.ndim != 1:
             raise ConfigError(f"SumTree: values of shape {value.shape}; expected [n]")
-        if len(value) and np.maximum.reduce(value.view(np.uint64)) > self._largest_bits:
-            if not np.all((value >= 0.0) & (value <= self._largest)):
+        if len(value):
+            least = value.item(value.argmin())
+            if not (least >= 0.0 and value.item(value.argmax()) <= self._largest):
                 raise ConfigError(f"SumTree: {_extremes(value)} as values; expected finite, 0..{self._largest:.3g}")
-            value = value + 0.0  # -0.0 becomes +0.0
+            if least == 0.0:
+                value = value + 0.0  # -0.0 becomes +0.0
         return value
+
+
+def _zeros(n: int) -> NDArray[np.float64]:
+    """[n], beginning at a cache line: a block of 8 then never lies across two of them."""
+    memory = np.zeros(n + FAN)
+    start = -memory.ctypes.data // memory.itemsize % FAN
+    return memory[start : start + n]
 
 
 def _extremes(array: NDArray[np.float64] | NDArray[np.int64]) -> str:

@@ -110,7 +110,10 @@ def record(
     made_by: dict[str, Any] = {"run": str(run_dir), "checkpoint": step, "algo": exp.algo_name, "deterministic": deterministic,
                "seed": exp.run.seed if seed is None else seed}  # fmt: skip
     returns: list[float] = []
-    played = _Player(config, policy, episodes, deterministic)
+    native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
+    played = _Player(
+        config, policy, episodes, exp.sampler.spec.B if native else max(min(episodes, _B), 1), deterministic
+    )
     try:
         with _signals() as stopped, DatasetWriter(
             folder, policy.spec, env=config.name, append=append, made_by=made_by
@@ -137,8 +140,7 @@ def record(
 class _Player:
     """Environments that play a share of the episodes each, so that short ones are not favoured."""
 
-    def __init__(self, config: EnvConfig, policy: Policy, episodes: int, deterministic: bool) -> None:
-        B = max(min(episodes, _B), 1)
+    def __init__(self, config: EnvConfig, policy: Policy, episodes: int, B: int, deterministic: bool) -> None:
         self._counts = [episodes // B + (b < episodes % B) for b in range(B)]
         self._agent, self._deterministic, self._name = policy.agent, deterministic, config.name
         native = makes_vector_env(config)

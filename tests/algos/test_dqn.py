@@ -23,7 +23,7 @@ from tests.algos.filled import BOX, Chance, Record, T, assert_gradients_equal, d
 
 UNIFORM = ReplaySettings(capacity=600)
 PRIORITIZED = ReplaySettings(capacity=600, index="prioritized", priority_beta=0.5)
-CFG = DQN(discount=0.9, batch_size=12, learning_starts=0, n_atoms=5, v_min=-3.0, v_max=4.0, replay=UNIFORM,
+CFG = DQN(discount=0.9, batch_size=12, learning_starts=0, huber_delta=0.5, n_atoms=5, v_min=-3.0, v_max=4.0, replay=UNIFORM,
           net=ps.Net(hidden=(6, 6), activation="relu"))  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def by_hand(agent: QAgent, record: Record, drawing: Any, cfg: DQN) -> tuple[Tens
                 for target in (total + weight * out[best]).tolist():
                     error = target - chosen[m]
                     tau = (2 * m + 1) / (2 * K)
-                    each = each + abs(tau - (error.item() < 0)) * huber(error, 1.0) / K
+                    each = each + abs(tau - (error.item() < 0)) * huber(error, cfg.huber_delta) / K
             priorities.append(abs(total + weight * float(out[best].mean()) - chosen.mean().item()))
         else:
             error = chosen - (total + weight * float(out[best]))
@@ -145,7 +145,7 @@ def test_the_loss_of_two_rows_by_hand() -> None:
             "action": torch.tensor([1, 0]), "weight": torch.tensor([1.0, 0.25])}  # fmt: skip
     found: list[Any] = []
     for double in (True, False):
-        cfg = replace(CFG, double=double)
+        cfg = replace(CFG, double=double, huber_delta=1.0)
         ready = postprocess_fn(agent, ps.TrainBatch("now", rows, None), cfg)  # pyright: ignore[reportArgumentType]
         loss = loss_fn(agent, ready, cfg)
         found.append((ready["target"].tolist(), loss.total.item(), loss.priorities.tolist()))  # pyright: ignore

@@ -79,6 +79,22 @@ def test_ladders_over_the_slots() -> None:
         assert agent.epsilon.tolist() == [1.0] * 8
 
 
+@pytest.mark.parametrize("ladder", ["none", "ape-x", "log-space"])
+def test_a_stored_policy_explores_as_the_run_did(ladder: Any) -> None:
+    """With any number of slots: what was stored is the point of the schedule, not each slot's epsilon."""
+    cfg = replace(CFG, epsilon="linear(0.8, 0.2, steps=10)", epsilon_low=0.01, learning_starts=4, ladder=ladder)
+    policy, _ = trained(cfg, Chance, 5)
+    other = cfg.build(policy.spec, 3)
+    other.load_parameters(policy.agent.state_dict())
+    for slots in (4, 7, 1):
+        for agent in (policy.agent, other.agent):
+            agent.set_slots(slots)
+        expected: Any = policy.agent
+        found: Any = other.agent
+        assert found.epsilon.tolist() == expected.epsilon.tolist()
+        assert float(found.epsilon.max()) == pytest.approx(0.2)
+
+
 def test_noisy_networks_explore_in_the_place_of_epsilon() -> None:
     policy, _ = trained(replace(CFG, noisy=True, learning_starts=10), Chance, 1)
     agent: Any = policy.agent

@@ -202,12 +202,16 @@ def test_nested_spaces_and_memory_go_through(tmp_path: Path) -> None:
 
 
 def test_a_native_batched_environment_gives_its_share_and_no_more(tmp_path: Path) -> None:
+    def four() -> CartPoleVectorEnv:
+        return CartPoleVectorEnv(num_envs=4)
+
     run = run_of(CartPoleVectorEnv, tmp_path / "run")
     record(run, tmp_path / "d", 20, deterministic=False)
     data = Dataset(tmp_path / "d")
     assert len(data.lengths) == 20
     for i in range(20):
         replayed(data.episode(i))
+    assert len(record(run_of(four, tmp_path / "four"), tmp_path / "e", 20, env=four).returns) == 20
     clone = ps.Experiment(CartPoleVectorEnv, ps.BC(), ps.OfflineSampler(str(tmp_path / "d"), T=8, B=4))
     with ps.Trainer(clone) as trainer:
         trainer.train()

@@ -130,19 +130,41 @@ def test_an_error_keeps_whole_episodes_and_the_mark(tmp_path: Path) -> None:
     assert equal(Dataset(tmp_path / "d").episode(0), EPISODES[0])
 
 
-def test_a_full_disk_is_named_and_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> Any:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("where", ["shard", "index"])
+def test_a_full_disk_is_named_and_can_be_tried_again(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_new = dataset_writer._write_new
 
-    writer = DatasetWriter(tmp_path / "d", SPEC)
+    def full(path: Path, data: bytes) -> Any:
+        if where == "shard" or path.name == f".{dataset_writer.INDEX}.tmp":
+            raise OSError(28, "No space left on device")
+        return write_new(path, data)
+
+    writer = DatasetWriter(tmp_path / "d", SPEC, made_by={"run": "a"})
     writer.append(EPISODES[0])
     with monkeypatch.context() as m:
         m.setattr(dataset_writer, "_write_new", full)
         with pytest.raises(CheckpointError, match="No space left on device; 0 episodes in it are safe"):
             writer.flush()
+    with pytest.raises(ConfigError, match="It holds no whole episode yet"):
+        Dataset(tmp_path / "d")
+    assert writer.episodes == 1
     writer.append(EPISODES[1])
     writer.close()
-    assert all(equal(Dataset(tmp_path / "d").episode(i), EPISODES[i]) for i in range(2))
+    data = Dataset(tmp_path / "d")
+    assert len(data.index["shards"]) == 1 and data.index["made_by"] == [{"run": "a"}]
+    assert all(equal(data.episode(i), EPISODES[i]) for i in range(2))
+
+
+def test_a_complete_dataset_stays_so_until_something_is_added(tmp_path: Path) -> None:
+    path = write(tmp_path / "d", EPISODES[:1])
+    before = Dataset(path).index
+    with pytest.raises(ConfigError, match="has the info columns"), DatasetWriter(path, SPEC, append=True) as writer:
+        writer.append(replace(EPISODES[1], info={}))
+    assert Dataset(path).index == before
+    DatasetWriter(path, SPEC, append=True, made_by={"run": "b"}).close()
+    assert Dataset(path).index == before
 
 
 def test_a_second_writer_is_noticed(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.core.errors import ConfigError
-from penstock.replay.sum_tree import TOP, SumTree
+from penstock.replay.sum_tree import FAN, TOP, SumTree
 
-SIZES = (1, 2, 3, 63, 64, 65, TOP - 1, TOP, TOP + 1, 2 * TOP, 2 * TOP + 1, 9 * TOP + 5)
+SIZES = (1, 2, 3, 7, 8, 9, 63, 64, 65, TOP - 1, TOP, TOP + 1, 2 * TOP + 1, FAN * TOP, FAN * TOP + 1, 9 * TOP + 5)
 Floats = NDArray[np.float64]
 
 
@@ -154,21 +154,21 @@ def test_one_leaf_that_is_not_zero_is_always_found() -> None:
 
 def test_a_remainder_that_rounds_up_to_its_node_stays_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """left + right is a tie that rounds to 1. The mass below 1 less left is a tie too, and rounds to right itself: as if
-    it lay beyond right's own left half, in a leaf that is 0. The fast search errs here, and the careful one is asked.
+    it lay beyond the one leaf of right's block. The fast search errs here, and the careful one is asked.
     """
     left, right = 0.75 * 2.0**-52, 1.0 - 2.0**-52
     mass = np.nextafter(1.0, 0.0)
     assert left + right == 1.0 and mass - left == right
-    tree = SumTree(4 * TOP)
-    tree.set(np.arange(4), np.array([left, 0.0, right, 0.0]))
+    tree = SumTree(FAN * FAN * TOP)
+    tree.set(np.array([0, FAN]), np.array([left, right]))
     careful = tree._find_nonzero  # pyright: ignore
     asked: list[int] = []
     monkeypatch.setattr(tree, "_find_nonzero", lambda mass: (asked.append(len(mass)), careful(mass))[1])
-    assert tree.find(np.array([0.5, mass, 0.0])).tolist() == [2, 2, 0]
+    assert tree.find(np.array([0.5, mass, 0.0])).tolist() == [FAN, FAN, 0]
     assert asked == [1]
 
 
-@pytest.mark.parametrize("size", [10, 3 * TOP])
+@pytest.mark.parametrize("size", [10, 3 * TOP, FAN * TOP + 1])
 def test_the_careful_search_agrees_with_the_fast_one(size: int) -> None:
     values = whole_numbers(size, 3)
     tree = tree_of(values)
