@@ -155,12 +155,6 @@ class ControlAgent(Agent):
             online += list(self.actor.parameters())
         ops.polyak_(target, online, tau)
 
-    def needed(self, inputs: Inputs) -> Inputs:
-        return Inputs(
-            inputs.obs,
-            *(getattr(inputs, k) if k in self.fed else None for k in ("prev_action", "prev_reward", "first")),
-        )
-
     @property
     def fed(self) -> frozenset[str]:
         """Inputs that the networks read besides the observation."""

@@ -113,11 +113,6 @@ class DiscreteControlAgent(Agent):
         """target <- (1 - tau) target + tau online."""
         ops.polyak_(list(self.target_critics.parameters()), list(self.critics.parameters()), tau)
 
-    def needed(self, inputs: Inputs) -> Inputs:
-        fed = self.fed
-        names = ("prev_action", "prev_reward", "first")
-        return Inputs(inputs.obs, *(getattr(inputs, name) if name in fed else None for name in names))
-
     @property
     def fed(self) -> frozenset[str]:
         """Inputs that the networks read besides the observation."""

@@ -100,7 +100,7 @@ class RewardScaler(nn.Module):
 
     def update(self, reward: Tensor, ended: Tensor, valid: Tensor) -> None:
         """Merges the running returns of [T, B] rewards; the return of an open episode goes on in the next batch."""
-        carry = self.carry if self.carry.shape == reward.shape[1:] else torch.zeros_like(reward[0])
+        carry = self.carry.to(reward.device) if self.carry.shape == reward.shape[1:] else torch.zeros_like(reward[0])
         returns: list[Tensor] = []
         for r, closed in zip(reward, ended | ~valid):
             carry = carry * self.discount + r

@@ -226,12 +226,6 @@ class QAgent(Agent):
         """target <- (1 - tau) target + tau online."""
         ops.polyak_(list(self.target.parameters()), list(self.online.parameters()), tau)
 
-    def needed(self, inputs: Inputs) -> Inputs:
-        fed = self.fed
-        return Inputs(
-            inputs.obs, *(getattr(inputs, k) if k in fed else None for k in ("prev_action", "prev_reward", "first"))
-        )
-
     @property
     def fed(self) -> frozenset[str]:
         """Inputs that the network reads besides the observation."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.continuous import ControlAgent
 from penstock.agents.distributions import standard_normal
@@ -76,8 +77,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> Loss:
 def postprocess_choices(agent: QAgent, x: TrainBatch, cfg: CQL) -> TrainBatch:
     """Adds `target` = r + discount * Q_target(s', argmax Q(s')), as double DQN."""
     following = x["next"]
-    best = agent.greedy(following, agent(following))
-    value = agent.bootstrap(following).gather(1, best.unsqueeze(1)).squeeze(1)
+    value = ops.double_q(agent.legal(following, agent(following)), agent.bootstrap(following))
     return TrainBatch(x.inputs, {**x.rows, "target": agent.scaled_reward(x["return"]) + x["discount"] * value}, None)
 
 

@@ -127,20 +127,6 @@ def sequence_priority(abs_td: Tensor, valid: Tensor, eta: float = 0.9) -> Tensor
     return eta * kept.amax(0) + (1.0 - eta) * kept.sum(0) / valid.sum(0).clamp(min=1)
 
 
-def importance_weights(probability: Tensor, *, beta: float) -> Tensor:
-    """[N] weights (1 / (size P_i))^beta, divided by the largest of the batch (Schaul et al. 2016, section 3.4).
-
-    The size of the replay cancels in the division: what is left is (min P / P_i)^beta, at most 1.
-
-    Args:
-        probability: [N] float > 0, with which each sample was drawn; any common factor is allowed.
-        beta: 0 is no correction, 1 a full one.
-    """
-    if probability.ndim != 1 or not len(probability):
-        raise shape_error("importance_weights", "[N] with N >= 1", probability=probability)
-    return (probability.min() / probability).pow(beta)
-
-
 def polyak_(target: Sequence[Tensor], source: Sequence[Tensor], tau: float) -> None:
     """Moves `target` in place to (1 - tau) target + tau source (Lillicrap et al. 2016, algorithm 1); tau=1 copies.
 

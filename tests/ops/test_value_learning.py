@@ -15,7 +15,6 @@ from penstock.ops import (
     dueling,
     epsilon_ladder,
     huber,
-    importance_weights,
     log_space_ladder,
     n_step_return,
     polyak_,
@@ -199,20 +198,6 @@ def test_sequence_priority():
         sequence_priority(abs_td, valid[:2])
     with pytest.raises(ConfigError, match=r"eta=1\.5"):
         sequence_priority(abs_td, valid, 1.5)
-
-
-def test_importance_weights():
-    """G9, and the definition itself for a replay of 1000."""
-    probability = tensor(0.1, 0.2, 0.3, 0.4)
-    weights = importance_weights(probability, beta=0.5)
-    assert weights.tolist() == pytest.approx([1, 0.70711, 0.57735, 0.5], abs=1e-5)
-    by_definition = (1 / (1000 * probability)) ** 0.5
-    torch.testing.assert_close(weights, by_definition / by_definition.max())
-    torch.testing.assert_close(importance_weights(1e-9 * probability, beta=0.5), weights)
-    assert importance_weights(probability, beta=0.0).tolist() == [1, 1, 1, 1]
-    for wrong in (probability[:0], probability.reshape(2, 2)):
-        with pytest.raises(ConfigError, match="N >= 1"):
-            importance_weights(wrong, beta=0.5)
 
 
 def test_polyak():

@@ -92,14 +92,20 @@ def test_rewards_are_computed_anew_and_ends_stay_where_nothing_is_said_about_the
     np.testing.assert_array_equal(shown.rows["discount"], np.where(drawing.unit == 4, 0.0, 0.5))
 
 
-def test_reaching_the_goal_ends_an_episode_if_the_function_says_so() -> None:
+@pytest.mark.parametrize("desired", [-1.0, 5.0])
+def test_reaching_the_goal_ends_an_episode_if_the_function_says_so(desired: float) -> None:
+    """Row 4 ends its episode since it reached 5, which is no end for another goal; or it fell, which is one for any."""
     replay = replay_of(reward_fn=f"{__name__}:reward_and_end")
-    replay.append(line())
-    drawing, shown = replay.sample(500, np.random.default_rng(0))
-    obs: Any = shown.inputs.obs
-    changed, reached = obs["desired_goal"][:, 0] != -1.0, obs["desired_goal"][:, 0] == drawing.unit + 1
+    batch = line()
+    obs: Any = batch.obs
+    obs["desired_goal"][:] = desired
+    replay.append(batch)
+    drawing, shown = replay.sample(2_000, np.random.default_rng(0))
+    obs = shown.inputs.obs
+    changed, reached = obs["desired_goal"][:, 0] != desired, obs["desired_goal"][:, 0] == drawing.unit + 1
     np.testing.assert_array_equal(shown.rows["return"][changed], reached[changed] - 1.0)
-    ends = np.where(changed, reached, drawing.unit == 4)
+    at_end = drawing.unit == 4
+    ends = np.where(changed, reached | (at_end & (desired != 5.0)), at_end)
     np.testing.assert_array_equal(shown.rows["discount"], np.where(ends, 0.0, 0.5))
 
 
