@@ -9,6 +9,7 @@ Differs from the papers: Adam throughout, and truncated episodes bootstrap.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -173,7 +174,7 @@ class DQN:
             raise ConfigError(f"DQN with net.recurrent={self.net.recurrent!r}; sequences with memory are R2D1's")
         if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
             raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        if self.v_min >= self.v_max or self.n_atoms < 2 or self.target_interval < 1:
+        if not -math.inf < self.v_min < self.v_max < math.inf or self.n_atoms < 2 or self.target_interval < 1:
             raise ConfigError(f"v_min={self.v_min}, v_max={self.v_max}, n_atoms={self.n_atoms}, target_interval={self.target_interval}; "
                               "expected v_min < v_max, at least 2 atoms and an interval of at least 1")  # fmt: skip
         low, ends = self.epsilon_low, schedule_ends(self.epsilon)

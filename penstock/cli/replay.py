@@ -34,7 +34,8 @@ def run(argv: list[str]) -> int:
     from rich.text import Text
 
     from penstock.run.progress import print_summary
-    from penstock.run.replay_export import export, exported
+    from penstock.run.replay_export import export
+    from penstock.run.replay_exported import exported
     from penstock.run.replay_view import fields, open_replay, summary
 
     path = Path(args.path)

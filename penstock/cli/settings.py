@@ -66,14 +66,14 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Any, Any]:
     # Torch is imported from here on: everything above must stay quick.
     from penstock.core.config import import_object
     from penstock.run.bench import base_sampler
-    from penstock.run.presets import find_preset, named_preset, with_preset
+    from penstock.run.presets import find_preset, is_full_name, named_preset, with_preset
     from penstock.samplers import find_sampler, sized
 
     found = None
     if args.preset is None:
         found = find_preset(algo, args.env) if args.env else None
     elif args.preset != "none":
-        found = named_preset(args.preset if "/" in args.preset else f"{algo}/{args.preset}")
+        found = named_preset(args.preset if is_full_name(args.preset) else f"{algo}/{args.preset}")
     exp = with_preset(algo, args.env or "", found)
     if args.sampler == "auto":
         exp = replace(exp, sampler=base_sampler(exp))

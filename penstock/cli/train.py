@@ -18,16 +18,12 @@ def run(argv: list[str]) -> int:
     algo = argv[0] if argv and not argv[0].startswith("-") else None
     args, rest = parser.parse_known_args(argv[algo is not None :])
     wants_help = any(a in ("-h", "--help") for a in rest)
+    if wants_help and algo is None:
+        parser.print_help()
+        return 0
     if algo is None or (args.env is None and not wants_help):
-        parser.print_help(sys.stdout if wants_help else sys.stderr)
-        if not wants_help:
-            missing = (
-                "ALGO is missing; it comes first: penstock train ppo --env ID"
-                if algo is None
-                else "--env is missing: penstock train ALGO --env ID"
-            )
-            print(f"\npenstock train: {missing}", file=sys.stderr)
-        return 0 if wants_help else 2
+        print(f"penstock train: {_missing(algo, args.env, rest)}\nAll options: penstock train --help", file=sys.stderr)
+        return 2
     here_on_path()
     exp, found = experiment(algo, args, rest)
     if exp.run.progress != "off":
@@ -39,6 +35,19 @@ def run(argv: list[str]) -> int:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
     return _train_all(exp, args.seeds or [exp.run.seed], args.init, args.sampler == "auto")
+
+
+def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
+    """What a command line lacks, and what was probably meant by one whose words stand elsewhere."""
+    from penstock.algos import ALGOS
+
+    said = "ALGO is missing; it comes first" if algo is None else "--env is missing"
+    words = [word for word in (algo, *rest[:1]) if word and not word.startswith("-")]
+    meant = next((word for word in words if word in ALGOS), None)
+    other = env or next((word for word in words if word != meant), None)
+    if meant is None or other is None:
+        return f"{said}: penstock train {algo or 'ppo'} --env ID"
+    return f"{said}; did you mean: penstock train {meant} --env {other}?"
 
 
 def _train_all(exp: Any, seeds: list[int], init: str | None, auto: bool) -> int:

@@ -6,6 +6,7 @@ import collections.abc
 import dataclasses
 import functools
 import importlib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -187,6 +188,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             raise ConfigError(f"{path}={value!r}; expected {len(fields)} values: {', '.join(fields)}")
         return hint(**{name: _convert(given[name], fields[name], f"{path}.{name}") for name in fields})
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isnan(value):
+            raise ConfigError(f"{path}={value!r}; expected a number")
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -194,7 +197,9 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return value
     if isinstance(value, str) and hint in (int, float, bool):
         try:
-            return {"true": True, "false": False}[value.lower()] if hint is bool else hint(value.replace("_", ""))
+            found = {"true": True, "false": False}[value.lower()] if hint is bool else hint(value.replace("_", ""))
+            if not math.isnan(found):
+                return found
         except (ValueError, KeyError):
             pass
     if hint is Path and isinstance(value, str):

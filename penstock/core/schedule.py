@@ -35,8 +35,10 @@ def cosine(start: float, end: float, until: float = 1.0) -> str:
 
 def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> float:
     """The value after a fraction `progress` of the run and so many steps. Raises ConfigError on other text."""
-    if isinstance(schedule, (int, float)):
+    if isinstance(schedule, (int, float)) and math.isfinite(schedule):
         return float(schedule)
+    if not isinstance(schedule, str):
+        raise ConfigError(f"schedule {schedule!r} is no finite number")
     match = _FORM.fullmatch(schedule)
     try:
         kind = match[1] if match else ""
@@ -44,7 +46,7 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
         steps = float(match[3]) if match and match[3] else None
     except ValueError:
         kind, numbers, steps = "", [], None
-    if not kind and len(numbers) == 1:
+    if not kind and len(numbers) == 1 and math.isfinite(numbers[0]):
         return numbers[0]
     if (
         len(numbers) not in ((2, 3) if steps is None else (2,))

@@ -171,6 +171,8 @@ def check_vacant(path: Path) -> None:
     """Raises ConfigError if there is something in a directory, which is never overwritten."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
+    if not path.is_dir():
+        raise ConfigError(f"{path} is a file, which was not touched; a dataset is a folder: choose another name")
     if (path / STAGING / INDEX).is_file():
         raise ConfigError(f"{path} holds a half-written Minari dataset, which was not touched; go on with it by --format "
                           "minari --append, or choose another directory")  # fmt: skip

@@ -10,6 +10,7 @@ The layout is that of Minari 0.5.4 (its `HDF5Storage` and `serialize_space`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import io
@@ -86,10 +87,12 @@ class MinariEpisodes:
     def info(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         return self._info
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
-        size = (self.path / _MAIN).stat().st_size
-        return hashlib.sha256(f"{size} {self._lengths.tolist()} {self._metadata}".encode()).hexdigest()
+        """Of the whole content, read once: after `verify` from the machine's free memory, in a second for every GB."""
+        with (self.path / _MAIN).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.sha256(f"{content} {self._metadata}".encode()).hexdigest()
 
     def episode(self, i: int) -> Episode:
         where = f"{self.path / _MAIN}: episode_{i}"
@@ -119,6 +122,7 @@ class MinariEpisodes:
         return found
 
     def verify(self) -> None:
+        _ = self.fingerprint  # of the file that is read here, should another take its name during a run
         for i in range(len(self._lengths)):
             self.episode(i)
 

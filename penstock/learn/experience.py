@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from fractions import Fraction
 from typing import Any, Protocol
 
@@ -14,19 +15,21 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, LearnerError
 from penstock.core.noise import Purpose, generator
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.minibatch import TrainBatch
 
 _LARGE_BYTES = 1 << 20
+_MOST_UPDATES = 1_000
 _READ_TIMEOUT_S = 300.0
 
 
 class ReplayLike(Protocol):
     """What is needed of a `penstock.replay.Replay`."""
 
+    spec: Any
     settings: Any
     view: Any
 
@@ -60,6 +63,10 @@ class Experience:
         if batch_size < 1 or replay_ratio <= 0.0 or learning_starts < 0:
             raise ConfigError(f"batch_size={batch_size}, replay_ratio={replay_ratio}, learning_starts={learning_starts}; expected "
                               "positive numbers (learning_starts may be 0)")  # fmt: skip
+        if not replay_ratio <= _MOST_UPDATES * batch_size * sample_rows:
+            one = batch_size * sample_rows
+            raise ConfigError(f"replay_ratio={replay_ratio:g} is {replay_ratio / one:,.3g} gradient steps for each environment step; "
+                              f"expected at most {_MOST_UPDATES:,} ({one} is one a step)")  # fmt: skip
         if batch_size * sample_rows > capacity or learning_starts > capacity:
             raise ConfigError(f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or than "
                               f"learning_starts={learning_starts}; use replay.capacity >= "
@@ -204,15 +211,36 @@ def samples(policy: Any, count: int, rng: np.random.Generator) -> Iterator[tuple
             present, ahead = ahead, (draw() if left > 1 else None)
             yield present[0], read(*present)
         return
-    with ThreadPoolExecutor(1, "replay") as thread:
-        drawn = draw()
-        future: Future[TrainBatch] = thread.submit(read, *drawn)
+
+    def begin(drawing: Any, noise: Any) -> Future[TrainBatch]:
+        future: Future[TrainBatch] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(read(drawing, noise))
+            except BaseException as error:  # raised where the sample is asked for
+                future.set_exception(error)
+
+        # A daemon, unlike the threads of an executor, keeps no process alive whose disk does not answer any more.
+        threading.Thread(target=work, name="replay", daemon=True).start()
+        return future
+
+    drawn = draw()
+    future = begin(*drawn)
+    try:
         for left in range(count, 0, -1):
-            present, x = drawn, future.result(_READ_TIMEOUT_S)
+            if not wait([future], _READ_TIMEOUT_S).done:
+                where = own.replay.settings.dir or "memory"
+                raise LearnerError(f"a batch of {own.batch_size:,} samples of replay in {where} was not read within {_READ_TIMEOUT_S:g} s; "
+                                   "resume from the last checkpoint, with replay.dir on a disk that answers")  # fmt: skip
+            present, x = drawn, future.result(0)
             if left > 1:
                 drawn = draw()
-                future = thread.submit(read, *drawn)
+                future = begin(*drawn)
             yield present[0], x
+    except GeneratorExit:
+        wait([future], _READ_TIMEOUT_S)  # replay may change from here on
+        raise
 
 
 def _threaded(own: Experience, device: torch.device) -> bool:
@@ -223,6 +251,7 @@ def _threaded(own: Experience, device: torch.device) -> bool:
 
 
 def _sample_bytes(own: Experience) -> int:
-    storage = getattr(own.replay, "storage", None)
-    rows = 0 if storage is None else storage.bytes // (storage.rows * storage.slots)
-    return rows * own.batch_size * own.sample_rows
+    """Of the observations that a batch shows, next ones included, which are most of it where it is large."""
+    rows = own.replay.view.span + 1 if own.sample_rows > 1 else 2
+    row = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in tree_leaves(own.replay.spec.obs))
+    return own.batch_size * rows * row

@@ -233,8 +233,23 @@ class Policy:
             self.agent.load_state_dict(dict(parameters))
         except RuntimeError as error:
             raise CheckpointError(
-                f"the stored parameters do not fit this agent; were net or spaces changed? {error}"
+                f"the stored parameters do not fit this agent, {_misfit(self.agent.state_dict(), parameters)}; were net, spaces or "
+                "the algorithm changed?"
             ) from error
+
+
+def _misfit(own: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
+    """The first difference between two sets of parameters, and how many more there are."""
+
+    def shape(x: Any) -> list[int] | None:
+        return list(x.shape) if isinstance(x, Tensor) else None
+
+    found = [f"{key} is {shape(stored[key])} there and {shape(own[key])} here" for key in own if key in stored
+             and shape(own[key]) != shape(stored[key])]  # fmt: skip
+    found += [f"which has {key}" for key in own if key not in stored]
+    found += [f"which has no {key}" for key in stored if key not in own]
+    more = f", and {len(found) - 1} more such" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else "in what its modules keep besides"
 
 
 def _obs_arrays(spec: Tree, obs: Any, where: str) -> list[np.ndarray[Any, Any]]:

@@ -39,13 +39,25 @@ def train(exp: Experiment, init: str | Path | None = None) -> Result:
         EnvWorkerError: an environment failed. CheckpointError: the run directory cannot be written.
     """
     run_dir = free_run_dir(exp)
-    parameters = load(init).agent.state_dict() if init is not None else None
-    with Trainer(exp, run_dir, parameters) as trainer:
+    with _built(exp, run_dir, init) as trainer:
         trainer.run_dir = run_dir = make_run_dir(exp, run_dir)
         with RunLock(run_dir):
             check_free(run_dir)  # again: another run may have come and gone while this one was being built
             write_config(trainer)
             return Runner(trainer).run()
+
+
+def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
+    if init is None:
+        return Trainer(exp, run_dir)
+    parameters = load(init).agent.state_dict()
+    try:
+        return Trainer(exp, run_dir, parameters)
+    except CheckpointError as error:
+        theirs = read_json(Path(init) / CONFIG)["experiment"]["algo"].get("class")
+        name = str(theirs or "another algorithm").rpartition(":")[2]
+        raise CheckpointError(f"init={str(init)!r}, a run of {name}, does not suit {type(exp.algo).__name__} with these settings (a "
+                              f"preset may have changed net; --preset none): {error}") from error  # fmt: skip
 
 
 def resume(
@@ -96,7 +108,8 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
         return
     if state["env_steps"] >= exp.run.steps:
         raise ConfigError(
-            f"{run_dir} has finished its {exp.run.steps:,} steps; extend it, e.g. --run.steps {2 * exp.run.steps}"
+            f"{run_dir} stands at {state['env_steps']:,} of {exp.run.steps:,} steps, so it has finished; extend it, e.g. "
+            f"--run.steps {2 * state['env_steps']}"
         )
     if not extended and exp.run.stop:
         raise ConfigError(

@@ -23,7 +23,7 @@ class RunConfig:
     dir: str | None = None
     """Run directory; must be new or empty. None: runs/ENV/ALGO/TIME-sSEED."""
     stop: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Metrics that end the run once all of them are reached, e.g. {"rollout/ep_rew_mean": 475}."""
+    """Metrics that end the run once all of them are reached: `--run.stop rollout/ep_rew_mean 475`, or the same as a dict."""
     eval_interval: int = 0
     """Environment steps between evaluations; 0: only one at the end."""
     eval_episodes: int = 20

@@ -139,7 +139,9 @@ def _verify_file(file: Path, expected: Mapping[str, Any]) -> None:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     if digest != expected.get("sha256"):
-        raise CheckpointError(f"{file} is damaged: its sha256 is {digest}, its manifest says {expected.get('sha256')}")
+        raise CheckpointError(
+            f"{file} is damaged: its sha256 is {digest[:12]}, its manifest says {str(expected.get('sha256'))[:12]}"
+        )
 
 
 def is_good(path: Path) -> bool:

@@ -50,6 +50,14 @@ def named_preset(name: str) -> Preset:
     return Preset(name, _flat(entries), why, _FOLDER / f"{algo}.toml")
 
 
+def is_full_name(name: str) -> bool:
+    """True of `ALGO/TABLE`, also of an algorithm that is unknown: `c51/CartPole-v1` is a table of DQN's own."""
+    algo, slash, _ = name.partition("/")
+    return bool(slash) and (
+        bool(_tables(algo)) or not any(name in _tables(path.stem) for path in _FOLDER.glob("*.toml"))
+    )
+
+
 def preset_names(algo: str) -> list[str]:
     """The tables of an algorithm: environment ids and patterns."""
     return list(_tables(algo))
@@ -62,13 +70,19 @@ def preset(algo: str, env: str) -> Experiment:
     """
     found = find_preset(algo, env)
     if found is None:
-        known = [f"{path.stem}/{t}" for path in sorted(_FOLDER.glob("*.toml")) for t in _tables(path.stem)]
-        raise ConfigError(f"no preset for {algo!r} on {env!r}; there are {', '.join(known)}")
+        raise ConfigError(
+            f"no preset for {algo!r} on {env!r}; {nearest(env, _tables(algo)) if _tables(algo) else _known()}"
+        )
     return with_preset(algo, env, found)
 
 
 def with_preset(algo: str, env: Any, found: Preset | None) -> Experiment:
     """An experiment of an algorithm's defaults, changed by a preset if there is one."""
+    if found is not None and ":" not in algo and found.name.partition("/")[0] != algo:
+        own = ", ".join(preset_names(algo)) or "none"
+        raise ConfigError(
+            f"preset {found.name} is not one of {algo}, which has {own}; name another, or none for the defaults"
+        )
     settings = find_algo(algo)()
     changes = dict(found.changes) if found else {}
     sampler = sized(find_sampler(changes.pop("sampler.name", "serial"))(), settings.batch)
@@ -76,6 +90,10 @@ def with_preset(algo: str, env: Any, found: Preset | None) -> Experiment:
         return override(Experiment(env=env, algo=settings, sampler=sampler), changes)
     except ConfigError as error:
         raise ConfigError(f"preset {found.name if found else None}: {error}") from error
+
+
+def _known() -> str:
+    return f"algorithms with presets: {', '.join(sorted(path.stem for path in _FOLDER.glob('*.toml')))}"
 
 
 def _tables(algo: str) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,8 @@ from penstock.run.manifest import MANIFEST, Manifest, good_manifest, is_good, wi
 REPLACED = ".replaced"
 """Suffix of a good checkpoint while a new one of the same step takes its name."""
 _NAME = re.compile(r"(\d{12,})(?:\.replaced)?")
+_OF_REPLAY = re.compile(rf"replay-\d{{3,}}\.npy|\.{re.escape(MANIFEST)}\.tmp-\d+")
+"""An array of a replay, or what a crash left of a manifest that was to forget it."""
 _TEMPORARY = re.compile(r"\.tmp-\d+-(\d+)-[0-9a-f]+")
 
 
@@ -85,5 +87,5 @@ def _drop_replay(manifest: Manifest) -> None:
     elif not manifest.replay_dropped:
         return
     for path in manifest.path.iterdir():
-        if path.name not in (MANIFEST, *manifest.files) or path in manifest.arrays.values():
+        if _OF_REPLAY.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)

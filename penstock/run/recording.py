@@ -95,12 +95,11 @@ def record(
             f"episodes={episodes}; expected at least 1 (0 with append only completes a half-written dataset)"
         )
     target = Path(dataset)
-    if is_minari(target):
-        raise ConfigError(f"{target} holds a Minari dataset, which cannot be added to; choose another directory")
+    _check_format(target, file_format, append)
     if file_format == "minari":
         import_h5py()  # what would refuse the file, before anything is played
         minari_id(target)
-        if not append or (target / INDEX).is_file():
+        if not append or target.is_file():
             check_vacant(target)
     folder = target / STAGING if file_format == "minari" else target
     exp = read_experiment(Path(run_dir), env)
@@ -135,6 +134,20 @@ def record(
         write_minari(Dataset(folder), target, env=config.name, env_spec=_env_spec(config), algorithm=exp.algo_name)
         shutil.rmtree(folder)
     return Recording(target, config.name, step, np.array(returns), steps, total, stopped[0] if stopped else 0)
+
+
+def _check_format(target: Path, file_format: Format, append: bool) -> None:
+    """Raises ConfigError if what is there is of a format that cannot be added to, or of another than is asked for."""
+    if is_minari(target):
+        raise ConfigError(
+            f"{target} holds a Minari dataset, which cannot be added to in any format; choose another directory"
+        )
+    if append and file_format == "minari" and (target / INDEX).is_file():
+        raise ConfigError(f"{target} holds a dataset in penstock's format, to which --format minari cannot be added; leave out "
+                          "--format, or choose another directory")  # fmt: skip
+    if append and file_format == "penstock" and (target / STAGING / INDEX).is_file():
+        raise ConfigError(f"{target} holds a half-written Minari dataset, to which --format penstock cannot be added; use "
+                          "--format minari, or choose another directory")  # fmt: skip
 
 
 class _Player:

@@ -8,6 +8,9 @@ of a draw is proportional. Recurrent states `state` [K, B, ...] are those before
 
 from __future__ import annotations
 
+import hashlib
+import io
+import itertools
 import json
 import re
 import shutil
@@ -29,7 +32,7 @@ from penstock.run.replay_view import StoredReplay, summary
 from penstock.run.rundir import CONFIG, read_json
 
 ABOUT = "about.json"
-FORMAT = "penstock replay export 1"
+FORMAT = "penstock replay export 2"
 _CHUNK_BYTES = 1 << 24
 _ONE_MORE = ("obs", "first")
 _RECORD = {"obs": "obs", "first": "first", "prev_action": "action", "prev_reward": "reward", "terminated": "terminated",
@@ -64,24 +67,22 @@ def export(replay: StoredReplay, to: Path | str, *, frames: bool = False) -> int
             its episode opened, at most one less than a stack.
 
     Raises:
-        ConfigError: something is there already, or there is too little space.
+        ConfigError: something is there already, its folder is not, or there is too little space.
         CheckpointError: stacks are to be rebuilt and the run's config.json, which knows their size, is not there.
     """
     to = Path(to)
+    if to.suffix not in (".npz", ""):
+        raise ConfigError(f"--to {to} ends in {to.suffix!r}; expected .npz for one file, or a name without a suffix for a folder of "
+                          f".npy files: use {to.with_suffix('.npz').name} or {to.name.replace('.', '-')}")  # fmt: skip
     if to.exists():
         raise ConfigError(f"{to} is there already and was not touched; choose another --to")
+    if not to.parent.is_dir():
+        raise ConfigError(f"there is no folder {to.parent} to write {to.name} into; make it, or choose another --to")
     parts = _fields(replay, frames)
     needed = sum(part.nbytes for part in parts.values())
-    about = {
-        "format": FORMAT,
-        "summary": summary(replay),
-        "spec": _spec(replay, needed=False)[1],
-        "fields": {name: {"dtype": part.dtype.str, "shape": list(part.shape), "bytes": part.nbytes}
-                   for name, part in parts.items()},
-    }  # fmt: skip
+    about = {"format": FORMAT, "summary": summary(replay), "spec": _spec(replay, needed=False)[1]}
     unnamed = to.with_name(f".{to.name}.unfinished")
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(to.parent).free
         if free < needed:
             raise ConfigError(
@@ -89,32 +90,13 @@ def export(replay: StoredReplay, to: Path | str, *, frames: bool = False) -> int
             )
         _remove(unnamed)
         write = _write_zip if to.suffix == ".npz" else _write_folder
-        write(unnamed, parts, json.dumps(about, indent=1).encode() + b"\n")
+        write(unnamed, parts, about)
         unnamed.rename(to)
     except OSError as error:
         raise ConfigError(f"cannot write {to}: {error.strerror or error}; choose another --to") from error
     finally:
         _remove(unnamed)
     return needed
-
-
-def exported(path: Path) -> tuple[dict[str, str], list[tuple[str, str, str, str]]] | None:
-    """Summary, and name, dtype, shape and bytes of each array of an exported replay; None if the path is no such."""
-    try:
-        if path.is_file() and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as file:
-                text = file.read(ABOUT)
-        elif (path / ABOUT).is_file():
-            text = (path / ABOUT).read_bytes()
-        else:
-            return None
-        about: dict[str, Any] = json.loads(text)
-        if about.get("format") != FORMAT:
-            raise ValueError(f"format {about.get('format')!r}, expected {FORMAT!r}")
-        table = [(name, x["dtype"], str(x["shape"]), f"{x['bytes']:,}") for name, x in sorted(about["fields"].items())]
-        return {"format": FORMAT, **about["summary"]}, table
-    except (OSError, LookupError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path} is no exported replay, or damaged: {error}") from error
 
 
 def _fields(replay: StoredReplay, frames: bool) -> dict[str, _Field]:
@@ -200,26 +182,36 @@ def _plain(name: str, taken: Any) -> str:
     return plain if plain not in taken else f"{plain}-{len(taken)}"
 
 
-def _write_zip(path: Path, parts: dict[str, _Field], about: bytes) -> None:
+def _write_zip(path: Path, parts: dict[str, _Field], about: dict[str, Any]) -> None:
     with zipfile.ZipFile(path, "x") as file:
-        file.writestr(zipfile.ZipInfo(ABOUT), about)
-        for name, part in parts.items():
-            _write(file.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True), part)
+        entries = {
+            name: _write(file.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True), part)
+            for name, part in parts.items()
+        }
+        file.writestr(zipfile.ZipInfo(ABOUT), _text(about, entries))
 
 
-def _write_folder(path: Path, parts: dict[str, _Field], about: bytes) -> None:
+def _write_folder(path: Path, parts: dict[str, _Field], about: dict[str, Any]) -> None:
     path.mkdir()
-    (path / ABOUT).write_bytes(about)
-    for name, part in parts.items():
-        _write((path / f"{name}.npy").open("xb"), part)
+    entries = {name: _write((path / f"{name}.npy").open("xb"), part) for name, part in parts.items()}
+    (path / ABOUT).write_bytes(_text(about, entries))
 
 
-def _write(opened: AbstractContextManager[IO[bytes]], part: _Field) -> None:
-    header = {"descr": np.lib.format.dtype_to_descr(part.dtype), "fortran_order": False, "shape": part.shape}
+def _text(about: dict[str, Any], entries: dict[str, Any]) -> bytes:
+    return json.dumps({**about, "fields": entries}, indent=1).encode() + b"\n"
+
+
+def _write(opened: AbstractContextManager[IO[bytes]], part: _Field) -> dict[str, Any]:
+    """Writes an array as numpy does; gives what tells later whether it is still that array."""
+    header = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(part.dtype)
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": part.shape})
+    digest = hashlib.sha256()
     with opened as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for chunk in part.chunks():
+        for chunk in itertools.chain([header.getvalue()], part.chunks()):
+            digest.update(chunk)
             file.write(chunk)
+    return {"dtype": part.dtype.str, "shape": list(part.shape), "bytes": part.nbytes, "sha256": digest.hexdigest()}
 
 
 def _remove(path: Path) -> None:

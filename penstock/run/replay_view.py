@@ -12,7 +12,8 @@ import numpy as np
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.manifest import MANIFEST, read_manifest
+from penstock.run.manifest import MANIFEST, good_manifest, read_manifest
+from penstock.run.pruning import candidates
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,22 @@ def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
     """
     path = Path(path)
     folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path
-    if not (folder / MANIFEST).is_file():
-        if not (folder / "checkpoints").is_dir():
-            raise ConfigError(f"{path} is no run, checkpoint or exported replay; name a folder such as runs/a or "
-                              "runs/a/checkpoints/000000050000")  # fmt: skip
-        folder = find_checkpoint(folder, which, replay=True)
-    checkpoint = load_checkpoint(folder, replay=True)
+    run = folder.parent.parent if (folder / MANIFEST).is_file() else folder
+    if run == folder and not (folder / "checkpoints").is_dir():
+        raise ConfigError(f"{path} is no run, checkpoint or exported replay; name a folder such as runs/a or "
+                          "runs/a/checkpoints/000000050000")  # fmt: skip
+    try:
+        folder = find_checkpoint(folder, which, replay=True) if run == folder else folder
+        checkpoint = load_checkpoint(folder, replay=True)
+        if not checkpoint.array_files and read_manifest(folder).replay_dropped:
+            raise CheckpointError(f"{folder} holds no replay: it is gone, as the run keeps that of its newest checkpoints "
+                                  "only (run.keep_replays)")  # fmt: skip
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_remedy(run)}") from error
     if not checkpoint.array_files:
-        gone = "it is gone, as the run keeps that of its newest checkpoints only (run.keep_replays)"
-        never = "its algorithm learns from each batch once, or nothing was collected yet"
-        raise CheckpointError(f"{folder} holds no replay: {gone if read_manifest(folder).replay_dropped else never}")
-    arrays = checkpoint.arrays()
+        raise CheckpointError(
+            f"{folder} holds no replay: its algorithm learns from each batch once, or nothing was collected yet"
+        )
     try:
         own = checkpoint.state["policy"]["experience"]
         history = max((int(x.max(initial=0)) for name, x in arrays.items() if name.endswith(".age")), default=0)
@@ -136,7 +142,16 @@ def summary(replay: StoredReplay) -> dict[str, str]:
 
 def fields(replay: StoredReplay) -> list[tuple[str, str, str, str]]:
     """Name, dtype, shape and bytes of every array that is stored."""
-    return [(name, str(x.dtype), str(list(x.shape)), f"{x.nbytes:,}") for name, x in replay.arrays.items()]
+    return [(name, x.dtype.name, str(list(x.shape)), f"{x.nbytes:,}") for name, x in replay.arrays.items()]
+
+
+def _remedy(run: Path) -> str:
+    """Which checkpoints can be looked into instead. Reads their replays, so that it names none in vain."""
+    good = [m.step for path in candidates(run / "checkpoints") if (m := good_manifest(path)) and m.arrays]
+    if good:
+        steps = ", ".join(str(step) for step in sorted(good))
+        return f"good replays of {run} are of step {steps}: take one by --which STEP"
+    return f"no checkpoint of {run} has a good replay: copy it again; `penstock eval` needs none"
 
 
 def _episodes(replay: StoredReplay, start: int, head: int) -> str:

@@ -130,6 +130,15 @@ WRONG = {
     "environment": (["train", "ppo", "--env", "CartPol-v1", *QUIET], 2, "'CartPole-v1'"),
     "no environment": (["train", "ppo"], 2, "--env is missing"),
     "no algorithm": (["train", "--env", "CartPole-v1"], 2, "ALGO is missing"),
+    "words swapped": (["train", "CartPole-v1", "dqn"], 2, "did you mean: penstock train dqn --env CartPole-v1?"),
+    "environment without its option": (["train", "dqn", "CartPole-v1"], 2, "penstock train dqn --env CartPole-v1?"),
+    "algorithm last": (["train", "--env", "X-v0", "dqn"], 2, "it comes first; did you mean: penstock train dqn --env X-v0?"),
+    "another's preset": (["train", "dqn", "--env", "CartPole-v1", "--preset", "sac/Pendulum-v1"], 2, "is not one of dqn, which has"),
+    "ratio": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.replay-ratio", "1e9"], 2, "expected at most 1,000"),
+    "ratio without end": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.replay-ratio", "inf"], 2, "at most 1,000"),
+    "no number": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.alpha", "nan"], 2, "alpha=nan"),
+    "no step size": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.lr", "inf"], 2, "no finite number"),
+    "no support": (["train", "dqn", "--env", "CartPole-v1", *QUIET, "--algo.v-max", "inf"], 2, "v_max=inf"),
     "option": (["train", "ppo", "--env", "CartPole-v1", "--imprt", "x"], 2, "--import"),
     "option of a part": (["train", "ppo", "--env", "CartPole-v1", "--seed", "3"], 2, "--run.seed"),
     "option without its part": (["train", "ppo", "--env", "CartPole-v1", "--steps", "3"], 2, "--run.steps"),
@@ -435,7 +444,7 @@ def test_resume_with_overrides(cli: Cli, trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
     said = cli("resume", "run")
     assert said.code == 2
-    assert "finished its 128 steps" in said.err
+    assert "of 128 steps, so it has finished" in said.err
     assert cli("resume", "run", "--run.steps", "2.56e2", "--run.keep=1", "--run.eval-episodes", "2").code == 0
     exp = config(tmp_path / "run")
     assert (exp["run"]["steps"], exp["run"]["keep"], exp["run"]["eval_episodes"]) == (256, 1, 2)
