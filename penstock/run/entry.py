@@ -108,7 +108,7 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
         return
     if state["env_steps"] >= exp.run.steps:
         raise ConfigError(
-            f"{run_dir} stands at {state['env_steps']:,} of {exp.run.steps:,} steps, so it has finished; extend it, e.g. "
+            f"{run_dir} has finished its {exp.run.steps:,} steps and stands at {state['env_steps']:,}; extend it, e.g. "
             f"--run.steps {2 * state['env_steps']}"
         )
     if not extended and exp.run.stop:

@@ -444,7 +444,7 @@ def test_resume_with_overrides(cli: Cli, trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
     said = cli("resume", "run")
     assert said.code == 2
-    assert "of 128 steps, so it has finished" in said.err
+    assert "finished its 128 steps" in said.err
     assert cli("resume", "run", "--run.steps", "2.56e2", "--run.keep=1", "--run.eval-episodes", "2").code == 0
     exp = config(tmp_path / "run")
     assert (exp["run"]["steps"], exp["run"]["keep"], exp["run"]["eval_episodes"]) == (256, 1, 2)
