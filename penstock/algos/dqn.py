@@ -4,7 +4,7 @@ Mnih et al. 2015 (Nature 518); van Hasselt et al. 2016 (double); Wang et al. 201
 (prioritized); Bellemare et al. 2017 (C51); Dabney et al. 2018 (QR-DQN); Fortunato et al. 2018 (noisy); Hessel et al.
 2018 (all at once: Rainbow). Ape-X (Horgan et al. 2018) is this with `ladder="ape-x"` and an AsyncSampler.
 
-Differs from the papers: Adam throughout, and truncated episodes bootstrap.
+Differs from the papers: Adam throughout, truncated episodes bootstrap, and noisy layers act with one noise for a batch.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class DQN:
     v_max: float = 10.0
     """Largest return that C51 can tell apart; for rewards of 1 a step about 1 / (1 - discount)."""
     noisy: bool = False
-    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`."""
+    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`. The noise of acting is new
+    for each batch, so T is to be small."""
     epsilon: Schedule = "linear(1.0, 0.05, 0.1)"
     """Chance of a random action; with a ladder that of the slot that explores most."""
     ladder: Ladder = "none"
