@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One thread: networks this small get slower, not faster, with more.
 export OMP_NUM_THREADS ?= 1
+# As many test processes as cores, from 2 to 4: more wait for the slowest tests.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 2 : n > 4 ? 4 : n )))
 
 .PHONY: run test lint types examples check clean
 
@@ -16,7 +18,7 @@ run: $(VENV)/.installed
 	$(BIN)/penstock train ppo --env CartPole-v1 --run.steps 500000 --run.stop rollout/ep_rew_mean 475
 
 test: $(VENV)/.installed
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -26,7 +28,7 @@ types: $(VENV)/.installed
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 examples: $(VENV)/.installed
-	$(BIN)/pytest -n 2 --dist worksteal -m examples
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m examples
 
 check: test lint types examples
 

@@ -204,6 +204,8 @@ class Runner:
         count = sum(p.numel() for p in policy.agent.parameters())
         if policy.experience is not None:
             trained_on = f"; {policy.experience.describe()}"
+            if policy.experience.learning_starts >= trainer.exp.run.steps:
+                trained_on += f", which is never in the {trainer.exp.run.steps:,} steps of this run"
         else:
             parts = 1 if policy.minibatch is None else max(round(T * B / policy.minibatch), 1)
             trained_on = f", {_number(policy.epochs * parts, 'update')} each"
@@ -216,8 +218,9 @@ class Runner:
         rows = {
             "stopped by": result.stopped_by,
             "environment steps": f"{result.env_steps:,} ({took:,.1f} s, {rate:,.0f} a second)",
-            "return, last episodes": f"{result.episodes.mean_return:,.1f} over {len(result.episodes)}",
         }
+        if len(result.episodes):
+            rows["return, last episodes"] = f"{result.episodes.mean_return:,.1f} over {len(result.episodes)}"
         if "eval/mean_reward" in metrics:
             rows["return, evaluation"] = (
                 f"{metrics['eval/mean_reward']:,.1f} +- {metrics.get('eval/std_reward', 0.0):,.1f}"

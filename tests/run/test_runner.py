@@ -91,7 +91,8 @@ SMALL_REPLAY = ps.ReplaySettings(capacity=6_400)
         (ps.PPO(minibatch=32, epochs=3), "4 slots x 16 steps = 64 rows a batch, 6 updates each; seed 1"),
         (
             ps.DQN(replay_ratio=8, batch_size=32, learning_starts=1_000, replay=SMALL_REPLAY),
-            "in memory, uniform; one update of 32 every 4 steps after the first 1,000 (replay ratio 8); seed 1",
+            "in memory, uniform; one update of 32 every 4 steps after the first 1,000 (replay ratio 8), which is never in the "
+            "64 steps of this run; seed 1",
         ),
         (
             ps.DQN(replay_ratio=100, batch_size=256, learning_starts=0, replay=SMALL_REPLAY),
