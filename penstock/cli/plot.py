@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
 
 from penstock.cli.options import Parser
@@ -22,10 +24,14 @@ def run(argv: list[str]) -> int:
 
     runs = [run for path in args.runs for run in _run_dirs(Path(path))]
     out = Path(args.out) if args.out else Path(args.runs[0]) / "plots" / f"{args.metric.replace('/', '-')}.png"
-    try:
-        print(plot_runs(runs, out, args.metric))
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("default")
+        try:
+            print(plot_runs(runs, out, args.metric))
+        except OSError as error:
+            raise ConfigError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+    for remark in remarks:
+        print(f"penstock: {remark.message}", file=sys.stderr)
     return 0
 
 

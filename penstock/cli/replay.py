@@ -22,7 +22,9 @@ def run(argv: list[str]) -> int:
         "path", metavar="PATH", help="run directory, checkpoint directory, or (info) an exported replay"
     )
     parser.add_argument("--which", default="last", help="checkpoint of a run: last, best, or a step (default last)")
-    parser.add_argument("--to", metavar="FILE.npz|DIR", help="where to export to; must not be there yet")
+    parser.add_argument(
+        "--to", metavar="FILE.npz|DIR", help="where to export to; must not be there yet, its parent must"
+    )
     parser.add_argument(
         "--frames", action="store_true", help="export stacks of images as they are kept: single frames and their age"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,12 @@ class Identity:
         known = self.settings is not None and bool(self.algo)
         return self.env, self.algo, json.dumps(self.settings, sort_keys=True) if known else str(self.run_dir)
 
+    @property
+    def offline(self) -> bool:
+        """True if its steps are those of a dataset, as its sampler says; no code of the run is loaded to find out."""
+        sampler = self.settings.get("sampler") if self.settings is not None else None
+        return isinstance(sampler, dict) and sampler.get("class") == "penstock.samplers.offline:OfflineSampler"
+
 
 def identify(run_dir: Path) -> Identity:
     """The identity of the run in a directory, from its meta.json and config.json."""
@@ -62,8 +69,9 @@ def curve_names(curves: Sequence[Identity]) -> list[str]:
         if len(alike) > 1:
             ends = _by_settings([curves[i].settings for i in alike]) or _by_path([curves[i].run_dir for i in alike])
             for i, end in zip(alike, ends):
-                names[i] = f"{name}, {end}" if curves[i].algo else end
-    return names
+                says_so = re.match(rf"{re.escape(name)}(?![A-Za-z])", end)  # a folder dqn-2 of a dqn
+                names[i] = end if says_so or not curves[i].algo else f"{name}, {end}"
+    return [name if names.count(name) == 1 else f"{name}, {c.run_dir}" for name, c in zip(names, curves)]
 
 
 def _by_settings(settings: list[Any]) -> list[str]:
@@ -76,10 +84,19 @@ def _by_settings(settings: list[Any]) -> list[str]:
         short = path.partition(".")[2] or path  # without algo, sampler or run
         if columns.setdefault(short, texts) != texts:
             columns[path] = texts
-    shown = dict(list(columns.items())[:_NAMED])
+    shown = {key: columns[key] for key in _telling(columns)}
     more = ", ..." if len(columns) > len(shown) else ""
     names = [", ".join(f"{key}={texts[i]}" for key, texts in shown.items()) + more for i in range(len(settings))]
     return names if len(set(names)) == len(names) else []
+
+
+def _telling(columns: dict[str, list[str]]) -> list[str]:
+    """The few settings that tell most curves apart, in the order of the stored settings."""
+    chosen: list[str] = []
+    for _ in range(min(_NAMED, len(columns))):
+        left = [key for key in columns if key not in chosen]
+        chosen.append(max(left, key=lambda key: len(set(zip(*(columns[k] for k in [*chosen, key]))))))
+    return [key for key in columns if key in chosen]
 
 
 def _differing(values: list[Any], path: str) -> list[tuple[str, list[Any]]]:
@@ -109,9 +126,15 @@ def _text(value: Any) -> str:
 
 
 def _by_path(paths: list[Path]) -> list[str]:
-    """The folders' names, with as many of the folders above as tell them apart."""
-    depth = next(n for n in range(1, 100) if len({path.parts[-n:] for path in paths}) == len(paths))
-    return ["/".join(path.parts[-depth:]) for path in paths]
+    """For each path the shortest end that no other has, without the folders that all end in."""
+    parts = [path.parts for path in paths]
+    while len({part[-1] for part in parts}) == 1 and min(map(len, parts)) > 1:
+        parts = [part[:-1] for part in parts]
+
+    def own(part: tuple[str, ...]) -> int:
+        return next((n for n in range(1, len(part)) if sum(p[-n:] == part[-n:] for p in parts) == 1), len(part))
+
+    return [str(Path(*part[-own(part) :])) for part in parts]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
     """
     path = Path(path)
     folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path
-    run = folder.parent.parent if (folder / MANIFEST).is_file() else folder
+    run = folder.absolute().parent.parent if (folder / MANIFEST).is_file() else folder
     if run == folder and not (folder / "checkpoints").is_dir():
         raise ConfigError(f"{path} is no run, checkpoint or exported replay; name a folder such as runs/a or "
                           "runs/a/checkpoints/000000050000")  # fmt: skip
@@ -104,6 +104,7 @@ def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
         raise CheckpointError(
             f"{folder} holds no replay: its algorithm learns from each batch once, or nothing was collected yet"
         )
+    arrays = checkpoint.arrays()
     try:
         own = checkpoint.state["policy"]["experience"]
         history = max((int(x.max(initial=0)) for name, x in arrays.items() if name.endswith(".age")), default=0)

@@ -172,7 +172,7 @@ WRONG = {
     "resume's value": (["resume", "nowhere", "--run.steps"], 2, "--run.steps has 0 values"),
     "eval nothing": (["eval", "nowhere"], 5, "nowhere is no run directory"),
     "eval's option": (["eval", "nowhere", "--episods", "3"], 2, "--episodes"),
-    "plot nothing": (["plot", "nowhere"], 2, "nothing to plot"),
+    "plot nothing": (["plot", "nowhere"], 2, "nothing to plot in nowhere"),
     "plot's option": (["plot", "nowhere", "--metrc", "x"], 2, "--metric"),
     "launch nothing": (["launch"], 2, "ALGO, or the DIR"),
     "launch without env": (["launch", "ppo", "--dir", "x"], 2, "--env is missing"),
@@ -485,6 +485,27 @@ def test_plot(cli: Cli, trained: Path, tmp_path: Path) -> None:
     assert cli("plot", "all/a", "all/b").out == "all/a/plots/rollout-ep_rew_mean.png\n"
     assert cli("plot", "all", "--out", "x.gif").code == 2
     assert cli("plot", "all", "--metric", "train/nothing").code == 2
+
+
+def test_plot_names_what_is_no_run_and_remarks_on_one_without_the_metric(
+    cli: Cli, trained: Path, tmp_path: Path
+) -> None:
+    said = cli("plot", str(trained), "nope", "nada", "--out", "x/y.png")
+    assert said.code == 2
+    assert "nothing to plot in nope, nada" in said.err
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "metrics.jsonl").touch()
+    said = cli("plot", str(trained), "early", "--out", "x.png")
+    assert (said.code, said.out) == (0, "x.png\n")
+    assert re.fullmatch(r"penstock: left out, without a row with 'rollout/ep_rew_mean': \S+early\n", said.err)
+
+
+def test_summary_of_a_run_without_an_episode_has_no_return_of_episodes(cli: Cli) -> None:
+    said = cli("train", "ppo", "--env", "Pendulum-v1", *SHORT, "--run.dir", "x", "--run.progress", "plain")
+    assert said.code == 0
+    assert "return, evaluation" in said.out
+    assert "last episodes" not in said.out
 
 
 def test_plot_where_nothing_can_be_written(cli: Cli, trained: Path, tmp_path: Path) -> None:

@@ -122,8 +122,14 @@ def test_minari_format(cli: Cli, trained: str) -> None:
     for i in range(3):
         assert theirs.episode(i).obs.tobytes() == ours.episode(i).obs.tobytes()
         assert theirs.episode(i).action.tobytes() == ours.episode(i).action.tobytes()
-    said = cli("record", trained, "--dataset", "theirs", "--append")
-    assert (said.code, "cannot be added to" in said.err) == (2, True)
+    for args in ((), ("--format", "minari")):
+        said = cli("record", trained, "--dataset", "theirs", "--append", *args)
+        assert (said.code, "holds a Minari dataset, which cannot be added to in any format" in said.err) == (2, True)
+    said = cli("record", trained, "--dataset", "ours", "--append", "--format", "minari")
+    assert said.code == 2
+    assert "ours holds a dataset in penstock's format, to which --format minari cannot be added" in said.err
+    assert "leave out --format, or choose another directory" in said.err
+    assert len(Dataset("ours").lengths) == 3
     said = cli("train", "bc", "--env", "CartPole-v1", "--sampler.dataset", "theirs", *QUIET)
     assert said.code == 0
 
@@ -157,6 +163,10 @@ def test_a_kill_before_the_hdf5_file_is_written_loses_nothing(trained: str, tmp_
     for file_format in ("penstock", "minari"):
         with pytest.raises(ConfigError, match="holds a half-written Minari dataset, which was not touched"):
             record(trained, tmp_path / "d", 2, file_format=file_format)
+    with pytest.raises(
+        ConfigError, match=r"half-written Minari dataset, to which --format penstock .* use --format minari"
+    ):
+        record(trained, tmp_path / "d", 2, append=True)
     with pytest.raises(ConfigError, match=r"is half-written.*go on with .*--format minari --append"):
         open_dataset(tmp_path / "d")
     found = record(trained, tmp_path / "d", 2, file_format="minari", append=True)
@@ -175,6 +185,17 @@ def test_what_would_refuse_the_hdf5_file_is_known_before_anything_is_played(
     with pytest.raises(MissingExtraError, match=r"penstock\[offline\]"):
         record(trained, tmp_path / "d", 2, file_format="minari")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("file_format", ["penstock", "minari"])
+def test_a_file_is_called_one(append: bool, file_format: Any, trained: str, tmp_path: Path) -> None:
+    if file_format == "minari":
+        pytest.importorskip("h5py")
+    (tmp_path / "x.npz").write_text("mine")
+    with pytest.raises(ConfigError, match=r"x\.npz is a file, which was not touched; a dataset is a folder"):
+        record(trained, tmp_path / "x.npz", 2, append=append, file_format=file_format)
+    assert (tmp_path / "x.npz").read_text() == "mine"
 
 
 def test_an_environment_of_other_spaces_is_refused_before_anything_is_written(trained: str, tmp_path: Path) -> None:

@@ -204,8 +204,9 @@ def test_info_takes_a_file_of_a_checkpoint_and_an_export(
         export(open_replay(run.run), tmp_path / to)
         said = cli("replay", "info", tmp_path / to)
         assert said.code == 0
-        assert "penstock replay export 1" in said.out
-        assert "action │ <i8 │ [50, 2] │ 800" in said.out
+        assert "penstock replay export 2" in said.out
+        assert "first │ bool │ [51, 2] │ 102" in said.out
+        assert "action │ int64 │ [50, 2] │ 800" in said.out
     with np.load(tmp_path / "x.npz") as file:
         about = json.loads(file["about.json"])
     assert about["spec"]["obs"]["leaf"][:2] == ["box", [4]]
@@ -260,7 +261,7 @@ def test_what_has_no_replay_says_why(recorded: Callable[..., Recorded], cli: Cli
     assert f"{victim} is missing" in cli("replay", "info", victim.parent).err
     assert not (tmp_path / "x.npz").exists()
     (tmp_path / "about.json").write_text("{}")
-    assert "is no exported replay, or damaged" in cli("replay", "info", tmp_path).err
+    assert "is no exported replay: its format is None" in cli("replay", "info", tmp_path).err
 
 
 def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(

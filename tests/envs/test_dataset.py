@@ -103,6 +103,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     for append in (False, True):
         with pytest.raises(ConfigError, match="is not empty; nothing in it was touched"):
             DatasetWriter(tmp_path, SPEC, append=append)
+        with pytest.raises(ConfigError, match=r"thesis\.tex is a file, which was not touched"):
+            DatasetWriter(tmp_path / "thesis.tex", SPEC, append=append)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 

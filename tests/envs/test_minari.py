@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,33 @@ def test_what_is_broken_is_named(ours: Dataset, h5py: Any, tmp_path: Path) -> No
     main.write_bytes(main.read_bytes()[:1000])
     with pytest.raises(ConfigError, match=r"main_data.hdf5 is missing, half-written or damaged"):
         open_dataset(tmp_path / "toy")
+
+
+def test_a_fingerprint_is_of_the_content(ours: Dataset, h5py: Any, tmp_path: Path) -> None:
+    """A copy has the same; one number that was changed in the middle of an array of the same size has another."""
+    data = write_minari(ours, tmp_path / "toy")
+    before = open_dataset(data)
+    copy = Path(shutil.copytree(data, tmp_path / "copy"))
+    assert open_dataset(copy).fingerprint == before.fingerprint
+    size = (copy / "main_data.hdf5").stat().st_size
+    with h5py.File(copy / "main_data.hdf5", "a") as file:
+        file["episode_1/observations/image"][3, 20, 16, 1] ^= 1
+    assert (copy / "main_data.hdf5").stat().st_size == size
+    changed = open_dataset(copy)
+    changed.verify()
+    assert changed.lengths.tolist() == before.lengths.tolist()
+    assert changed.fingerprint != before.fingerprint
+
+
+def test_what_was_verified_is_what_the_fingerprint_is_of(ours: Dataset, h5py: Any, tmp_path: Path) -> None:
+    main = write_minari(ours, tmp_path / "toy") / "main_data.hdf5"
+    read = open_dataset(tmp_path / "toy")
+    other = Path(shutil.copy(main, tmp_path / "other"))
+    with h5py.File(other, "a") as file:
+        file["episode_1/rewards"][2] = 7.0
+    read.verify()
+    other.replace(main)
+    assert open_dataset(tmp_path / "toy").fingerprint != read.fingerprint
 
 
 def test_a_write_that_dies_leaves_no_dataset(

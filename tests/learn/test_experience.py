@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 
 import penstock as ps
 from penstock.algos.dqn import DQN
+from penstock.core.errors import LearnerError
+from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs.toy import ThreeStep
+from penstock.learn import experience
 from penstock.learn.algorithm import Loss
-from penstock.learn.experience import samples
+from penstock.learn.experience import _threaded, samples  # pyright: ignore[reportPrivateUsage]
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import train_one_step
 from penstock.replay.replay import ReplaySettings
@@ -126,6 +130,59 @@ def test_a_thread_that_reads_ahead_changes_no_bit(settings: ReplaySettings) -> N
             train_one_step(policy, sampler.obtain_samples(itr)[0])
         found.append(parameters(policy))
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+
+
+@pytest.mark.parametrize("case", ["frames", "stacks", "floats", "sequences"])
+def test_auto_reads_ahead_where_a_batch_of_observations_is_large(case: str) -> None:
+    """By hand: 32 x 2 x 28,224 B = 1.8 MB of images whether or not frames are shared, 32 x 2 x 16 B of four floats.
+
+    8 sequences x 83 rows x 1,600 B are 1.06 MB, of which the 80 trained rows are 1.02 MB, less than a MiB.
+    """
+    pixels = EnvSpec(LeafSpec("box", (4, 84, 84), "uint8", 0.0, 255.0), LeafSpec("discrete", (), "int64", sizes=(6,)))
+
+    def floats(size: int) -> EnvSpec:
+        return replace(pixels, obs=LeafSpec("box", (size,), "float32"))
+
+    memory = ReplaySettings(capacity=1_000)
+    small = ps.Net(hidden=(4,))
+    sequences = ps.R2D1(batch_size=8, train_length=80, burn_in=1, n_step=1, state_interval=8, learning_starts=20, replay=memory,
+                        net=ps.Net(hidden=(4,), recurrent="lstm", recurrent_size=4))  # fmt: skip
+    algo, spec, large = {
+        "frames": (DQN(replay=replace(memory, deduplicate_frames=True), batch_size=32, learning_starts=20), pixels, True),
+        "stacks": (DQN(replay=memory, batch_size=32, learning_starts=20), pixels, True),
+        "floats": (DQN(replay=memory, batch_size=32, learning_starts=20, net=small), floats(4), False),
+        "sequences": (sequences, floats(400), True),
+    }[case]  # fmt: skip
+    own: Any = algo.build(spec, 0).experience
+    assert _threaded(own, torch.device("cpu")) is large
+
+
+def test_a_read_that_does_not_end_is_named_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = built_and_filled(replace(CFG, replay=replace(UNIFORM, prefetch=True)))
+    own: Any = policy.experience
+    let_go, read = threading.Event(), own.replay.read
+    own.replay.read = lambda drawing: read(drawing) if let_go.wait(30) else None
+    monkeypatch.setattr(experience, "_READ_TIMEOUT_S", 0.05)
+    with pytest.raises(
+        LearnerError, match=r"a batch of 8 samples of replay in memory was not read within 0\.05 s; resume"
+    ):
+        next(samples(policy, 2, np.random.default_rng(0)))
+    waiting = [x for x in threading.enumerate() if x.name.startswith("replay")]
+    assert len(waiting) == 1 and waiting[0].daemon  # else the process could not end
+    let_go.set()
+    waiting[0].join(30)
+
+
+def test_a_reader_that_fails_says_why_and_one_that_is_left_ends() -> None:
+    policy = built_and_filled(replace(CFG, replay=replace(UNIFORM, prefetch=True)))
+    own: Any = policy.experience
+    going = samples(policy, 5, np.random.default_rng(0))
+    next(going)
+    going.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert not [x for x in threading.enumerate() if x.name == "replay" and not x.daemon]
+    own.replay.read = lambda drawing: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        next(samples(policy, 2, np.random.default_rng(0)))
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:

@@ -173,6 +173,21 @@ def test_the_newest_keep_their_replay_and_all_their_policy(keep_replays: int, le
                 find_checkpoint(tmp_path, str(step), replay=True)
 
 
+def test_a_replay_is_dropped_and_nothing_else(tmp_path: Path) -> None:
+    first = save(tmp_path, 1)
+    (first / "notes.txt").write_text("mine")
+    (first / "plots").mkdir()
+    (first / "replay-001.npy.bak").write_text("mine")
+    (first / f".MANIFEST.json.tmp-{os.getpid() + 1}").write_text("of a process that died")
+    for step in (2, 3, 4):
+        save(tmp_path, step, keep=9, keep_replays=1)
+    assert with_replay(tmp_path) == [4]
+    assert sorted(p.name for p in first.iterdir()) == [
+        "MANIFEST.json", "notes.txt", "plots", "policy.safetensors", "replay-001.npy.bak", "state.pt",
+    ]  # fmt: skip
+    assert load_checkpoint(first).state == {"step": 1}
+
+
 def test_no_older_replay_goes_before_the_new_one_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1, keep_replays=1)
     write = os.write

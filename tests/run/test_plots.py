@@ -1,3 +1,5 @@
+"""Pictures of runs: what they show and name, told apart and within the picture however many there are."""
+
 from __future__ import annotations
 
 import json
@@ -193,7 +195,7 @@ def test_curves_that_settings_do_not_tell_apart_are_named_by_folder(tmp_path: Pa
     for run in unknown:
         (run / "config.json").unlink()
     shown = texts(plot_runs(unknown, tmp_path / "x.svg"))
-    assert {"ppo, a/run", "ppo, b/run"} <= set(shown), shown
+    assert {"ppo, a", "ppo, b"} <= set(shown), shown
 
 
 def test_a_directory_given_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,3 +211,54 @@ def test_seeds_without_a_common_stretch_are_not_called_a_mean(tmp_path: Path) ->
     shown = texts(plot_runs([early, late], tmp_path / "x.svg"))
     assert "ppo (2 seeds, each by itself)" in shown
     assert not any("interquartile" in text for text in shown)
+
+
+def test_names_are_numbers_in_order_and_folders_as_short_as_they_can_be(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, meta=PPO_META) for name in ("ppo", "ppo-10/x", "ppo-2/x", "other/x", "y$1$")]
+    for run in runs:
+        (run / "config.json").unlink()
+    shown = [text for text in texts(plot_runs(runs, tmp_path / "x.svg")) if text.startswith("ppo")]
+    assert shown == ["ppo", "ppo, other/x", "ppo, y$1$", "ppo-2/x", "ppo-10/x"]
+
+
+def test_the_settings_that_tell_curves_apart_are_named_before_those_that_do_not(tmp_path: Path) -> None:
+    given = [settings(a=i // 2, b=i // 2, c=i // 2, d=i % 2) for i in range(4)]
+    assert legend(tmp_path, given) == [f"ppo, a={a}, b={a}, d={d}, ..." for a in (0, 1) for d in (0, 1)]
+
+
+def test_a_directory_that_is_no_run_is_named_and_nothing_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing to plot in .*nope: no metrics\.jsonl"):
+        plot_runs([make_run(tmp_path / "a"), tmp_path / "nope"], tmp_path / "out" / "x.png")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_the_metric_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    early = make_run(tmp_path / "early", last=1)
+    with pytest.warns(UserWarning, match=r"left out, .*'rollout/ep_rew_mean': .*early"):
+        plot_runs([make_run(tmp_path / "a"), early], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("name", ["r{}", "a-folder-whose-name-is-as-long-as-people-make-them-{}" * 3])
+@pytest.mark.parametrize("count", [1, 3, 17])
+def test_any_number_of_runs_is_told_apart_and_named_within_the_picture(
+    count: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    plot_runs([make_run(tmp_path / name.format(i, i, i), 1 + i) for i in range(count)], tmp_path / "x.png")
+    figure = drawn[0]
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert len(set(names)) == count
+    inside, whole = legend.get_window_extent(), figure.bbox
+    assert inside.x0 >= 0
+    assert inside.y0 >= 0
+    assert inside.x1 <= whole.x1
+    for axes in figure.axes:
+        assert axes.get_window_extent().height > 0.25 * 10.5 * figure.dpi, "the names leave no room for the curves"
+        assert inside.y1 <= axes.get_tightbbox().y0
+        lines = [line for line in axes.lines if len(line.get_xdata())]
+        assert len({line.get_color() for line in lines}) == count

@@ -1,0 +1,70 @@
+"""How are the curves of a picture told apart, and where do their names fit?"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+INK, FAINT, NEUTRAL = "#333333", "#D9D9D9", "#707070"
+FEW = 7
+"""Curves that colour alone tells apart at a glance."""
+_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
+    "#8B1A3A", "#76D862", "#8976EB", "#76624E", "#004E00", "#002789", "#EB89FF",
+    "#B11414", "#9D8900", "#620076", "#D8A0A0", "#274E62", "#3B7600", "#9D2789",
+)  # fmt: skip
+"""First Okabe and Ito's set, told apart by all common kinds of colour vision (Wong 2011, Nature Methods 8, 441), then colours
+that are far from those before them in Oklab."""
+_MARKS, _LINES = ("", "o", "^"), ("-", "--", "-.", ":")
+_COLUMNS, _WRAP, _MARGIN = 4, 100, 0.4
+"""Names beside each other, characters of a line of a name, and inches that a legend leaves free beside it."""
+EVALUATION: dict[str, Any] = {
+    "linestyle": "none", "marker": "D", "markersize": 5.5, "markerfacecolor": "white", "markeredgewidth": 1.5,
+}  # fmt: skip
+DATA: dict[str, Any] = {"linestyle": (0, (1, 1.5)), "linewidth": 1.0}
+
+
+def curve_look(index: int, count: int) -> dict[str, Any]:
+    """Colour, line and mark of one of `count` curves: the first 21 differ in colour, all 84 in one of the three.
+
+    From the eighth on, each seven have a mark of their own: so many colours alone are too much for most eyes.
+    """
+    colour = _COLOURS[index % len(_COLOURS)]
+    line = _LINES[index // len(_COLOURS) % len(_LINES)]
+    mark = _MARKS[index % len(_COLOURS) // FEW]
+    return {"color": colour, "linestyle": line, "marker": mark, "markersize": 4.5,
+            "linewidth": 1.8 if count <= FEW else 1.4}  # fmt: skip
+
+
+def marks_every(index: int, points: int) -> int | tuple[float, float]:
+    """Where a line carries its mark: at each point of a short one, else at places that differ from its neighbours'."""
+    return 1 if points <= 10 else (0.02 * (index % 5), 0.11)
+
+
+def legend(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]], title: str | None) -> None:
+    """Names below the axes, in as many columns as fit; the figure grows by the rows, and to the width of the longest name."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **look) for _, look in entries]
+    labels = [plain("\n".join(textwrap.wrap(name, _WRAP))) for name, _ in entries]
+    tried = sorted({_balanced(len(labels), columns) for columns in range(1, _COLUMNS + 1)}, reverse=True)
+    for columns in tried:
+        below = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False,
+                              title=title, title_fontsize=9)  # fmt: skip
+        width, height = below.get_window_extent().size / figure.dpi + _MARGIN
+        if width <= figure.get_figwidth() or columns == tried[-1]:
+            figure.set_size_inches(max(width, figure.get_figwidth()), figure.get_figheight() + height - _MARGIN)
+            return
+        below.remove()
+
+
+def _balanced(count: int, columns: int) -> int:
+    """The fewest columns that need no more rows."""
+    return math.ceil(count / math.ceil(count / columns))
+
+
+def plain(text: str) -> str:
+    """The text without a meaning of $ for matplotlib."""
+    return text.replace("$", r"\$")
