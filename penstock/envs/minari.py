@@ -10,7 +10,6 @@ The layout is that of Minari 0.5.4 (its `HDF5Storage` and `serialize_space`).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import io
@@ -56,6 +55,7 @@ class MinariEpisodes:
         h5py = import_h5py()
         metadata = _read_metadata(self.path)
         self._metadata = metadata
+        self._fingerprint: str | None = None
         self._spec = stored_spec(metadata, str(self.path / _METADATA))
         try:
             self._file: Any = h5py.File(self.path / _MAIN, "r")
@@ -87,12 +87,14 @@ class MinariEpisodes:
     def info(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         return self._info
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """Of the whole content, read once: after `verify` from the machine's free memory, in a second for every GB."""
-        with (self.path / _MAIN).open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        return hashlib.sha256(f"{content} {self._metadata}".encode()).hexdigest()
+        if self._fingerprint is None:
+            with (self.path / _MAIN).open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            self._fingerprint = hashlib.sha256(f"{content} {self._metadata}".encode()).hexdigest()
+        return self._fingerprint
 
     def episode(self, i: int) -> Episode:
         where = f"{self.path / _MAIN}: episode_{i}"
