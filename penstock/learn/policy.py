@@ -20,8 +20,8 @@ from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn
 from penstock.learn.experience import Experience
-from penstock.learn.gradient import set_gradients
 from penstock.learn.minibatch import TrainBatch
+from penstock.learn.optimizers import set_gradients
 
 _SKIPS_IN_A_ROW = 10
 

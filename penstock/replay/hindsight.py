@@ -25,8 +25,8 @@ class HindsightTransitions:
 
     The goal is what was achieved after a row drawn evenly from the sample's own and those that follow it in its episode,
     as far as they are stored. It replaces `desired_goal` in both observations; the reward is computed anew, and so is
-    whether the episode ends there, if `reward_fn` says: where the new goal is reached, or where it ended though the goal it
-    had was not. If `reward_fn` does not say, it ends where it did.
+    whether the episode ends there, if `reward_fn` says; else it ends where it did. The last row of an episode has its own
+    outcome as the only goal, so it stays an end whatever the reason was.
 
     Args:
         plain: the transitions of which these are made. spec: a Dict observation with `achieved_goal` and `desired_goal`.
@@ -79,18 +79,13 @@ class HindsightTransitions:
         at = rows + (noise[changed, 1] * ahead).astype(np.int64)
         goal = storage.obs_leaf(f"['{ACHIEVED}']", at + 1, slots)
         following: Any = shown.rows["next"]
-        before = following.obs[DESIRED][changed]
         for obs in (shown.inputs.obs, following.obs):
             obs[DESIRED][changed] = goal
-        achieved = following.obs[ACHIEVED][changed]
-        reward, reached = self._rewards(achieved, goal)
+        reward, terminated = self._rewards(following.obs[ACHIEVED][changed], goal)
         out: Any = shown.rows
         out["return"][changed] = self._plain.clipped(reward)
-        if reached is not None:
-            # An end that the goal it had does not explain, such as a fall, is one whatever the goal.
-            _, reached_before = self._rewards(achieved, before)
-            fell = storage.terminated(rows, slots) & ~np.asarray(reached_before, bool)
-            out["discount"][changed] = np.where(reached | fell, 0.0, self._plain.discount).astype(np.float32)
+        if terminated is not None:
+            out["discount"][changed] = np.where(terminated, 0.0, self._plain.discount).astype(np.float32)
         return shown
 
     def _rewards(self, achieved: Array, desired: Array) -> tuple[Array, Array | None]:

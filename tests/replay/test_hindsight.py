@@ -94,7 +94,7 @@ def test_rewards_are_computed_anew_and_ends_stay_where_nothing_is_said_about_the
 
 @pytest.mark.parametrize("desired", [-1.0, 5.0])
 def test_reaching_the_goal_ends_an_episode_if_the_function_says_so(desired: float) -> None:
-    """Row 4 ends its episode since it reached 5, which is no end for another goal; or it fell, which is one for any."""
+    """Row 4 ends its episode since it reached 5, or fell; its only other goal is 5 as well."""
     replay = replay_of(reward_fn=f"{__name__}:reward_and_end")
     batch = line()
     obs: Any = batch.obs
@@ -105,7 +105,8 @@ def test_reaching_the_goal_ends_an_episode_if_the_function_says_so(desired: floa
     changed, reached = obs["desired_goal"][:, 0] != desired, obs["desired_goal"][:, 0] == drawing.unit + 1
     np.testing.assert_array_equal(shown.rows["return"][changed], reached[changed] - 1.0)
     at_end = drawing.unit == 4
-    ends = np.where(changed, reached | (at_end & (desired != 5.0)), at_end)
+    ends = np.where(changed, reached, at_end)
+    assert not changed[at_end].any() or reached[at_end & changed].all()
     np.testing.assert_array_equal(shown.rows["discount"], np.where(ends, 0.0, 0.5))
 
 
