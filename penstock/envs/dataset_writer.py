@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core import files
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_paths
@@ -122,14 +121,15 @@ class DatasetWriter:
         temporary = self.path / f".{name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)  # of a writer that died
         temporary.mkdir()
-        files = {
-            f"{column}.npy": _write_new(temporary / f"{column}.npy", _npy(x)) for column, x in self._columns().items()
+        entries = {
+            f"{column}.npy": files.write_new(temporary / f"{column}.npy", _npy(x))
+            for column, x in self._columns().items()
         }
-        _sync_dir(temporary)
+        files.fsync_dir(temporary)
         temporary.rename(self.path / name)
-        _sync_dir(self.path)
+        files.fsync_dir(self.path)
         steps = sum(len(episode) for episode in self._kept)
-        self._write_begun([{"dir": name, "episodes": len(self._kept), "steps": steps, "files": files}])
+        self._write_begun([{"dir": name, "episodes": len(self._kept), "steps": steps, "files": entries}])
         self._kept, self._bytes = [], 0
 
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -163,7 +163,7 @@ class DatasetWriter:
         if self._stored is not None and path.read_bytes() != self._stored:
             raise ConfigError(f"{path} was changed by another writer; let one process at a time write a dataset")
         data = (json.dumps(index, indent=1) + "\n").encode()
-        replace_file(path, data)
+        files.write_atomic(path, data)
         self._stored, self._index = data, index
 
 
@@ -185,34 +185,7 @@ def check_vacant(path: Path) -> None:
                       "(append=True), or choose another directory")  # fmt: skip
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Whoever reads the file, and whenever we die, finds the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    _write_new(temporary, data)
-    os.replace(temporary, path)
-    _sync_dir(path.parent)
-
-
 def _npy(x: npt.NDArray[Any]) -> bytes:
     stream = io.BytesIO()
     np.save(stream, x, allow_pickle=False)
     return stream.getvalue()
-
-
-def _write_new(path: Path, data: bytes) -> dict[str, Any]:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _sync_dir(path: Path) -> None:
-    if os.name == "nt":  # which has no such call and needs none
-        return
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

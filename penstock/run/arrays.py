@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.files import HashedFile
 from penstock.core.mapped import mapping, releaser, stretches
-from penstock.run.files import HashedFile
 
 Array = npt.NDArray[Any]
 _HEADER_BYTES = 4096

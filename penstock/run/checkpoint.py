@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.files import HashedFile, fsync_dir
 from penstock.run.arrays import map_array, write_array
-from penstock.run.files import HashedFile, fsync_dir
 from penstock.run.lock import RunLock
 from penstock.run.manifest import ARRAY_FILE, MANIFEST, POLICY, STATE, is_good, manifest_bytes, read_manifest, verify
 from penstock.run.plain import from_plain, plain_bytes, to_plain

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import CheckpointError
-from penstock.run.files import write_atomic
+from penstock.core.files import write_atomic
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 JSONL, CSV = "metrics.jsonl", "progress.csv"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.run.files import write_atomic
+from penstock.core.files import write_atomic
 from penstock.run.manifest import MANIFEST, Manifest, good_manifest, is_good, without_replay
 
 REPLACED = ".replaced"

@@ -21,10 +21,10 @@ import torch
 
 from penstock.core.config import from_plain, to_plain
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.core.files import write_atomic
 from penstock.core.version import VERSION
 from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
-from penstock.run.files import write_atomic
 from penstock.run.trainer import Trainer
 
 CONFIG, META = "config.json", "meta.json"

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import FrameType
 
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.files import write_atomic
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
-from penstock.run.files import write_atomic
 from penstock.run.log import MetricsLog
 from penstock.run.progress import Progress, print_summary
 from penstock.run.rundir import changes_since

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.core.errors import CheckpointError, ConfigError, nearest
+from penstock.core.files import write_atomic
 from penstock.run.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.files import write_atomic
 from penstock.run.rundir import read_json, undamaged
 
 STATE, LOGS = "launch.json", "logs"

@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.core import trace
 from penstock.core.errors import ConfigError
+from penstock.core.files import write_atomic
 from penstock.core.trace import ACT, LEARN, SEND, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
-from penstock.run.files import write_atomic
 
 WARM_UP, WINDOW = 3, 20
 """Batches before the trace begins, and batches in it."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core import files
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves
@@ -136,17 +137,17 @@ def test_an_error_keeps_whole_episodes_and_the_mark(tmp_path: Path) -> None:
 def test_a_full_disk_is_named_and_can_be_tried_again(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_new = dataset_writer._write_new
+    write_new = files.write_new
 
     def full(path: Path, data: bytes) -> Any:
-        if where == "shard" or path.name == f".{dataset_writer.INDEX}.tmp":
+        if where == "shard" or path.name.startswith(f".{dataset_writer.INDEX}.tmp"):
             raise OSError(28, "No space left on device")
         return write_new(path, data)
 
     writer = DatasetWriter(tmp_path / "d", SPEC, made_by={"run": "a"})
     writer.append(EPISODES[0])
     with monkeypatch.context() as m:
-        m.setattr(dataset_writer, "_write_new", full)
+        m.setattr(files, "write_new", full)
         with pytest.raises(CheckpointError, match="No space left on device; 0 episodes in it are safe"):
             writer.flush()
     with pytest.raises(ConfigError, match="It holds no whole episode yet"):

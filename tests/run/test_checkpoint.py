@@ -135,7 +135,7 @@ def test_a_forged_pickle_runs_nothing(tmp_path: Path) -> None:
 
 def rewrite(path: Path, state: Any) -> None:
     """A checkpoint whose manifest is true of another state.pt, as an attacker would make it."""
-    from penstock.run.files import HashedFile
+    from penstock.core.files import HashedFile
     from penstock.run.manifest import manifest_bytes
 
     entry = json.loads((path / "MANIFEST.json").read_text())["files"]["policy.safetensors"]

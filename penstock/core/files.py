@@ -109,13 +109,19 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def write_new(path: Path, data: bytes) -> dict[str, int | str]:
+    """A file that was not there, forced to disk; gives its size and sha256."""
+    with HashedFile(path) as file:
+        file.write(data)
+    return file.entry
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Replaces a file by `data`: whoever reads, and whenever we die, the file is the old one or the new one."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     temporary.unlink(missing_ok=True)
     try:
-        with HashedFile(temporary) as file:
-            file.write(data)
+        write_new(temporary, data)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
