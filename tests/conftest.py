@@ -23,6 +23,10 @@ __all__ = ["forked", "no_segment_left"]
 
 torch.set_num_threads(1)
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Of a job that a shell put in the background; every process that a test starts would inherit it and be deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LIMIT_S = 200.0
 """No wait is long where nothing is wrong; on a busy machine this is not."""
 
