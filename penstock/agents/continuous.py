@@ -45,12 +45,12 @@ class Critics(nn.Module):
 
 
 class Actor(nn.Module):
-    """[N, ...] inputs -> [N, outputs], before any squashing."""
+    """[N, ...] inputs -> [N, outputs], before any squashing. Starts as torch's Linear layers do, like the critics."""
 
     def __init__(self, spec: EnvSpec, net: Net, outputs: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation)
+        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None)
         self.out = nn.Linear(self.mlp.size, outputs)
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:

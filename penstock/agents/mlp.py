@@ -40,14 +40,25 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
 
 
 class MLP(nn.Module):
-    """[N, inputs] -> [N, hidden[-1]]: fully connected layers, each followed by the activation."""
+    """[N, inputs] -> [N, hidden[-1]]: fully connected layers, each followed by the activation.
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: Activation = "tanh") -> None:
+    Args:
+        gain: of orthogonal weights, with zero biases; None for the start of torch's Linear.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        activation: Activation = "tanh",
+        *,
+        gain: float | None = math.sqrt(2.0),
+    ) -> None:
         super().__init__()
         self.size = hidden[-1] if hidden else inputs
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip((inputs, *hidden), hidden))
-        for layer in self.layers:
-            orthogonal(layer, math.sqrt(2.0))  # pyright: ignore[reportArgumentType]
+        for layer in self.layers if gain is not None else ():
+            orthogonal(layer, gain)  # pyright: ignore[reportArgumentType]
         self._activation: Activation = activation
         # The parameters themselves, since attribute look-ups on modules cost as much as a small matrix product.
         self._weights = [p for layer in self.layers for p in (layer.weight, layer.bias)]

@@ -136,7 +136,7 @@ def test_the_best_of_a_continuum_in_the_units_of_the_environment(
 ) -> None:
     """Without rescaling the second would be 1 or 5."""
     net = replace(WIDER, normalize_reward=True)
-    algo = replace(algo, lr="linear(2e-2, 0)", actor_lr=3e-2, exploration_noise=0.7, net=net)
+    algo = replace(algo, lr="linear(2e-2, 0)", actor_lr=3e-3, exploration_noise=0.7, net=net)
     policy, _ = trained(env, replace(algo, batch_size=64, replay_ratio=20.0), 9)
     assert float(policy.predict(np.zeros(1, np.float32))[0]) == pytest.approx(best, abs=tolerance)
 
