@@ -123,7 +123,7 @@ def summary(replay: StoredReplay) -> dict[str, str]:
         "capacity": f"{replay.capacity:,} rows in {slots:,} slot{'s' if slots > 1 else ''}",
         "rows kept": f"{len(valid) * slots:,}, {np.count_nonzero(valid):,} of them environment steps",
         "oldest, newest": f"{start:,} and {head - 1:,} of {head:,} rows that each slot has had" if head else "none yet",
-        "steps, updates": f"{replay.state['appended']:,} environment steps appended, {replay.trained:,} gradient steps taken",
+        "steps, updates": f"{replay.state['appended']:,} environment steps appended, {replay.trained:,} gradient steps by the ratio",
         "bytes": f"{sum(x.nbytes for x in replay.arrays.values()):,}",
         "episodes": _episodes(replay, start, head),
         "reward": _numbers(replay.rows("prev_reward", start + 1, head + 1)[valid]),

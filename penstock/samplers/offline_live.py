@@ -235,7 +235,7 @@ class OfflineLive:
         return n
 
     def _remember(self) -> None:
-        """What a recurrent agent with its present parameters would remember before row 0, and after the batch."""
+        """What a recurrent agent remembers before row 0 and after the batch, each batch by the parameters of its time."""
         if self._state is None:
             return
         agent, state = self._agent_or_raise(), self._state

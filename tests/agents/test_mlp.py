@@ -22,6 +22,14 @@ def plain(mlp: MLP, x: Tensor, activation: str) -> Tensor:
     return x
 
 
+def test_without_a_gain_layers_start_as_torchs() -> None:
+    torch.manual_seed(3)
+    mlp = MLP(4, (6, 5), gain=None)
+    torch.manual_seed(3)
+    for layer, its in zip((nn.Linear(4, 6), nn.Linear(6, 5)), mlp.layers, strict=True):
+        assert torch.equal(layer.weight, its.weight) and torch.equal(layer.bias, its.bias)  # pyright: ignore
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("hidden", [(), (5,), (16, 7), (2, 16, 64)])
 def test_an_mlp_is_linear_layers_and_activations(activation: Any, hidden: tuple[int, ...]):

@@ -186,7 +186,7 @@ def test_info_says_what_is_stored(recorded: Callable[..., Recorded], cli: Cli) -
     own = run.own
     for text in (
         f"{run.checkpoint}, step {own.collected:,}", "100 rows in 2 slots", "110 and 159 of 160 rows",
-        f"{own.collected:,} environment steps appended, {own.trained:,} gradient steps taken",
+        f"{own.collected:,} environment steps appended, {own.trained:,} gradient steps by the ratio",
         f"prioritized, {len(own.replay):,} samples can be drawn", "largest ever", "a tenth of the samples takes",
         "info['q']", "obs │ float32 │ [51, 2, 4] │ 1,632", "index.mass │ float64 │ [51, 2]",
     ):  # fmt: skip

@@ -110,6 +110,23 @@ def test_reaching_the_goal_ends_an_episode_if_the_function_says_so(desired: floa
     np.testing.assert_array_equal(shown.rows["discount"], np.where(ends, 0.0, 0.5))
 
 
+def some(achieved: Any, desired: Any, info: Any) -> Any:
+    """Takes what is worth asking for."""
+    assert len(achieved)
+    return distance(achieved, desired, info)
+
+
+def test_no_reward_is_asked_for_where_no_goal_is_replaced() -> None:
+    replay = replay_of(1, reward_fn=f"{__name__}:some")
+    replay.append(line())
+    rng, seen = np.random.default_rng(0), set[bool]()
+    for _ in range(20):
+        _, shown = replay.sample(1, rng)
+        obs: Any = shown.inputs.obs
+        seen.add(bool(obs["desired_goal"][0, 0] == -1.0))
+    assert seen == {True, False}
+
+
 def test_a_goal_beyond_what_is_stored_is_not_drawn() -> None:
     """The episode goes on in the next batch, which is not there yet: its rows end at the newest one."""
     replay = replay_of()

@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.algos import ALGOS
 from penstock.core.errors import ConfigError
 from penstock.run import presets
-from penstock.run.presets import find_preset, named_preset, preset_names, with_preset
+from penstock.run.presets import find_preset, is_full_name, named_preset, preset_names, with_preset
 
 FOLDER = Path(ps.__file__).parent / "presets"
 ALL = [(path.stem, table) for path in sorted(FOLDER.glob("*.toml")) for table in tomllib.loads(path.read_text())]
@@ -58,6 +58,11 @@ def test_no_preset_says_which_there_are() -> None:
         ps.preset("ppo", "Nothing-v0")
     with pytest.raises(ConfigError, match="no preset for 'pppo'"):
         ps.preset("pppo", "CartPole-v1")
+
+
+def test_tables_with_a_slash_are_no_full_names() -> None:
+    assert is_full_name("dqn/c51/CartPole-v1") and is_full_name("ppo/CartPole-v1") and is_full_name("ppp/CartPole-v1")
+    assert not any(map(is_full_name, ("c51/CartPole-v1", "rainbow/MinAtar", "CartPole-v1", "none")))
 
 
 @pytest.mark.parametrize(
