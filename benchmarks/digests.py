@@ -184,7 +184,9 @@ def main() -> int:
 
         for (algo, sampler), wrong in zip(cases, pool.map(compare, cases)):
             differ += bool(wrong)
-            print(f"{algo + '/' + sampler:24} {'same' if not wrong else 'DIFFERS from ' + wrong[0] + ' on'}", flush=True)
+            print(
+                f"{algo + '/' + sampler:24} {'same' if not wrong else 'DIFFERS from ' + wrong[0] + ' on'}", flush=True
+            )
     print(f"{len(cases)} cases, {differ} differ")
     return int(differ > 0)
 

@@ -188,8 +188,8 @@ MUTATIONS = (
     # What trains: found in earnest, after every learning curve had looked plausible.
     Mutation("Adam walks through transposed gradients as if they were not", "learn/optimizers.py", "(p, _laid_out_as(p, p.grad), average,",
              "(p, p.grad, average,", "tests/learn/test_optimizers.py"),
-    Mutation("a worker's replacement begins its episodes anew", "samplers/worker.py", "ledger=None if mail.keep else ledger[slots]",
-             "ledger=ledger[slots]", "tests/samplers/test_process_faults.py -k slow_to_make"),
+    Mutation("a worker's replacement begins its episodes anew", "workers/env_worker.py", "ledger=None if mail.keep else ledger[slots]",
+             "ledger=ledger[slots]", "tests/workers/test_supervisor.py -k slow_to_make"),
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 import penstock as ps
-from penstock.envs.dataset import open_dataset
+from penstock.datasets.reader import open_dataset
 from penstock.run.recording import record
 
 RESULTS = Path(__file__).parent / "results"

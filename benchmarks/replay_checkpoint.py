@@ -23,8 +23,8 @@ import torch
 
 import penstock as ps
 from penstock.core.batch import SampleBatch
-from penstock.run import manifest
-from penstock.run.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.checkpoints import manifest
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "replay_checkpoint.md"
 CASES = ("memory", "files", "memory, small rows")

@@ -123,7 +123,7 @@ class LeavesAChild(CartPoleEnv):
 
     def __init__(self) -> None:
         super().__init__()
-        if "penstock.samplers.worker" in sys.orig_argv and os.fork() == 0:  # the learner may make one to look at it
+        if "penstock.workers.env_worker" in sys.orig_argv and os.fork() == 0:  # the learner may make one to look at it
             time.sleep(30.0)
             os._exit(0)
 
@@ -280,7 +280,7 @@ def _notice_s(kind: str, policy: str, lives_on: bool, seed: int, **settings: Any
     import penstock as ps
 
     sampler, _ = build(kind, LeavesAChild if lives_on else ENV, seed, False, fault_policy=policy, **settings)
-    workers = [child for child in psutil.Process().children() if "penstock.samplers.worker" in child.cmdline()]
+    workers = [child for child in psutil.Process().children() if "penstock.workers.env_worker" in child.cmdline()]
     victim = workers[seed % len(workers)].pid
     times: dict[str, float] = {}
 

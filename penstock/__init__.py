@@ -82,7 +82,7 @@ _WHERE = {
     "load": "penstock.run.entry",
     "minibatches": "penstock.learn.minibatch",
     "override": "penstock.core.config",
-    "plot_runs": "penstock.run.plots",
+    "plot_runs": "penstock.run.plots.figure",
     "preset": "penstock.run.presets",
     "q_agent": "penstock.agents.q_agent",
     "resume": "penstock.run.entry",
@@ -91,7 +91,20 @@ _WHERE = {
     "train": "penstock.run.entry",
     "train_one_step": "penstock.learn.train_ops",
 }
-_MODULES = ("agents", "algos", "core", "envs", "learn", "ops", "replay", "run", "samplers")
+_MODULES = (
+    "agents",
+    "algos",
+    "core",
+    "datasets",
+    "envs",
+    "learn",
+    "ops",
+    "replay",
+    "run",
+    "samplers",
+    "testing",
+    "workers",
+)
 
 __all__ = ["__version__", *_WHERE, "ops"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -152,7 +165,7 @@ if TYPE_CHECKING:
     from penstock.run.entry import train as train
     from penstock.run.experiment import Experiment as Experiment
     from penstock.run.experiment import RunConfig as RunConfig
-    from penstock.run.plots import plot_runs as plot_runs
+    from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
     from penstock.run.runner import Result as Result
     from penstock.run.runner import Runner as Runner

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import penstock.samplers.async_process
-import penstock.samplers.worker
-from penstock.samplers import child
-from penstock.samplers.host import Host, run_process
+import penstock.workers.env_worker
+from penstock.workers import process as child
+from penstock.workers.host import Host, run_process
 
 MODULES: dict[str, type[Host]] = {
-    "penstock.samplers.worker": penstock.samplers.worker.SamplingProcess,
+    "penstock.workers.env_worker": penstock.workers.env_worker.SamplingProcess,
     "penstock.samplers.async_process": penstock.samplers.async_process.AsyncHost,
 }
 

@@ -24,16 +24,16 @@ DEPENDENCIES = {
 WAITS = {"wait", "join", "get", "recv", "acquire", "result", "communicate", "select", "poll"}
 BOUNDED_ELSEWHERE = {
     ("penstock/samplers/collector.py", "pool.recv"): "EnvPool.recv: each pool has a deadline of its own",
-    ("penstock/envs/conformance.py", "pool.recv"): "the same",
+    ("penstock/testing/pools.py", "pool.recv"): "the same",
     ("penstock/run/video.py", "process.poll"): "Popen.poll returns at once",
     **{
-        (f"penstock/samplers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
-        for name in ("child", "control", "host", "workers")
+        (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
+        for name in ("process", "control", "host", "supervisor")
     },
 }
 MAY_UNPICKLE = {
     (
-        "penstock/samplers/host.py",
+        "penstock/workers/host.py",
         "cloudpickle.loads",
     ): "a child process reads the message that its own parent left in a memfd",
 }

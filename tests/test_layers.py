@@ -16,9 +16,12 @@ BELOW = {
     "learn": {"core", "ops", "agents"},
     "algos": {"core", "ops", "agents", "learn", "replay"},
     "envs": {"core"},
-    "samplers": {"core", "ops", "agents", "envs"},
-    "run": {"core", "ops", "replay", "agents", "learn", "algos", "envs", "samplers"},
+    "datasets": {"core", "envs"},
+    "workers": {"core", "envs", "agents", "samplers"},
+    "samplers": {"core", "ops", "agents", "envs", "datasets", "workers"},
+    "run": {"core", "ops", "replay", "agents", "learn", "algos", "envs", "datasets", "workers", "samplers"},
 }
+BELOW["testing"] = {*BELOW["run"], "run"}
 BELOW["distributed"] = {*BELOW["run"], "run"}
 BELOW["cli"] = {*BELOW["distributed"], "distributed"}
 ENTRY = {"__init__.py": {"core"}, "__main__.py": {"cli"}}

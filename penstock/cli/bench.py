@@ -29,8 +29,8 @@ def run(argv: list[str]) -> int:
     here_on_path()
     import_modules(args.imports)
     from penstock.core.spec import BatchSpec
-    from penstock.run.bench import bench
-    from penstock.run.bench_view import print_verdict, trace_sampler
+    from penstock.run.bench.search import bench
+    from penstock.run.bench.view import print_verdict, trace_sampler
     from penstock.run.presets import find_preset, with_preset
     from penstock.run.timeline import check_path
     from penstock.samplers import sized
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
 
 def _command(args: Any, sampler: Any) -> str:
     """The command line that trains with this sampler."""
-    from penstock.run.bench import settings_of
+    from penstock.run.bench.search import settings_of
 
     found = settings_of(sampler)
     parts = ["penstock", "train", args.algo, "--env", args.env]

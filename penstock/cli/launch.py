@@ -39,10 +39,10 @@ def run(argv: list[str]) -> int:
         return 2
     here_on_path()
     from penstock.run.affinity import ranges, read_machine, slices
-    from penstock.run.launch import Launcher
-    from penstock.run.launch_view import LaunchView, report
+    from penstock.run.launch.launcher import Launcher
+    from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same
+    from penstock.run.launch.view import LaunchView, report
     from penstock.run.lock import RunLock
-    from penstock.run.sweep import STATE, choose, new_queue, read_queue, require_same
 
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
     folder = Path(first if sweep is None else args.dir)
@@ -95,7 +95,7 @@ def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
 
 
 def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Any:
-    from penstock.run.sweep import Sweep, split_values
+    from penstock.run.launch.sweep import Sweep, split_values
 
     if args.dir is None:
         raise ConfigError("--dir is missing: where the runs and their logs go, e.g. --dir runs/sweep")

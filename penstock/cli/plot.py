@@ -20,7 +20,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--metric", default="rollout/ep_rew_mean", help="what to draw (default rollout/ep_rew_mean)")
     parser.add_argument("--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png)")
     args = parser.parse_args(argv)
-    from penstock.run.plots import plot_runs
+    from penstock.run.plots.figure import plot_runs
 
     runs = [run for path in args.runs for run in _run_dirs(Path(path))]
     out = Path(args.out) if args.out else Path(args.runs[0]) / "plots" / f"{args.metric.replace('/', '-')}.png"

@@ -36,9 +36,9 @@ def run(argv: list[str]) -> int:
     from rich.text import Text
 
     from penstock.run.progress import print_summary
-    from penstock.run.replay_export import export
-    from penstock.run.replay_exported import exported
-    from penstock.run.replay_view import fields, open_replay, summary
+    from penstock.run.replays.export import export
+    from penstock.run.replays.exported import exported
+    from penstock.run.replays.stored import fields, open_replay, summary
 
     path = Path(args.path)
     if args.action == "export":

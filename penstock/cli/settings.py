@@ -65,7 +65,7 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Any, Any]:
     import_modules(args.imports)
     # Torch is imported from here on: everything above must stay quick.
     from penstock.core.config import import_object
-    from penstock.run.bench import base_sampler
+    from penstock.run.bench.search import base_sampler
     from penstock.run.presets import find_preset, is_full_name, named_preset, with_preset
     from penstock.samplers import find_sampler, sized
 

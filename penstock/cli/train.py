@@ -51,7 +51,7 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
 
 
 def _train_all(exp: Any, seeds: list[int], init: str | None, auto: bool) -> int:
-    from penstock.run.bench_cache import auto_sampler
+    from penstock.run.bench.cache import auto_sampler
     from penstock.run.entry import train
     from penstock.run.rundir import free_run_dir
 
@@ -73,7 +73,7 @@ def _train_all(exp: Any, seeds: list[int], init: str | None, auto: bool) -> int:
 
 def draw_curve(run_dir: Path, quiet: bool) -> None:
     """Draws a run's learning curve; a run without one, or a full disk, is no failure of the run."""
-    from penstock.run.plots import plot_runs
+    from penstock.run.plots.figure import plot_runs
 
     try:
         picture = plot_runs([run_dir], run_dir / "plots" / "learning-curve.png")

@@ -11,7 +11,7 @@ from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.learn.policy import Policy
-from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.lock import RunLock
 from penstock.run.rundir import (

@@ -19,19 +19,19 @@ import numpy as np
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Purpose
 from penstock.core.spec import BatchSpec
-from penstock.envs.dataset import INDEX, STAGING, Dataset
-from penstock.envs.dataset_writer import DatasetWriter, check_vacant
-from penstock.envs.episode import Episode
+from penstock.datasets.cutter import EpisodeCutter
+from penstock.datasets.episode import Episode
+from penstock.datasets.minari import import_h5py, is_minari, minari_id, write_minari
+from penstock.datasets.reader import INDEX, STAGING, Dataset
+from penstock.datasets.writer import DatasetWriter, check_vacant
 from penstock.envs.make import EnvConfig
-from penstock.envs.minari import import_h5py, is_minari, minari_id, write_minari
-from penstock.envs.serial_pool import SerialPool
-from penstock.envs.vector_pool import VectorPool, makes_vector_env
+from penstock.envs.pools.serial import SerialPool
+from penstock.envs.pools.vector import VectorPool, makes_vector_env
 from penstock.learn.policy import Policy
-from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.entry import load
 from penstock.run.rundir import read_experiment
 from penstock.samplers.collector import Noise, collect
-from penstock.samplers.cutter import EpisodeCutter
 from penstock.samplers.stage import Crew, Stage, agent_device
 
 Format = Literal["penstock", "minari"]

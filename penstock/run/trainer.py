@@ -20,8 +20,8 @@ from penstock.envs.check import EnvReport, check_env
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import training_step
-from penstock.run.bench_cache import auto_sampler
-from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.bench.cache import auto_sampler
+from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing

@@ -11,9 +11,9 @@ from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.serial_pool import SerialPool
-from penstock.samplers import control
+from penstock.envs.pools.serial import SerialPool
 from penstock.samplers.collector import GroupViews, Noise, collect
+from penstock.workers import control
 
 DETERMINISTIC = -1
 """`mode` without noise; otherwise it is the Purpose."""

@@ -18,7 +18,6 @@ from penstock.core.spec import EnvSpec, allocate
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.make import EnvConfig
-from penstock.samplers import control
 from penstock.samplers.actor import copy_parameters, parameters_of
 from penstock.samplers.async_process import (
     BATCHES,
@@ -36,7 +35,8 @@ from penstock.samplers.async_process import (
 )  # fmt: skip
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
 from penstock.samplers.stage import examples
-from penstock.samplers.workers import Workers
+from penstock.workers import control
+from penstock.workers.supervisor import Workers
 
 _RESULT_BYTES_PER_ROW = 64
 

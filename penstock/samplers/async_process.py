@@ -16,12 +16,12 @@ from penstock.core.slab import view
 from penstock.core.tree import Tree
 from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
-from penstock.samplers import control
 from penstock.samplers.actor import parameters_of
-from penstock.samplers.control import fence
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.host import Host, run_process
-from penstock.samplers.messages import Boot, Start
+from penstock.workers import control
+from penstock.workers.control import fence
+from penstock.workers.host import Host, run_process
+from penstock.workers.messages import Boot, Start
 
 BATCHES, RESULTS, PARAMETERS = 0, 1, 4
 """Slabs."""

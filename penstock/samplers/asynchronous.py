@@ -17,12 +17,12 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.async_live import AsyncLive
-from penstock.samplers.child import pickled
 from penstock.samplers.cpu import CpuSampler
-from penstock.samplers.faults import FaultPolicy, Faults
 from penstock.samplers.gpu import AlternatingSampler, GpuSampler
 from penstock.samplers.serial import SerialSampler
-from penstock.samplers.workers import Workers
+from penstock.workers.faults import FaultPolicy, Faults
+from penstock.workers.process import pickled
+from penstock.workers.supervisor import Workers
 
 Weights = Literal["exact", "newest"]
 

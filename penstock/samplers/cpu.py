@@ -16,13 +16,13 @@ from penstock.core.errors import ConfigError
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.serial_pool import Reset
-from penstock.samplers.child import pickled
-from penstock.samplers.faults import FaultPolicy, Faults
+from penstock.envs.pools.serial import Reset
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.process_pool import EVALUATION, TRAINING, ProcessPool, collect_in_workers
 from penstock.samplers.stage import Crew
-from penstock.samplers.workers import Workers
+from penstock.workers.faults import FaultPolicy, Faults
+from penstock.workers.pool import EVALUATION, TRAINING, ProcessPool, collect_in_workers
+from penstock.workers.process import pickled
+from penstock.workers.supervisor import Workers
 
 
 @dataclass(frozen=True)

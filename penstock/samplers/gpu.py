@@ -16,16 +16,16 @@ from penstock.core.errors import ConfigError, NativeEnvError
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.native_env import resized
-from penstock.envs.native_groups import NativeGroups
-from penstock.envs.serial_pool import Reset
+from penstock.envs.pools.native import resized
+from penstock.envs.pools.native_groups import NativeGroups
+from penstock.envs.pools.serial import Reset
 from penstock.samplers.action_server import ActionServer, require_device
 from penstock.samplers.cpu import check_process_settings, start_workers
-from penstock.samplers.faults import FaultPolicy
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.process_pool import EVALUATION, TRAINING, ProcessPool
 from penstock.samplers.serial import place_in
 from penstock.samplers.stage import Crew
+from penstock.workers.faults import FaultPolicy
+from penstock.workers.pool import EVALUATION, TRAINING, ProcessPool
 
 
 @dataclass(frozen=True)

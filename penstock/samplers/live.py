@@ -16,8 +16,8 @@ from penstock.core.noise import Purpose
 from penstock.core.spec import BatchSpec, allocate
 from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.envs.make import EnvConfig
-from penstock.envs.pool import EnvPool
-from penstock.envs.serial_pool import SerialPool
+from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.serial import SerialPool
 from penstock.samplers.collector import Noise
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal, join_episodes
 from penstock.samplers.stage import Crew, Stage, agent_device, examples

@@ -10,10 +10,10 @@ from typing import Any
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
-from penstock.envs.dataset import open_dataset
-from penstock.envs.episode import check_spec
+from penstock.datasets.episode import check_spec
+from penstock.datasets.reader import open_dataset
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.vector_pool import makes_vector_env
+from penstock.envs.pools.vector import makes_vector_env
 from penstock.samplers.offline_live import OfflineLive
 from penstock.samplers.serial import SerialSampler
 

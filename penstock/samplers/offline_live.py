@@ -20,7 +20,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.episode import ENV, Episode, EpisodeSource
+from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.samplers.episodes import Episodes, EpisodeStats
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.stage import agent_device

@@ -14,9 +14,9 @@ from penstock.core.slab import share
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.pool import EnvPool
-from penstock.envs.serial_pool import Reset, SerialPool
-from penstock.envs.vector_pool import VectorPool, makes_vector_env
+from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.serial import Reset, SerialPool
+from penstock.envs.pools.vector import VectorPool, makes_vector_env
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.stage import Crew
 

@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.layout import ROW_MULTIPLE
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.pool import EnvPool
+from penstock.envs.pools.pool import EnvPool
 from penstock.samplers.collector import Fill, GroupViews, collect
 
 

@@ -16,8 +16,8 @@ from penstock.agents.distributions import Categorical
 from penstock.algos.bc import BC, loss_fn
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
-from penstock.envs.dataset_writer import DatasetWriter
-from penstock.envs.episode import Episode
+from penstock.datasets.episode import Episode
+from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import BoundedBandit, Match
 from penstock.learn.minibatch import TrainBatch

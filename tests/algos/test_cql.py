@@ -18,8 +18,8 @@ from penstock.algos.cql import CQL, agent_fn, loss_choices, loss_fn, postprocess
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.envs.dataset_writer import DatasetWriter
-from penstock.envs.episode import Episode
+from penstock.datasets.episode import Episode
+from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.learn.minibatch import TrainBatch
 

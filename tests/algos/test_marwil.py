@@ -17,8 +17,8 @@ from penstock.algos.marwil import MARWIL, agent_fn, loss_fn, postprocess_fn, wit
 from penstock.core.batch import Inputs, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
-from penstock.envs.dataset_writer import DatasetWriter
-from penstock.envs.episode import Episode
+from penstock.datasets.episode import Episode
+from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import Bandit
 from penstock.learn.minibatch import TrainBatch

@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.core.batch import Inputs
 from penstock.core.tree import tree_leaves
 from penstock.envs.toy import RepeatPrevious, TMaze
-from penstock.samplers.conformance import bits
+from penstock.testing.samplers import bits
 from tests.algos.r2d1_slow import SMALL
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]

@@ -15,8 +15,8 @@ import pytest
 from penstock.cli.main import COMMANDS, main
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, NonFiniteError
 from penstock.core.version import VERSION
-from penstock.run.bench import Row, Verdict, base_sampler, with_settings
-from penstock.run.bench_parts import Costs
+from penstock.run.bench.costs import Costs
+from penstock.run.bench.search import Row, Verdict, base_sampler, with_settings
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHORT = (
@@ -618,7 +618,7 @@ def test_auto_takes_the_batch_of_the_options_and_is_stored_as_what_it_chose(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.run.bench_cache.bench", _found_at_once)
+    monkeypatch.setattr("penstock.run.bench.cache.bench", _found_at_once)
     options = ("train", "a2c", "--env", "CartPole-v1", "--sampler", "auto", *SHORT, "--run.progress", "plain")
     first = cli(*options, "--run.dir", "x")
     assert first.code == 0, first.both

@@ -18,12 +18,12 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 import penstock as ps
 from penstock.cli.main import main
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.envs.conformance import echo_config
-from penstock.envs.dataset import Dataset, open_dataset
-from penstock.envs.dataset_writer import DatasetWriter
+from penstock.datasets.reader import Dataset, open_dataset
+from penstock.datasets.writer import DatasetWriter
 from penstock.envs.toy import Endless
 from penstock.run import recording
 from penstock.run.recording import record
+from penstock.testing.pools import echo_config
 
 QUIET = (
     "--sampler.T", "16", "--sampler.B", "4", "--run.steps", "128", "--run.eval-episodes", "1", "--run.tensorboard", "False",

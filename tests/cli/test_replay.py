@@ -18,9 +18,9 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.tree import tree_map
-from penstock.run.checkpoint import find_checkpoint
-from penstock.run.replay_export import export
-from penstock.run.replay_view import open_replay, summary
+from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.replays.export import export
+from penstock.run.replays.stored import open_replay, summary
 from penstock.run.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(60)

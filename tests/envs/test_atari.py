@@ -11,8 +11,8 @@ from penstock.envs import atari as module
 from penstock.envs.atari import Atari, atari, atari_vector
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig
-from penstock.envs.native_groups import NativeGroups
-from penstock.envs.serial_pool import SerialPool
+from penstock.envs.pools.native_groups import NativeGroups
+from penstock.envs.pools.serial import SerialPool
 
 ale_py: Any = pytest.importorskip("ale_py")
 pytest.importorskip("cv2")

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import RepeatPrevious, TMaze
 from penstock.replay import room
-from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.trainer import Trainer
 
 SAMPLER = ps.SerialSampler(T=4, B=2)

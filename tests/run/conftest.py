@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.run.checkpoint import find_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant
-from penstock.run.checkpoint import find_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.evaluation import evaluate, record_video
 
 RUN = ps.RunConfig(

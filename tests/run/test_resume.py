@@ -19,7 +19,7 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
-from penstock.run.checkpoint import find_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.trainer import Trainer
 from penstock.samplers.live import LiveSampler
 

@@ -15,7 +15,7 @@ import torch
 
 import penstock as ps
 from penstock.core.config import to_plain
-from penstock.run.checkpoint import find_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint
 
 if TYPE_CHECKING:
     from conftest import Child, Zygote

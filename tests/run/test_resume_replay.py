@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.evaluation import evaluate
 from penstock.run.trainer import Trainer
 

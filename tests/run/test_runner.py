@@ -21,7 +21,7 @@ import torch
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
-from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.lock import RunLock
 from penstock.run.rundir import write_config
 from penstock.run.runner import Runner
@@ -331,7 +331,7 @@ import sys, warnings
 from pathlib import Path
 import penstock as ps
 from penstock.core.errors import CheckpointError
-from penstock.run.checkpoint import find_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint
 run = Path({run!r})
 exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), ps.RunConfig(
     steps=64 * 30, dir=str(run), checkpoint_interval=64, eval_episodes=0, tensorboard=False, progress="plain", log_interval=1))

@@ -11,7 +11,7 @@ import torch
 
 import penstock as ps
 from penstock.run import threads
-from penstock.run.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.threads import fastest_threads
 from penstock.run.trainer import Trainer
 

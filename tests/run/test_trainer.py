@@ -13,7 +13,7 @@ import torch
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError
 from penstock.envs.toy import Constant
-from penstock.run.checkpoint import load_checkpoint, save_checkpoint
+from penstock.run.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 

@@ -12,14 +12,14 @@ from penstock.core.layout import padded_rows
 from penstock.core.noise import generator
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.conformance import check_pool, echo_config
 from penstock.envs.make import EnvConfig
-from penstock.envs.serial_pool import SerialPool
+from penstock.envs.pools.serial import SerialPool
 from penstock.envs.toy import TMaze
 from penstock.samplers.collector import GroupViews, collect
-from penstock.samplers.conformance import EchoAgent, bits, check_sampler
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+from penstock.testing.pools import check_pool, echo_config
+from penstock.testing.samplers import EchoAgent, bits, check_sampler
 
 
 class Groups:

@@ -11,8 +11,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import Purpose
 from penstock.envs.toy import TMaze
 from penstock.samplers.collector import Noise, collect
-from penstock.samplers.conformance import bits
 from penstock.samplers.cuda import GraphedAgent
+from penstock.testing.samplers import bits
 
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

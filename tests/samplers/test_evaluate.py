@@ -9,15 +9,15 @@ from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.tree import tree_leaves
-from penstock.envs.conformance import echo_config
 from penstock.envs.make import EnvConfig
-from penstock.envs.serial_pool import Reset
+from penstock.envs.pools.serial import Reset
 from penstock.envs.toy import Counter, SeedEcho
-from penstock.run.plain import to_plain
+from penstock.run.checkpoints.plain import to_plain
 from penstock.samplers import live as module
-from penstock.samplers.conformance import EchoAgent, bits
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+from penstock.testing.pools import echo_config
+from penstock.testing.samplers import EchoAgent, bits
 
 COUNTS = [1, 5, 16, 20, 33]
 

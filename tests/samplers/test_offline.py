@@ -14,14 +14,14 @@ import torch
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.tree import tree_leaves
-from penstock.envs.conformance import echo_config
-from penstock.envs.dataset import Dataset
-from penstock.envs.dataset_writer import DatasetWriter
-from penstock.envs.record_check import RecordCheck
+from penstock.datasets.cutter import EpisodeCutter
+from penstock.datasets.reader import Dataset
+from penstock.datasets.writer import DatasetWriter
 from penstock.envs.toy import Counter, SeedEcho
-from penstock.samplers.conformance import EchoAgent
-from penstock.samplers.cutter import EpisodeCutter
 from penstock.samplers.offline_live import OfflineLive
+from penstock.testing.pools import echo_config
+from penstock.testing.records import RecordCheck
+from penstock.testing.samplers import EchoAgent
 
 FIELDS = ("obs", "first", "prev_action", "prev_reward", "terminated", "truncated", "valid")
 

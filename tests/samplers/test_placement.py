@@ -15,7 +15,7 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import PixelCatch, TMaze
 from penstock.learn.train_ops import as_tensors
-from penstock.samplers.conformance import bits, check_resume, check_sampler
+from penstock.testing.samplers import bits, check_resume, check_sampler
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,16 +11,16 @@ from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
 from penstock.core.errors import CheckpointError, EnvWorkerError
 from penstock.core.noise import env_seed
-from penstock.envs.conformance import echo_config
 from penstock.envs.make import EnvConfig
-from penstock.envs.opening import has_state
-from penstock.envs.record_check import RecordCheck
-from penstock.envs.serial_pool import Reset
+from penstock.envs.pools.restoring import has_state
+from penstock.envs.pools.serial import Reset
 from penstock.envs.toy import Counter, FaultEnv, SeedEcho, TMaze
-from penstock.run.plain import from_plain, to_plain
-from penstock.samplers.conformance import EchoAgent, bits, check_resume
+from penstock.run.checkpoints.plain import from_plain, to_plain
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+from penstock.testing.pools import echo_config
+from penstock.testing.records import RecordCheck
+from penstock.testing.samplers import EchoAgent, bits, check_resume
 
 
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])

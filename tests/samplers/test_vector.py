@@ -14,13 +14,13 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.vector import VectorPool
 from penstock.envs.toy import SeedEcho
-from penstock.envs.vector_pool import VectorPool
-from penstock.samplers.conformance import bits, check_sampler
 from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import AlternatingSampler, GpuSampler, NoOverlapAlternatingSampler
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+from penstock.testing.samplers import bits, check_sampler
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 

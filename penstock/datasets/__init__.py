@@ -1,0 +1,1 @@
+"""Datasets: whole recorded episodes, read, written and cut out of batches."""

@@ -1,0 +1,1 @@
+"""Pools: step many environments and write their answers into a batch."""

@@ -1,0 +1,115 @@
+"""Steps native batched environments in groups that take turns: one steps in its library's threads, another is served."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch, carry_over
+from penstock.core.errors import ConfigError
+from penstock.core.noise import env_seed
+from penstock.core.tree import Tree, tree_leaves
+from penstock.envs.make import EnvConfig
+from penstock.envs.pools.native import NativeEnv
+
+
+class NativeGroups:
+    """An `EnvPool` of `groups` VectorEnvs of about B / groups environments each, served in the order they were sent.
+
+    A factory that accepts `num_envs` is asked for a group's share; any other must make that many. Each takes one seed
+    for all its environments, so batches depend on B and `groups`, and a resumed run cannot bring its episodes back: this
+    pool stands outside placement invariance and exact resume.
+
+    Args:
+        exclusive: never two groups step at the same time; the next begins when the one before has finished.
+        step_timeout_s: how long gymnasium's AsyncVectorEnv may take for a step; other libraries have no such limit.
+
+    Raises:
+        ConfigError: the environments do not fit, or, with two groups or more, cannot step in two halves.
+    """
+
+    def __init__(
+        self, config: EnvConfig, seed: int, B: int, groups: int, evaluation: bool = False, *, exclusive: bool = False,
+        step_timeout_s: float = 60.0,
+    ) -> None:  # fmt: skip
+        if not 1 <= groups <= B:
+            raise ConfigError(f"groups={groups} of sampler.B={B} slots; expected 1 to {B}")
+        edges = [g * B // groups for g in range(groups + 1)]
+        self.groups = tuple(slice(a, b) for a, b in zip(edges, edges[1:]))
+        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        self.evaluation, self.remote = evaluation, groups > 1
+        self.wait_s = 0.0
+        """Seconds spent waiting for environments."""
+        self._exclusive = exclusive
+        self._sent: deque[tuple[int, int]] = deque()
+        self._envs: list[NativeEnv] = []
+        self.restart(seed)
+        try:
+            for g, slots in enumerate(self.groups):
+                self._envs.append(NativeEnv(config, self._seed_of(g), slots, B, groups > 1, step_timeout_s))
+        except BaseException:
+            self.close()
+            raise
+        self.spec = self._envs[0].spec
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        """Forgets every episode: the next batch begins with a reset of all environments, which play on without limit."""
+        self._seed, self._restarts = seed, 0
+        self._out: SampleBatch | None = None
+
+    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
+        """Nothing happens before the first batch."""
+        return [([], [])] * self.groups[-1].stop
+
+    def bind(self, out: SampleBatch) -> None:
+        previous, self._out = self._out, out
+        self._sent.clear()
+        if previous is None:
+            for g, env in enumerate(self._envs):
+                env.open(out, self._seed_of(g))
+        else:
+            carry_over(previous, out)
+        for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
+            column[...] = np.nan
+
+    def send(self, group: int, row: int) -> None:
+        assert self._out is not None
+        self._sent.append((group, row))
+        if not self._exclusive or len(self._sent) == 1:
+            started = time.perf_counter()
+            self._envs[group].begin(self._out, row)
+            self.wait_s += time.perf_counter() - started
+
+    def recv(self) -> int:
+        assert self._out is not None
+        started = time.perf_counter()
+        group, row = self._sent.popleft()
+        self._envs[group].finish(self._out, row)
+        self.wait_s += time.perf_counter() - started
+        if self._exclusive and self._sent:
+            following, row = self._sent[0]
+            self._envs[following].begin(self._out, row)
+        return group
+
+    def close(self) -> None:
+        """Ends the environments. A second call does nothing."""
+        while self._envs:
+            self._envs.pop().close()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"restarts": self._restarts}
+
+    def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
+        """Native environments cannot be restored: all start anew under another seed, and every slot counts as cut."""
+        self._restarts, self._out = state["restarts"] + 1, None
+        return list(range(self.groups[-1].stop))
+
+    def _seed_of(self, group: int) -> int:
+        """31 bits with room for one seed for each environment after it, since native libraries keep seeds in a C int."""
+        slots = self.groups[group]
+        seed = env_seed(self._seed, slots.start, self._restarts, self.evaluation) >> 1
+        return min(seed, (1 << 31) - 1 - (slots.stop - slots.start))

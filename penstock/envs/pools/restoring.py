@@ -1,0 +1,145 @@
+"""How does a slot get to where a batch begins? By random steps before the first one, by replay in a resumed run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import EnvWorkerError
+from penstock.core.noise import Purpose, uniform
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.pools.transfer import write_tree
+from penstock.envs.wrappers import MASK
+
+
+def has_state(env: Any) -> bool:
+    """Asks the outermost wrapper only: a state from below it would lack the wrapper's own, such as a step count."""
+    return callable(getattr(env, "get_state", None)) and callable(getattr(env, "set_state", None))
+
+
+class Slots(Protocol):
+    """Slots that can be stepped one by one, outside a batch."""
+
+    spec: EnvSpec
+    envs: list[Any]
+    ended: list[bool]
+    idle: list[bool]
+    left: list[Any]
+    episode: list[int]
+    began: list[int]
+    tick: int
+
+    @property
+    def reset_ahead(self) -> frozenset[int]: ...
+
+    to_env: Callable[[Tree], Sequence[Any]]
+
+    def open_row_0(self, out: SampleBatch, b: int) -> None: ...
+    def reset_env(self, b: int, again: bool = False) -> Any: ...
+    def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]: ...
+    def write_checked(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None: ...
+    def finish(self, b: int) -> None: ...
+
+
+def start(
+    pool: Slots, out: SampleBatch, seed: int, first_slot: int, limit: int
+) -> list[tuple[list[Tree], list[float]]]:
+    """Row 0 of the first batch: a reset of every slot that takes part, then up to `limit` random steps if it is not 0.
+
+    Returns:
+        for each slot the random actions of its open episode and their rewards.
+    """
+    before: list[tuple[list[Tree], list[float]]] = [([], [])] * len(pool.envs)
+    for b in range(len(pool.envs)):
+        if not pool.idle[b]:
+            pool.open_row_0(out, b)
+            if limit:
+                before[b] = random_steps(pool, out, b, seed, first_slot + b, limit)
+    return before
+
+
+def random_steps(
+    pool: Slots, out: SampleBatch, b: int, seed: int, slot: int, limit: int
+) -> tuple[list[Tree], list[float]]:
+    """Takes 1 to `limit` random steps in slot b, which is open, and leaves row 0 of `out` where they end.
+
+    Args:
+        slot: the slot's global number, which addresses the noise. A mask in the observation is obeyed.
+
+    Returns:
+        actions and rewards of the episode that is open in the end.
+    """
+    n = action_noise_size(pool.spec.action)
+    u = uniform(seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), limit + 1, max(n, 1))[:, 0]
+    actions: list[Tree] = []
+    rewards: list[float] = []
+    for noise in u[1 : 2 + int(u[0, 0] * limit)]:
+        if pool.ended[b]:
+            pool.open_row_0(out, b)
+            actions, rewards = [], []
+            continue
+        mask = out.obs[MASK][0, b][None] if isinstance(out.obs, dict) and MASK in out.obs else None
+        action = sample_action(pool.spec.action, noise[None], mask)
+        env_action = pool.to_env(action)[0]
+        obs, reward, terminated, truncated = pool.step_checked(b, env_action)
+        pool.write_checked(tree_map(lambda x: x[0], out.obs), b, obs, "step", env_action)
+        actions.append(tree_map(lambda x: x[0], action))
+        rewards.append(float(reward))
+        tree_map(lambda x, a: x[0].__setitem__(b, a[0]), out.prev_action, action)
+        out.first[0, b], out.prev_reward[0, b] = False, reward
+        if terminated or truncated:
+            pool.finish(b)
+    return actions, rewards
+
+
+def snapshot(pool: Slots) -> dict[str, Any]:
+    """What brings the slots back between two batches, besides the record: where each is, and states that envs offer."""
+    ahead = pool.reset_ahead
+    states = [env.get_state() if has_state(env) and b not in ahead else None for b, env in enumerate(pool.envs)]
+    return {"episode": [n - (b in ahead) for b, n in enumerate(pool.episode)], "ended": list(pool.ended),
+            "idle": list(pool.idle), "left": [None if left == math.inf else left for left in pool.left],
+            "tick": pool.tick, "began": list(pool.began), "snapshot": states}  # fmt: skip
+
+
+def restore(pool: Slots, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
+    """The inverse of `snapshot`; see `EnvPool.set_state`."""
+    pool.episode, pool.ended, pool.idle = list(state["episode"]), list(state["ended"]), list(state["idle"])
+    pool.left = [math.inf if left is None else left for left in state["left"]]
+    pool.tick = state["tick"]
+    lost: list[int] = []
+    for b, env in enumerate(pool.envs):
+        target = tree_map(lambda x, b=b: x[-1, b], row.obs)
+        if state["snapshot"][b] is not None and has_state(env):
+            pool.reset_env(b, again=True)
+            env.set_state(state["snapshot"][b])
+        elif not pool.ended[b] and (journal[b] is None or not replay(pool, b, journal[b], target)):
+            lost.append(b)
+            pool.ended[b] = True  # the next row of this slot resets into its next episode
+    pool.began = list(state["began"])
+    return lost
+
+
+def replay(pool: Slots, b: int, actions: Tree, target: Tree) -> bool:
+    """Replays the episode of slot b from its seed; True if it arrives at the observation `target` bit for bit.
+
+    Args:
+        actions: [L, *A], all that were taken since the episode opened.
+    """
+    scratch = tree_map(lambda x: np.zeros_like(x)[None], target)
+    try:
+        obs = pool.reset_env(b, again=True)
+        for env_action in pool.to_env(actions):
+            obs, _, terminated, truncated = pool.step_checked(b, env_action)
+            if terminated or truncated:
+                return False
+        write_tree(scratch, 0, obs)
+    except (EnvWorkerError, IndexError, KeyError, TypeError, ValueError):
+        return False  # the episode went well before, so this is one more way of not being reproducible
+    pairs = zip(tree_leaves(scratch), tree_leaves(target))
+    return all(x[0].tobytes() == np.ascontiguousarray(y).tobytes() for x, y in pairs)

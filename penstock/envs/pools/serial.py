@@ -1,0 +1,300 @@
+"""Steps gymnasium environments one after the other in this process, straight into a sample buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableSequence, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch, carry_over
+from penstock.core.errors import EnvContractError, EnvWorkerError
+from penstock.core.noise import EpisodeSeeds
+from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.contract import describe_reset_violation
+from penstock.envs.make import EnvConfig
+from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, place, refuse_obs, refuse_step
+from penstock.envs.pools.restoring import restore, snapshot, start
+from penstock.envs.pools.transfer import action_reader, obs_writer, row_checker, row_views, write_tree
+from penstock.envs.spaces import env_spec
+
+Reset = Literal["next_step", "batch_end"]
+
+_CHECK_EVERY = 64
+_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
+_FLAGS = frozenset([bool, np.bool_])
+MAKING, RESETTING, STEPPING = 1, 2, 3
+"""What `mark[1]` says of the slot in `mark[0]`; 0: no environment is at work."""
+
+
+class SerialPool:
+    """An `EnvPool` of one group whose `send` steps the environments at once.
+
+    Args:
+        config: makes each slot's environment. seed: of the run; every episode gets `env_seed(seed, slot, episode)`.
+        slots: global numbers of the slots.
+        reset: `next_step` resets in the row after an end. `batch_end` lets a finished slot idle to the end of the
+            batch and resets in row 0 of the next.
+        max_decorrelation_steps: each slot takes 1 to this many random steps before the first batch; 0 for none.
+        episodes: for each slot how many episodes it plays before it idles for good; None for no limit.
+        evaluation: use the evaluation seeds, which no training episode uses.
+        mark: kept up to date for whoever must say where this process died: slot within this pool, what it does, a count
+            that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation.
+        ledger: [B, 3] int64 of each slot: number of its episode, episodes left or -1, tick of its reset.
+    """
+
+    def __init__(
+        self, config: EnvConfig, seed: int, slots: slice, *, reset: Reset = "next_step", max_decorrelation_steps: int = 0,
+        episodes: Sequence[int] | None = None, evaluation: bool = False, mark: MutableSequence[int] | None = None,
+        ledger: Any = None,
+    ) -> None:  # fmt: skip
+        B = slots.stop - slots.start
+        self.mark = [0] * 6 if mark is None else mark
+        self.ledger = np.zeros((B, 3), np.int64) if ledger is None else ledger
+        self.groups = (slice(0, B),)
+        self._config, self._slots, self._evaluation = config, slots, evaluation
+        self._batch_end, self._decorrelate = reset == "batch_end", max_decorrelation_steps
+        self.envs: list[Any] = []
+        self.tick = 0
+        try:
+            for b in range(B):
+                self._note(b, MAKING)
+                self.envs.append(config.make_one())
+        except BaseException:
+            self.close()
+            raise
+        self.mark[1] = 0
+        self.spec = env_spec(self.envs[0])
+        self._steps = [env.step for env in self.envs]
+        self._write = obs_writer(self.spec.obs)
+        self.to_env = action_reader(self.spec.action)
+        sound = row_checker(self.spec.obs)
+        self.row_is_sound = (lambda row: True) if config.checks in ("finite", "off") else sound
+        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        self._out: SampleBatch | None = None
+        self._row_views: list[tuple[Any, ...]] = []
+        self._ahead: dict[int, Any] = {}
+        self.restart(seed, episodes)
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        """Forgets every episode: the next batch begins with the first episodes of `seed`."""
+        B, self.seed = len(self.envs), seed
+        self.episode = [-1] * B  # the number of each slot's current episode; -1 before its first
+        self.began = [0] * B  # the tick of its reset, for messages
+        self.left = [math.inf if episodes is None else episodes[b] for b in range(B)]
+        self.ended = [True] * B  # the slot resets in the next row it takes part in
+        self.idle = [left <= 0 for left in self.left]
+        self.tick = 0
+        self._seeds = [EpisodeSeeds(seed, self._slots.start + b, self._evaluation) for b in range(B)]
+        self._ahead.clear()
+        self.ledger[:, 0], self.ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
+        self._unstarted = True
+        self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
+
+    def take_over(self, previous: SampleBatch | None) -> None:
+        """Goes on for a pool that died, of which the ledger and the last batch are left (None: there was none).
+
+        Every slot resets into its next episode in the row that comes next.
+        """
+        self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
+        self.left = [math.inf if n < 0 else n for n in left]
+        self.idle = [n == 0 for n in left]
+        self._unstarted, self._out, self._row_views = previous is None, previous, []
+
+    def prepare(self) -> None:
+        """With `batch_end`: resets ended slots before the next batch is asked for, while others compute."""
+        if self._batch_end:
+            for b in range(len(self.envs)):
+                if self.ended[b] and self.left[b] > 0 and b not in self._ahead:
+                    self._ahead[b] = self.reset_env(b)
+
+    def bind(self, out: SampleBatch) -> None:
+        previous, self._out = self._out, out
+        if previous is not out or not self._row_views:
+            self._row_views = [row_views(out, t) for t in range(len(out.valid))]
+        if self._unstarted:
+            self._unstarted = False
+            self._warmup = start(self, out, self.seed, self._slots.start, self._decorrelate)
+        else:
+            assert previous is not None
+            carry_over(previous, out)
+        out.first[1:] = False  # only now, since row T of `previous` may be a row of `out`
+        for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
+            column[...] = np.nan
+        if self._batch_end:
+            self.idle = [left <= 0 for left in self.left]
+
+    def send(self, group: int, row: int) -> None:
+        obs_row, action_row, reward_row, terminated_row, truncated_row, valid_row, info_rows = self._row_views[row]
+        B = len(self._steps)
+        rewards: list[Any] = [0.0] * B
+        ends: list[tuple[int, Any, Any]] | None = None
+        invalid: list[int] | None = None
+        actions = self.to_env(action_row)
+        write, mark = self._write, self.mark
+        self.tick += 1
+        mark[1], mark[3], mark[4], mark[5] = STEPPING, self._slots.start, self.tick, self._evaluation
+        b, result = 0, None
+        try:
+            for b, step, action, ended in zip(range(B), self._steps, actions, self.ended):
+                if ended:
+                    invalid = [b] if invalid is None else [*invalid, b]
+                    self._reset_or_idle(b, row, obs_row)
+                    continue
+                mark[0] = b
+                result = step(action)
+                obs, reward, terminated, truncated, info = result
+                if not (write(obs_row, b, obs) and (reward.__class__ is float or reward.__class__ in _NUMBERS)
+                        and (terminated.__class__ is bool or terminated.__class__ in _FLAGS)
+                        and (truncated.__class__ is bool or truncated.__class__ in _FLAGS)):  # fmt: skip
+                    reward = self._violation(b, result, action, obs_row)
+                rewards[b] = reward
+                if terminated or truncated:
+                    ends = [(b, terminated, truncated)] if ends is None else [*ends, (b, terminated, truncated)]
+                if info:
+                    for key, column in info_rows.items():
+                        if key in info:
+                            column[b] = info[key]
+                elif info is None:
+                    self._violation(b, result, action, obs_row)
+        except EnvWorkerError:
+            raise
+        except (Exception, SystemExit) as error:
+            fail(self.where(b, "step"), error, actions[b], result, self.info_keys)
+        mark[1] = 0
+        reward_row[:] = rewards
+        terminated_row.fill(False)
+        truncated_row.fill(False)
+        valid_row.fill(True)
+        if invalid is not None:
+            valid_row[invalid] = False
+        for b, terminated, truncated in ends or ():
+            terminated_row[b], truncated_row[b] = terminated, truncated
+            self.finish(b)
+        everyone = self.tick % _CHECK_EVERY == 0 or self._config.checks == "always"
+        unsound = (everyone or 0 in self.episode) and not self.row_is_sound(obs_row)
+        if unsound or not math.hypot(*rewards) < LARGEST_REWARD:
+            check_values(self, obs_row, rewards, actions, everyone)
+
+    def recv(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+        self.envs = []
+
+    def get_state(self) -> dict[str, Any]:
+        return snapshot(self)
+
+    def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
+        self._unstarted, self._out = False, row
+        self._row_views = []
+        self._ahead.clear()
+        lost = restore(self, state, row, journal)
+        self.ledger[:, 0], self.ledger[:, 1] = self.episode, [-1 if n == math.inf else n for n in self.left]
+        return lost
+
+    @property
+    def reset_ahead(self) -> frozenset[int]:
+        """Slots whose next episode has been reset early; nothing shows it yet."""
+        return frozenset(self._ahead)
+
+    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
+        """For each slot the random actions of its current episode from before the first batch, and their rewards.
+
+        They count towards that episode's return.
+        """
+        return self._warmup
+
+    def open_row_0(self, out: SampleBatch, b: int) -> None:
+        """Row 0 of slot b is a reset, with nothing before it."""
+        self.write_checked(tree_map(lambda x: x[0], out.obs), b, self.reset_env(b), "reset")
+        self.ended[b], out.first[0, b], out.prev_reward[0, b] = False, True, 0.0
+        tree_map(lambda leaf, x: x[0].__setitem__(b, leaf.null()), self.spec.action, out.prev_action)
+
+    def finish(self, b: int) -> None:
+        """The slot's episode is over."""
+        self.ended[b] = True
+        self.left[b] -= 1
+        if self.left[b] != math.inf:
+            self.ledger[b, 1] = self.left[b]
+        if self.left[b] <= 0 or self._batch_end:
+            self.idle[b] = True
+
+    def _reset_or_idle(self, b: int, row: int, obs_row: Tree) -> None:
+        out = self._out
+        assert out is not None
+        if self.idle[b]:
+            tree_map(lambda x, y: x[row + 1].__setitem__(b, y[row, b]), out.obs, out.obs)
+            return
+        obs = self._ahead.pop(b) if b in self._ahead else self.reset_env(b)
+        if not self._write(obs_row, b, obs):
+            self.write_unusual(obs_row, b, obs, "reset")
+        self.ended[b] = False
+        out.first[row + 1, b] = True
+
+    def reset_env(self, b: int, again: bool = False) -> Any:
+        """The first observation of the slot's next episode, or of the same one `again`."""
+        self.episode[b] += 0 if again else 1
+        self.began[b] = self.tick
+        self.ledger[b, 0], self.ledger[b, 2] = self.episode[b], self.tick
+        before = self._note(b, RESETTING)
+        try:
+            result = self.envs[b].reset(seed=self._env_seed(b))
+        except (Exception, SystemExit) as error:
+            fail(self.where(b, "reset"), error, None)
+        self.mark[1] = before
+        sound = result.__class__ is tuple and len(result) == 2 and result[1].__class__ is dict
+        if not sound and (message := describe_reset_violation(result)):
+            raise EnvContractError(f"{self.where(b, 'reset')}: {message}")
+        return result[0]
+
+    def _note(self, b: int, doing: int) -> int:
+        """Says in `mark` what slot b is about to do, and gives what was done before."""
+        mark, before = self.mark, self.mark[1]
+        mark[0], mark[1], mark[2], mark[3] = b, doing, mark[2] + 1, self._slots.start
+        mark[4], mark[5] = self.tick, self._evaluation
+        return before
+
+    def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]:
+        """One step outside a batch: (obs, reward, terminated, truncated)."""
+        self.began[b] -= 1
+        self.ledger[b, 2] -= 1
+        before = self._note(b, STEPPING)
+        try:
+            result = self._steps[b](action)
+        except (Exception, SystemExit) as error:
+            fail(self.where(b, "step"), error, action)
+        self.mark[1] = before
+        refuse_step(self.where(b, "step"), result, action)
+        return result[:4]
+
+    def write_checked(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
+        """Writes an observation from outside a batch, and looks at its values if the settings say so."""
+        if not self._write(obs_row, b, obs):
+            self.write_unusual(obs_row, b, obs, phase, action)
+        elif self._config.checks not in ("finite", "off"):
+            refuse_obs(self.where(b, phase), obs, self.spec.obs, action)
+
+    def write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
+        """Raises if the observation broke the contract; writes it if it is only of an unusual but sound type."""
+        refuse_obs(self.where(b, phase), obs, self.spec.obs, action)
+        write_tree(obs_row, b, obs)
+
+    def _violation(self, b: int, result: Any, action: Any, obs_row: Tree) -> Any:
+        """Raises if the step broke the contract; writes and gives what was only of an unusual but sound type."""
+        refuse_step(self.where(b, "step"), result, action)
+        self.write_unusual(obs_row, b, result[0], "step", action)
+        return float(result[1])
+
+    def _env_seed(self, b: int) -> int:
+        return self._seeds[b][max(self.episode[b], 0)]
+
+    def where(self, b: int, phase: str) -> str:
+        """Which slot, environment, method, episode, step and seed: the start of every message."""
+        step = self.tick - self.began[b] - (phase == "step")  # counted from 0
+        return place(
+            self._config.name, self._evaluation, self._slots.start + b, phase, self.episode[b], step, self._env_seed(b)
+        )

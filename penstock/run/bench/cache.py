@@ -1,0 +1,128 @@
+"""`sampler="auto"`: which sampler was the fastest on this machine, measured once and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.core.config import to_plain
+from penstock.core.errors import ConfigError
+from penstock.core.files import write_atomic
+from penstock.core.version import VERSION
+from penstock.envs.check import check_env
+from penstock.run.affinity import allowed_cpus, cpu_quota
+from penstock.run.bench.search import Verdict, base_sampler, bench, describe, settings_of, with_settings
+from penstock.run.experiment import Experiment
+from penstock.samplers.action_server import require_device
+
+BUDGET_S = 20.0
+"""How long the measurement may take."""
+_SETTINGS = {"name", "workers", "groups"}
+
+
+def auto_sampler(exp: Experiment) -> Any:
+    """The settings of the fastest sampler for an experiment here: from the cache, or measured and kept there.
+
+    T, B and whatever else concerns the batches are those of `exp.sampler`, or the algorithm's if that is "auto". Only
+    samplers that act where the agent learns are tried, so the choice changes nothing but speed.
+    """
+    require_device(exp.run.device, "run.device")
+    base, spec = base_sampler(exp), check_env(exp.env_config, seed=exp.run.seed).spec
+    policy = exp.algo.build(spec, seed=exp.run.seed, device=exp.run.device)
+    shapes = [[name, list(x.shape)] for name, x in policy.agent.state_dict().items()]
+    key = _key(exp, base, [type(policy.agent).__qualname__, shapes])
+    del policy
+    path = None if key is None else cache_path(key)
+    found = None if path is None else _read(path, key)
+    if found is not None:
+        sampler = with_settings(base, found["sampler"])
+        _say(exp, f"sampler: {describe(sampler)}, as measured {found['measured']} ({path}); {found['why']}")
+        return sampler
+    _say(exp, f"sampler: measuring which is fastest here, {BUDGET_S:.0f} s at most ...")
+    started = time.monotonic()
+    verdict = bench(exp, BUDGET_S, same_device=True)
+    kept = "" if path is None else _keep(path, key, verdict)
+    _say(exp, f"sampler: {describe(verdict.best.sampler)}, {verdict.best.steps_per_s:,.0f} steps/s, measured in "
+         f"{time.monotonic() - started:.0f} s{kept}; {verdict.why}")  # fmt: skip
+    return verdict.best.sampler
+
+
+def cache_path(key: dict[str, Any]) -> Path:
+    """The file that holds the answer to a question: in XDG_CACHE_HOME, or ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    return Path(home) / "penstock" / "samplers" / f"{digest}.json"
+
+
+def _key(exp: Experiment, base: Any, network: Any) -> dict[str, Any] | None:
+    """What the answer depends on; None if the environment is a function that has no name to know it by."""
+    config = exp.env_config
+    key = {
+        "cpu": _cpu_model(),
+        "cores": len(allowed_cpus()),
+        "quota": cpu_quota(),
+        "torch": torch.__version__,
+        "penstock": VERSION,
+        "device": exp.run.device,
+        "gpu": torch.cuda.get_device_name(exp.run.device) if exp.run.device.startswith("cuda") else None,
+        "threads": exp.run.learner_threads,
+        "env": to_plain(config.env),
+        "env_kwargs": to_plain(config.kwargs),
+        "wrappers": to_plain(config.wrappers),
+        "checks": config.checks,
+        "network": network,
+        "T": base.T,
+        "B": base.B,
+        "reset": base.reset,
+    }
+    return None if '"unstorable"' in json.dumps(key) else key
+
+
+def _read(path: Path, key: Any) -> dict[str, Any] | None:
+    """The answer in a file, if there is one to this very question."""
+    try:
+        found = json.loads(path.read_text())
+        good = found["key"] == key and set(found["sampler"]) <= _SETTINGS and "measured" in found and "why" in found
+        with_settings(replace(base_sampler(None), T=key["T"], B=key["B"]), found["sampler"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
+        return None
+    return found if good else None
+
+
+def _keep(path: Path, key: Any, verdict: Verdict) -> str:
+    """Writes the answer; gives the words that say where."""
+    answer = {
+        "key": key,
+        "sampler": settings_of(verdict.best.sampler),
+        "why": verdict.why,
+        "measured": time.strftime("%Y-%m-%d"),
+        "steps_per_s": {describe(row.sampler): round(row.steps_per_s) for row in verdict.rows if row.steps_per_s},
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, (json.dumps(answer, indent=1) + "\n").encode())
+    except OSError as error:
+        return f" (not kept: {path}: {error.strerror or error})"
+    return f" and kept in {path}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _say(exp: Experiment, text: str) -> None:
+    if exp.run.progress != "off":
+        print(text, flush=True)

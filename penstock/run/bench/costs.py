@@ -1,0 +1,132 @@
+"""What do the parts of a step cost here: the environment, a forward, and a hand-shake with a worker process?"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import Inputs, allocate_batch
+from penstock.core.layout import padded_rows
+from penstock.core.noise import Purpose, uniform
+from penstock.core.spec import BatchSpec, EnvSpec, allocate
+from penstock.core.tree import Tree, tree_map
+from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.make import EnvConfig
+from penstock.envs.wrappers import MASK
+from penstock.samplers.cpu import CpuSampler, start_workers
+from penstock.samplers.stage import agent_device
+from penstock.workers.pool import TRAINING, ProcessPool
+
+_HANDSHAKES = 512
+_NOTHING = "penstock.envs.toy:Counter"
+_MOST_STEPS = 20_000
+_STARTUP = 5
+"""Calls that do not count."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Microseconds of the parts of a step."""
+
+    step_us: float
+    """Median of `env.step`; of a native batched environment, by slot."""
+    step_p99_us: float
+    forward_us: Mapping[int, float]
+    """Median of `agent.act` with its copy to the CPU, by number of rows."""
+    handshake_us: float
+    """Median of a round trip from learner to worker and back; 0 if no sampler would need one."""
+
+    def forward(self, rows: int) -> float:
+        """Of so many rows; between the measured numbers on a straight line."""
+        counts = sorted(self.forward_us)
+        return float(np.interp(padded_rows(rows), counts, [self.forward_us[n] for n in counts]))
+
+
+def measure_env(config: EnvConfig, spec: EnvSpec, seed: int, seconds: float, slots: int = 0) -> tuple[float, float]:
+    """Median and 99th percentile of `env.step` in us under random actions, resets not counted.
+
+    Args:
+        slots: of a native batched environment; 0 for one environment.
+    """
+    env: Any = config.make()
+    try:
+        n = getattr(env, "num_envs", 1)
+        size = action_noise_size(spec.action)
+        noise = uniform(seed, Purpose.CHECK, 1 << 20, slice(0, n), 256, size)
+
+        def action(t: int, obs: Any) -> Tree:
+            mask = obs[MASK] if isinstance(obs, dict) and MASK in obs else None
+            mask = mask[None] if mask is not None and not slots else mask
+            drawn = sample_action(spec.action, noise[t % 256], mask)
+            return drawn if slots else tree_map(lambda x: x[0].item() if x[0].ndim == 0 else x[0], drawn)
+
+        obs, _ = env.reset(seed=seed)
+        took: list[float] = []
+        deadline = time.perf_counter() + seconds
+        while len(took) < _MOST_STEPS and (time.perf_counter() < deadline or len(took) < 2 * _STARTUP):
+            chosen = action(len(took), obs)
+            started = time.perf_counter()
+            obs, _, terminated, truncated, _ = env.step(chosen)
+            took.append((time.perf_counter() - started) / n)
+            if not slots and (terminated or truncated):
+                obs, _ = env.reset()
+    finally:
+        env.close()
+    return statistics.median(took[_STARTUP:]) * 1e6, float(np.percentile(took[_STARTUP:], 99)) * 1e6
+
+
+def measure_forward(agent: Agent, spec: EnvSpec, rows: int, seconds: float) -> float:
+    """Median of `agent.act` on so many rows in us, until its action is on the CPU."""
+    device = agent_device(agent)
+
+    def put(tree: Tree) -> Tree:
+        return tree_map(lambda x: torch.as_tensor(x, device=device), tree)
+
+    action = tree_map(lambda leaf: np.broadcast_to(leaf.null(), (rows, *leaf.shape)).copy(), spec.action)
+    first = torch.ones(rows, dtype=torch.bool, device=device)
+    inputs = Inputs(put(allocate(spec.obs, rows)), put(action), torch.zeros(rows, device=device), first)
+    noise = torch.full((rows, agent.noise_size), 0.5, device=device)
+    with torch.inference_mode():
+        state = agent.initial_state(rows)
+        return median_us(lambda: tree_map(lambda x: x.cpu(), agent.act(inputs, state, noise)[:2]), seconds)
+
+
+def measure_handshake(seconds: float) -> float:
+    """Median in us of handing a row to one worker and getting it back, with an environment that does next to nothing."""
+    config = EnvConfig(_NOTHING)
+    settings = CpuSampler(T=_HANDSHAKES, B=1, workers=1)
+    workers = start_workers(settings, config, 0, 2, None)
+    try:
+        pool = ProcessPool(workers, TRAINING, config, 0, 1)
+        batch = pool.attach([allocate_batch(pool.spec, BatchSpec(_HANDSHAKES, 1), {}, None, pool.info_keys)])[0][0]
+        took: list[float] = []
+        send, recv = pool.send, pool.recv
+        deadline = time.perf_counter() + seconds
+        while not took or time.perf_counter() < deadline:
+            pool.bind(batch)
+            for row in range(_HANDSHAKES):
+                started = time.perf_counter()
+                send(0, row)
+                recv()
+                took.append(time.perf_counter() - started)
+    finally:
+        workers.close()
+    return statistics.median(took) * 1e6
+
+
+def median_us(call: Callable[[], Any], seconds: float) -> float:
+    """Median duration of a call in us."""
+    took: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline or len(took) < 2 * _STARTUP:
+        started = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - started)
+    return statistics.median(took[_STARTUP:]) * 1e6

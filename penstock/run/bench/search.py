@@ -1,0 +1,278 @@
+"""Which sampler is the fastest here? Measures the parts of a step, then the samplers that they leave a chance."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.layout import padded_rows
+from penstock.core.spec import EnvSpec
+from penstock.envs.check import check_env
+from penstock.envs.pools.vector import makes_vector_env
+from penstock.run.affinity import Machine, default_workers, read_machine
+from penstock.run.bench.costs import Costs, measure_env, measure_forward, measure_handshake
+from penstock.run.experiment import Experiment
+from penstock.samplers import SAMPLERS, find_sampler
+from penstock.samplers.action_server import require_device
+from penstock.samplers.serial import SerialSampler
+
+NAMES = ("serial", "cpu", "gpu", "alternating")
+"""Samplers that are tried; asynchronous ones give other batches, and are no matter of placement alone."""
+_WORTH = 0.95
+"""A simpler sampler is taken if it has this much of the fastest one's speed."""
+_SHORTEST_S = 0.4
+_SECOND_PASS, _FINALISTS = 0.25, 3
+"""Part of the budget in which the best so far are measured again, and how many of them."""
+_MOST_GROUPS = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of a sampler, and what came of it."""
+
+    sampler: Any
+    predicted_us: float
+    """Of one row of all slots, by the parts."""
+    steps_per_s: float = 0.0
+    """Measured; 0 if it was not."""
+    note: str = ""
+    """Why it was not measured."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a benchmark found."""
+
+    costs: Costs
+    rows: tuple[Row, ...]
+    """The fastest first, then what was not measured."""
+    best: Row
+    why: str
+    """One sentence."""
+    machine: str
+    seconds: float
+
+
+def bench(
+    exp: Experiment, budget_s: float, same_device: bool = False, say: Callable[[str], None] = lambda text: None
+) -> Verdict:
+    """Measures for about `budget_s` seconds which synchronous sampler is the fastest for an experiment on this machine.
+
+    Of each sampler the setting that the parts promise most for comes first, so that little time suffices; what no time
+    is left for is listed as not measured. The best are measured twice, since other programs may disturb.
+
+    Args:
+        same_device: leave out samplers that act elsewhere than where the agent learns.
+        say: told what is measured next.
+
+    Raises:
+        ConfigError, EnvWorkerError: the environment fails, or no sampler works.
+    """
+    started = time.monotonic()
+    deadline = started + budget_s
+    require_device(exp.run.device, "run.device")
+    base, machine = base_sampler(exp), read_machine()
+    spec = check_env(exp.env_config, seed=exp.run.seed).spec
+    with run_threads(exp):
+        policy = exp.algo.build(spec, seed=exp.run.seed, device=exp.run.device)
+        native = makes_vector_env(exp.env_config)
+        costs = _measure_parts(exp, base, policy, spec, machine, budget_s, native, say)
+        rows = [Row(s, predict(s, costs)) for s in candidates(base, machine, native, same_device, exp.run.device)]
+        rows = in_turn(rows)
+        first = deadline - _SECOND_PASS * budget_s
+        # One is measured however late it is: on a busy machine the parts alone may have taken all the time.
+        until = [max(first, time.monotonic() + _SHORTEST_S), *[first] * (len(rows) - 1)]
+        rows = [_measured(exp, row, policy.agent, until[i], len(rows) - i, say) for i, row in enumerate(rows)]
+        rows.sort(key=lambda row: -row.steps_per_s)
+        finalists = [row for row in rows[:_FINALISTS] if row.steps_per_s]
+        for i, row in enumerate(finalists):  # what else ran on the machine may have cost one of them its place
+            again = _measured(exp, row, policy.agent, deadline, len(finalists) - i, say)
+            rows[i] = replace(row, steps_per_s=max(again.steps_per_s, row.steps_per_s))
+    measured = [row for row in rows if row.steps_per_s]
+    if not measured:
+        raise ConfigError(f"no sampler could be measured: {rows[0].note}; give it more time (--budget), or choose one")
+    rows.sort(key=lambda row: -row.steps_per_s)
+    best = choose(measured)
+    why = explain(best, costs, len(measured), len(rows))
+    return Verdict(costs, tuple(rows), best, why, str(machine), time.monotonic() - started)
+
+
+def base_sampler(exp: Experiment | None) -> SerialSampler:
+    """The settings that all candidates share: T, B, and what else decides what is in a batch."""
+    found = None if exp is None else exp.sampler
+    if found is None or found == "auto":
+        return SerialSampler() if exp is None else SerialSampler(T=exp.algo.batch.T, B=exp.algo.batch.B)
+    found = getattr(found, "inner", found)
+    return SerialSampler(**{f.name: getattr(found, f.name) for f in fields(SerialSampler) if hasattr(found, f.name)})
+
+
+def candidates(base: SerialSampler, machine: Machine, native: bool, same_device: bool, device: str) -> list[Any]:
+    """Every sampler x workers x groups that may be worth a try."""
+    found: list[Any] = [base]
+    if native:
+        return found
+    for name in NAMES[1:]:
+        groups = _MOST_GROUPS if name == "alternating" else 1
+        if name == "cpu" and same_device and device != "cpu":
+            continue
+        server = name != "cpu"
+        counts = {default_workers(machine, base.B, groups, server), *(2**k for k in range(8))}
+        most = min(base.B // groups, machine.busy_cores)
+        found += [
+            with_settings(base, {"name": name, "workers": n, "groups": groups}) for n in sorted(counts) if n <= most
+        ]
+    return found
+
+
+def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Any:
+    """The sampler of a name with these workers and groups, and all else as in `base`."""
+    if found["name"] not in NAMES:
+        raise ConfigError(f"sampler {found['name']!r}; expected one of {', '.join(NAMES)}")
+    cls = find_sampler(found["name"])
+    shared = {f.name: getattr(base, f.name) for f in fields(base)}
+    own = {
+        name: found[name] for name in ("workers", "groups") if name in found and name in {f.name for f in fields(cls)}
+    }
+    return cls(**shared, **own)
+
+
+def settings_of(sampler: Any) -> dict[str, Any]:
+    """The inverse of `with_settings`."""
+    name = next(n for n in NAMES if SAMPLERS[n].partition(":")[2] == type(sampler).__name__)
+    keys = ("workers",) if name == "cpu" else ("workers", "groups")  # a CpuSampler has one group whatever is said
+    return {"name": name, **{key: getattr(sampler, key) for key in keys if hasattr(sampler, key)}}
+
+
+def describe(sampler: Any) -> str:
+    """E.g. `cpu, 4 workers` or `alternating, 3 workers x 2 groups`."""
+    found = settings_of(sampler)
+    workers = found.get("workers")
+    text = found["name"] if workers is None else f"{found['name']}, {_workers(workers)}"
+    return text + (f" x {found['groups']} groups" if found.get("groups", 1) > 1 else "")
+
+
+def predict(sampler: Any, costs: Costs) -> float:
+    """Microseconds for one row of all slots, were the parts all there is."""
+    found, B = settings_of(sampler), sampler.B
+    workers, groups = found.get("workers", 1), found.get("groups", 1)
+    if found["name"] == "serial":
+        return B * costs.step_us + costs.forward(B)
+    if found["name"] == "cpu":
+        mine = math.ceil(B / workers)
+        return mine * costs.step_us + costs.forward(mine)
+    rows = math.ceil(B / groups)
+    stepping = math.ceil(rows / workers) * costs.step_us + costs.handshake_us
+    if groups == 1:
+        return stepping + costs.forward(rows)
+    return max(groups * costs.forward(rows), stepping + costs.forward(rows), groups * (stepping - costs.handshake_us))
+
+
+def in_turn(rows: list[Row]) -> list[Row]:
+    """The order in which they are measured: serial, the most promising one of each other sampler, the second ones, ..."""
+    kinds = [[row for row in rows if settings_of(row.sampler)["name"] == name] for name in NAMES]
+    ranked = [(rank, row) for kind in kinds for rank, row in enumerate(sorted(kind, key=lambda row: row.predicted_us))]
+    ranked.sort(key=lambda x: (x[0], hasattr(x[1].sampler, "workers"), x[1].predicted_us))
+    return [row for _, row in ranked]
+
+
+def choose(measured: list[Row]) -> Row:
+    """The simplest that is about as fast as the fastest: serial before workers, few workers before many."""
+    fastest = max(row.steps_per_s for row in measured)
+    good = [row for row in measured if row.steps_per_s >= _WORTH * fastest]
+    return min(good, key=lambda row: (_order(row.sampler), -row.steps_per_s))
+
+
+def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
+    """One sentence on why this sampler."""
+    found, B = settings_of(best.sampler), best.sampler.B
+    step, act, shake = costs.step_us, costs.forward(B), costs.handshake_us
+    share = act / (act + B * step)
+    part = f"inference is {share:.0%} of a step" if share > 0.5 else f"stepping is {1 - share:.0%} of a step"
+    workers = found.get("workers", 1)
+    if found["name"] == "serial":
+        why = f"{part}, env.step is {_us(step)} and a hand-shake {_us(shake)}: other processes would not save what they cost"
+        why = why if shake else f"{part}: the environment is batched by itself"
+    elif found["name"] == "cpu":
+        why = f"env.step is {_us(step)}, a hand-shake at every step {_us(shake)}: cpu, whose {_workers(workers)} act by themselves"
+    elif found.get("groups", 1) > 1:
+        why = f"{part}: alternating, one group steps while the other is served"
+    else:
+        each = math.ceil(B / workers)
+        why = (f"{part}: gpu, {_workers(workers)} step, and one forward of {B} rows ({_us(act)}) stands for "
+               f"{workers} of {each} ({_us(costs.forward(each))} each)")  # fmt: skip
+    return why + (f" ({measured} of {of} settings fitted into the budget)" if measured < of else "")
+
+
+def _measure_parts(
+    exp: Experiment, base: Any, policy: Any, spec: EnvSpec, machine: Machine, budget_s: float, native: bool, say: Callable[[str], None]
+) -> Costs:  # fmt: skip
+    say("the parts of a step")
+    slice_s = min(max(budget_s / 30, 0.1), 2.0)
+    step_us, p99_us = measure_env(exp.env_config, spec, exp.run.seed, slice_s, base.B if native else 0)
+    counts = {padded_rows(math.ceil(base.B / n)) for n in (1, 2, 4, 8, 16) if n == 1 or n <= 2 * machine.busy_cores}
+    forward = {n: measure_forward(policy.agent, spec, n, slice_s / len(counts)) for n in sorted(counts)}
+    shake_us = 0.0 if native else measure_handshake(slice_s)
+    return Costs(step_us, p99_us, forward, shake_us)
+
+
+def _measured(
+    exp: Experiment, row: Row, agent: Any, deadline: float, left: int, say: Callable[[str], None]
+) -> Row:  # fmt: skip
+    """The row with its speed: whole batches for its share of the time that is left, the first one not counted."""
+    now = time.monotonic()
+    if now >= deadline:
+        return replace(row, note="no time left")
+    say(describe(row.sampler))
+    share = max((deadline - now) / left, _SHORTEST_S)
+    # A batch is as long as a quarter of the share lets it be, the run's own T at most.
+    T = int(max(min(row.sampler.T, share * 0.25e6 / max(row.predicted_us, 1e-3)), 1))
+    short = replace(row.sampler, T=T, max_decorrelation_steps=0)
+    try:
+        live = short.build(exp.env_config, exp.run.seed)
+    except (ConfigError, EnvWorkerError) as error:
+        return replace(row, note=str(error).splitlines()[0])
+    try:
+        live.initialize(agent)
+        live.obtain_samples(0)
+        until = max(min(now + share, deadline), time.monotonic() + _SHORTEST_S)
+        rates: list[float] = []
+        while time.monotonic() < until or not rates:
+            started = time.perf_counter()
+            batch, _ = live.obtain_samples(len(rates) + 1)
+            rates.append(batch.env_steps / (time.perf_counter() - started))
+    except EnvWorkerError as error:
+        return replace(row, note=str(error).splitlines()[0])
+    finally:
+        live.shutdown()
+    return replace(row, steps_per_s=statistics.median(rates))
+
+
+def _order(sampler: Any) -> tuple[int, int]:
+    return (NAMES.index(settings_of(sampler)["name"]) > 0, getattr(sampler, "workers", 0))
+
+
+@contextlib.contextmanager
+def run_threads(exp: Experiment) -> Generator[None]:
+    """Torch's threads as the run will have them; "auto" is decided later, and measured as 1."""
+    before, wanted = torch.get_num_threads(), exp.run.learner_threads
+    torch.set_num_threads(wanted if isinstance(wanted, int) else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _workers(n: int) -> str:
+    return f"{n} worker{'s' if n > 1 else ''}"
+
+
+def _us(us: float) -> str:
+    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} us"

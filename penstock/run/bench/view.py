@@ -1,0 +1,70 @@
+"""What a benchmark of samplers shows: its tables, and a timeline of the one it recommends."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.envs.check import check_env
+from penstock.learn.train_ops import training_step
+from penstock.run.bench.search import Verdict, describe, run_threads
+from penstock.run.experiment import Experiment
+from penstock.run.progress import print_summary
+from penstock.run.timeline import WARM_UP, WINDOW, Tracing
+
+_LONGEST_TRACE_S = 60.0
+_TRACED_T = 32
+
+
+def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
+    """Prints the parts of a step, the samplers by speed, and the recommended one with the command that uses it."""
+    console, costs, best = Console(highlight=False), verdict.costs, verdict.best
+    T, B = best.sampler.spec
+    console.print(f"{exp.algo_name} on {exp.env_config.name}, T={T}, B={B}, {verdict.machine}; {verdict.seconds:.0f} s")
+    parts = Table("a part of a step", "median us", "99 % us")
+    rows: list[tuple[str, float, float | None]] = [("env.step", costs.step_us, costs.step_p99_us)]
+    rows += [(f"forward of {n} rows", us, None) for n, us in sorted(costs.forward_us.items())]
+    rows += [("hand-shake: learner to worker and back", costs.handshake_us, None)] if costs.handshake_us else []
+    for name, median, high in rows:
+        parts.add_row(name, f"{median:,.1f}", "" if high is None else f"{high:,.1f}")
+    samplers = Table("sampler", "workers", "groups", "steps/s", "of the fastest")
+    for table in (parts, samplers):
+        for column in table.columns[1:]:
+            column.justify = "right"
+    fastest = max(row.steps_per_s for row in verdict.rows)
+    for row in verdict.rows:
+        sampler, mark = row.sampler, "bold" if row is best else None
+        name = describe(sampler).partition(",")[0]
+        counts = [str(getattr(sampler, key, "")) for key in ("workers", "groups")]
+        speed = f"{row.steps_per_s:,.0f}" if row.steps_per_s else ""
+        part = f"{row.steps_per_s / fastest:.0%}" if row.steps_per_s else row.note
+        samplers.add_row(name, *counts, speed, part, style=mark)
+    console.print(parts, samplers)
+    print_summary("recommended", {"setting": describe(best.sampler), "why": verdict.why})
+    print(command)  # in no frame, to be copied
+
+
+def trace_sampler(exp: Experiment, verdict: Verdict, path: Path) -> None:
+    """Trains some short batches with the recommended sampler, and leaves their timeline."""
+    sampler: Any = replace(verdict.best.sampler, max_decorrelation_steps=0)
+    sampler = replace(sampler, T=min(sampler.T, _TRACED_T))
+    policy = exp.algo.build(check_env(exp.env_config, seed=exp.run.seed).spec, seed=exp.run.seed, device=exp.run.device)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(run_threads(exp))
+        tracing = Tracing(path)
+        stack.callback(tracing.close)
+        live = sampler.build(exp.env_config, exp.run.seed)
+        stack.callback(live.shutdown)
+        stack.callback(tracing.close)
+        live.initialize(policy.agent)
+        until = time.monotonic() + _LONGEST_TRACE_S
+        for itr in range(WARM_UP + WINDOW):
+            tracing.tick(training_step(policy, live, itr).train_s)
+            if time.monotonic() > until:
+                break

@@ -1,0 +1,234 @@
+"""Checkpoints that are whole or absent: how one is written, and how it is found again.
+
+`run_dir/checkpoints/000000050000/` holds state.pt, policy.safetensors, the arrays of a replay as replay-*.npy, and MANIFEST.json
+with the size and sha256 of each. A checkpoint is written under a temporary name, forced to disk, renamed, read back, and
+only then are older ones removed, so a crash at any moment leaves the last good one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.files import HashedFile, fsync_dir
+from penstock.run.checkpoints.arrays import map_array, write_array
+from penstock.run.checkpoints.manifest import (
+    ARRAY_FILE,
+    MANIFEST,
+    POLICY,
+    STATE,
+    is_good,
+    manifest_bytes,
+    read_manifest,
+    verify,
+)
+from penstock.run.checkpoints.plain import from_plain, plain_bytes, to_plain
+from penstock.run.checkpoints.pruning import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
+from penstock.run.lock import RunLock
+
+__all__ = ["Checkpoint", "RunLock", "find_checkpoint", "load_checkpoint", "save_checkpoint"]
+
+_MARGIN_BYTES = 1 << 20
+"""Free space asked for beyond the tensors: names, the zip's and the file system's own needs."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run needs to go on from a step."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    """As given to `save_checkpoint`: arrays are numpy again, tensors are on the CPU."""
+    policy: dict[str, Tensor]
+    array_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """Where each array of the replay is, by name; none if the replay was not asked for."""
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """As given to `save_checkpoint`, read from the files as they are used. A file that is pruned stays on disk
+        until its array is let go. Raises CheckpointError that names the file.
+        """
+        found: dict[str, np.ndarray[Any, Any]] = {}
+        for name, file in self.array_files.items():
+            try:
+                found[name] = map_array(file)
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{file} cannot be read as an array: {error}") from error
+        return found
+
+
+def save_checkpoint(
+    run_dir: Path,
+    step: int,
+    state: Mapping[str, Any],
+    policy: Mapping[str, Tensor],
+    arrays: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    *,
+    keep: int = 3,
+    keep_replays: int = 2,
+    score: float | None = None,
+) -> Path:
+    """The directory of a new checkpoint that was read back and is good; older ones beyond `keep` are gone.
+
+    Kept are the `keep` newest good ones by step, the one of highest `score`, this one, and whatever is broken; `arrays`
+    are kept of this one and the newest others, `keep_replays` in all. One writer at a time: hold a `RunLock`.
+
+    Raises:
+        CheckpointError: `state` holds something that is no tensor, array or plain value (names where), or the disk is
+            full or refuses (names the path and the cause); the checkpoints that were there stay.
+    """
+    if keep < 1 or keep_replays < 1 or step < 0:
+        raise ConfigError(f"keep={keep}, keep_replays={keep_replays}, step={step}; expected keep >= 1 and step >= 0")
+    large = dict(arrays or {})
+    plain = to_plain(state)
+    weights = _weights(policy)
+    folder = Path(run_dir) / "checkpoints"
+    unnamed = temporary(folder, step)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tidy(folder)
+        _check_space(folder, plain_bytes(plain) + plain_bytes(weights), sum(x.nbytes for x in large.values()))
+        _write(unnamed, step, plain, weights, large, score)
+        path = _commit(unnamed, folder / f"{step:012d}")
+    except OSError as error:
+        raise CheckpointError(f"cannot write the checkpoint of step {step} in {folder}: {error.strerror or error}; "
+                              "older checkpoints are untouched") from error  # fmt: skip
+    finally:
+        shutil.rmtree(unnamed, ignore_errors=True)
+    try:
+        prune(folder, keep, keep_replays, path)
+    except OSError as error:
+        warnings.warn(f"{path} is written, but an older checkpoint could not be removed: {error}", stacklevel=2)
+    return path
+
+
+def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
+    """The checkpoint in a directory, its files checked against their sha256 before they are parsed.
+
+    Args:
+        replay: check and give the arrays of its replay too, which only resuming needs.
+
+    Raises CheckpointError that names the file and what is wrong with it.
+    """
+    manifest = verify(Path(path), replay=replay)
+    file = manifest.path / STATE
+    try:
+        state = from_plain(torch.load(file, map_location="cpu", weights_only=True))
+        file = manifest.path / POLICY
+        policy = safetensors.torch.load_file(file)
+    except Exception as error:  # whatever the parsers raise, the caller needs the file's name
+        raise CheckpointError(
+            f"{file} is as it was written, but torch {torch.__version__} cannot read it: {error}"
+        ) from error
+    return Checkpoint(manifest.path, manifest.step, state, policy, manifest.arrays if replay else {})
+
+
+def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False) -> Path:
+    """The newest good checkpoint of a run, the `best` by score, or the one of a step given as text.
+
+    A broken one on the way is named in a warning and passed over. `best` is `last` in a run without scores. Raises
+    CheckpointError if none is good; lists what is there.
+
+    Args:
+        replay: only one whose replay, if it had any, is still there and good.
+    """
+    if which not in ("last", "best") and not which.isdecimal():
+        raise ConfigError(f"checkpoint {which!r} is not known; expected 'last', 'best' or a step such as '50000'")
+    folder = Path(run_dir) / "checkpoints"
+    found = candidates(folder)
+    readable, broken = [], []
+    for path in found:
+        try:
+            readable.append(read_manifest(path))
+        except CheckpointError as error:
+            broken.append((step_of(path), str(error)))
+    if which.isdecimal():
+        readable = [manifest for manifest in readable if manifest.step == int(which)]
+        broken = [(step, message) for step, message in broken if step == int(which)]
+    readable.sort(key=lambda m: (m.step, m.path.suffix != REPLACED), reverse=True)
+    if which == "best":
+        readable.sort(key=lambda m: -math.inf if m.score is None else m.score, reverse=True)
+    for manifest in readable:
+        try:
+            if replay and manifest.replay_dropped:
+                raise CheckpointError(f"the replay of {manifest.path} is gone, as the run keeps that of its newest "
+                                      "checkpoints only (run.keep_replays)")  # fmt: skip
+            verify(manifest.path, replay=replay)
+        except CheckpointError as error:
+            broken.append((manifest.step, str(error)))
+            continue
+        for step, message in broken:
+            if which == "best" or step >= manifest.step:
+                warnings.warn(f"passed over a broken checkpoint: {message}; using {manifest.path}", stacklevel=2)
+        return manifest.path
+    what = f"good checkpoint of step {which}" if which.isdecimal() else "good checkpoint"
+    names = ", ".join(sorted(path.name for path in found)) or "nothing"
+    raise CheckpointError("; ".join([f"no {what} in {folder}, which holds {names}", *(m for _, m in broken)]))
+
+
+def _weights(policy: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own: safetensors refuses tensors that share any."""
+    for name, value in policy.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise CheckpointError(f"policy[{name!r}] is a {type(value).__name__}; expected a str with a tensor")
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in policy.items()}
+
+
+def _check_space(folder: Path, small: int, replay: int) -> None:
+    free, needed = shutil.disk_usage(folder).free, small + replay + _MARGIN_BYTES
+    if free < needed:
+        of_replay = (
+            f", of which the replay {replay / 1e6:.1f} MB (run.keep_replays says how many stay)" if replay else ""
+        )
+        raise CheckpointError(f"{folder} has {free / 1e6:.1f} MB free and a checkpoint needs {needed / 1e6:.1f} MB{of_replay}; "
+                              "free some space or keep fewer")  # fmt: skip
+
+
+def _write(
+    folder: Path, step: int, plain: Any, weights: dict[str, Tensor], arrays: dict[str, Any], score: float | None
+) -> None:
+    os.mkdir(folder)
+    with HashedFile(folder / STATE) as state_file:
+        torch.save(plain, state_file)  # pyright: ignore[reportArgumentType]
+    with HashedFile(folder / POLICY) as policy_file:
+        policy_file.write(safetensors.torch.save(weights))
+    files: dict[str, Mapping[str, Any]] = {STATE: state_file.entry, POLICY: policy_file.entry}
+    for i, (name, x) in enumerate(arrays.items()):
+        with HashedFile(folder / ARRAY_FILE.format(i)) as file:
+            write_array(file, x)
+        files[ARRAY_FILE.format(i)] = {**file.entry, "name": name}
+    with HashedFile(folder / MANIFEST) as manifest_file:
+        manifest_file.write(manifest_bytes(step, score, files))
+    fsync_dir(folder)
+
+
+def _commit(unnamed: Path, path: Path) -> Path:
+    """Gives the checkpoint its name and reads it back; one that had the name is put aside until the new one is good."""
+    aside = path.with_name(path.name + REPLACED)
+    if path.exists():
+        os.rename(path, aside if is_good(path) else broken_name(path))
+    try:
+        os.rename(unnamed, path)
+        fsync_dir(path.parent)
+        verify(path)
+    except BaseException:
+        if path.exists():
+            os.rename(path, unnamed)
+        if aside.exists():
+            os.rename(aside, path)
+        raise
+    if aside.exists():
+        remove(aside)
+    return path

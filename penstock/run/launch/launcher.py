@@ -1,0 +1,153 @@
+"""Works a queue of runs off: one at a time in each slot of this machine, pinned to the slot's CPUs.
+
+Runs are ordinary `python -m penstock train` processes that the kernel kills with the launcher, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from penstock.run.affinity import Machine
+from penstock.run.launch.sweep import PROMPT, Queue, Run, has_checkpoint
+
+_LOOK_S = 0.1
+_CHILD = str(Path(__file__).with_name("child.py"))
+_STOPPED = {*(128 + n for n in (1, 2, 15)), -1, -2, -15}
+"""Exit codes of a run that was told to stop: as shells say it, and as Popen does."""
+
+
+class View(Protocol):
+    """Whoever shows how far the queue is."""
+
+    def started(self, run: Run, slot: int) -> None: ...
+    def ended(self, run: Run) -> None: ...
+    def note(self, text: str) -> None: ...
+    def look(self, running: Mapping[str, float]) -> None:
+        """Called often, with the seconds that each running run has taken so far."""
+        ...
+
+
+@dataclass
+class _Child:
+    run: Run
+    process: subprocess.Popen[bytes]
+    started: float
+
+    def code(self) -> int | None:
+        """The exit code, None while it runs."""
+        try:
+            return self.process.wait(timeout=0)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class Launcher:
+    """Works a queue off: one run at a time in each slot, pinned to the slot's CPUs."""
+
+    def __init__(self, queue: Queue, todo: Sequence[Run], slots: Sequence[Machine], view: View) -> None:
+        self._queue, self._todo, self._view = queue, list(todo), view
+        self._slots: list[_Child | None] = [None] * len(slots)
+        self._machines = slots
+        self._signals_seen: list[int] = []
+        self._told = 0
+
+    def work(self) -> int | None:
+        """Returns when all is done, or the signal that ended it.
+
+        The first Ctrl-C, SIGTERM or hang-up has every run write a checkpoint and end; the second kills them.
+        """
+        with self._signals():
+            try:
+                while True:
+                    self._pass_signals_on()
+                    self._collect()
+                    if not self._signals_seen:
+                        self._fill()
+                    children = [child for child in self._slots if child is not None]
+                    self._view.look({child.run.name: time.monotonic() - child.started for child in children})
+                    if not children and (self._signals_seen or not self._todo):
+                        return self._signals_seen[0] if self._signals_seen else None
+                    time.sleep(_LOOK_S)
+            finally:
+                for child in self._slots:
+                    if child is not None:
+                        child.process.kill()
+                        child.process.wait(timeout=30)
+
+    def _fill(self) -> None:
+        for k, child in enumerate(self._slots):
+            if child is None and self._todo:
+                self._slots[k] = self._start(self._todo.pop(0), k)
+
+    def _start(self, run: Run, k: int) -> _Child:
+        run_dir, log = self._queue.run_dir(run), self._queue.log(run)
+        if run.attempts and run_dir.is_dir() and not has_checkpoint(run_dir):
+            shutil.rmtree(run_dir)  # it died before its first checkpoint: `train` wants the directory empty
+        command = self._queue.command(run)
+        run.status, run.code, run.attempts = "running", None, run.attempts + 1
+        self._queue.save()  # before it starts: a launcher killed in between must know that it may have
+        log.parent.mkdir(exist_ok=True)
+        cpus = ",".join(map(str, self._machines[k].cpus))
+        with open(log, "ab", buffering=0) as out:
+            out.write(f"{PROMPT}{shlex.join(command)}\n".encode())
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", _CHILD, str(os.getpid()), cpus, sys.executable, "-m", "penstock", *command],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment(k),
+                process_group=0,  # a Ctrl-C in the terminal reaches the launcher alone, which passes it on
+            )  # fmt: skip
+        self._view.started(run, k)
+        return _Child(run, process, time.monotonic())
+
+    def _environment(self, k: int) -> dict[str, str]:
+        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        several = len({gpu.uuid for machine in self._machines for gpu in machine.gpus} - {""}) > 1
+        if several and "CUDA_VISIBLE_DEVICES" not in env:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in self._machines[k].gpus)
+        return env
+
+    def _collect(self) -> None:
+        for k, child in enumerate(self._slots):
+            code = None if child is None else child.code()
+            if child is None or code is None:
+                continue
+            self._slots[k] = None
+            run, killed = child.run, self._told > 1 and code == -signal.SIGKILL
+            run.status = "finished" if code == 0 else "stopped" if code in _STOPPED or killed else "failed"
+            run.code, run.seconds = code, run.seconds + time.monotonic() - child.started
+            self._queue.save()
+            self._view.ended(run)
+
+    def _pass_signals_on(self) -> None:
+        children = [child for child in self._slots if child is not None]
+        if self._told < min(len(self._signals_seen), 2):
+            self._told += 1
+            name = signal.Signals(self._signals_seen[-1]).name
+            if self._told == 1:
+                self._view.note(f"{name}: {len(children)} runs save and end, no other begins; once more kills them")
+            for child in children:
+                child.process.terminate() if self._told == 1 else child.process.kill()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals_seen.append(number)
+
+        numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,189 @@
+"""How far are the runs of a queue? A table that is redrawn, or plain lines; and at the end what failed, and why."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.run.launch.sweep import PROMPT, Queue, Run, Status, shown
+
+_REDRAW_S = 0.5
+_TAIL_BYTES = 16384
+_TAIL_LINES = 8
+_MOST_LOGS = 10
+_ORDER: tuple[Status, ...] = ("failed", "running", "stopped", "finished", "waiting")
+_STYLES: dict[Status, str] = {
+    "failed": "bold red",
+    "running": "cyan",
+    "stopped": "yellow",
+    "finished": "green",
+    "waiting": "dim",
+}
+_CODES = {2: "settings", 3: "environment", 4: "learner", 5: "checkpoint"}
+
+
+class LaunchView:
+    """Shows a queue while it is worked off; a context manager.
+
+    Args:
+        steps: environment steps that each run is to take, by name.
+    """
+
+    def __init__(self, queue: Queue, steps: Mapping[str, int], console: Console | None = None) -> None:
+        self._queue, self._steps = queue, steps
+        self._console = console or Console(highlight=False)
+        self._slots: dict[str, int] = {}
+        self._next = 0.0
+        self._live: Live | None = None
+
+    def __enter__(self) -> LaunchView:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(self._table({}), console=self._console, auto_refresh=False)
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.update(self._table({}), refresh=True)
+            self._live.stop()
+
+    def started(self, run: Run, slot: int) -> None:
+        """A run began, or goes on, in a slot."""
+        self._slots[run.name] = slot
+        if self._live is None:
+            again = f", attempt {run.attempts}" if run.attempts > 1 else ""
+            self.note(f"{run.name}: started in slot {slot + 1}{again}   ({self._counts()})")
+
+    def ended(self, run: Run) -> None:
+        """A run's process is gone."""
+        if self._live is None:
+            row = last_row(self._queue.run_dir(run))
+            figures = f" at {row['step']:,} steps" if "step" in row else ""
+            figures += f", return {_return(row)}" if _return(row) else ""
+            reason = f", {reason_of(run)}" if run.status == "failed" else ""
+            self.note(f"{run.name}: {run.status}{reason} after {clock(run.seconds)}{figures}   ({self._counts()})")
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def look(self, running: Mapping[str, float]) -> None:
+        """Draws if it is time to."""
+        now = time.monotonic()
+        if self._live is not None and now >= self._next:
+            self._live.update(self._table(running), refresh=True)
+            self._next = now + _REDRAW_S
+
+    def _counts(self) -> str:
+        counts = [
+            (self._queue.count(status), status) for status in ("finished", "running", "waiting", "stopped", "failed")
+        ]
+        return ", ".join(f"{n} {status}" for n, status in counts if n)
+
+    def _table(self, running: Mapping[str, float]) -> Table:
+        table = Table(
+            "run", "state", "slot", title=Text(f"{self._queue.folder}: {self._counts()}"), title_justify="left"
+        )
+        for name in ("steps", "return", "time"):
+            table.add_column(name, justify="right")
+        runs = sorted(self._queue.runs, key=lambda run: _ORDER.index(run.status))
+        room = max(self._console.height - 8, 3)
+        for run in runs[:room]:
+            row = {} if run.status == "waiting" else last_row(self._queue.run_dir(run))
+            total = self._steps.get(run.name, 0)
+            state = reason_of(run) if run.status == "failed" else run.status
+            table.add_row(
+                Text(run.name), Text(state, _STYLES[run.status]),
+                str(self._slots[run.name] + 1) if run.status == "running" and run.name in self._slots else "",
+                f"{row['step']:,} / {total:,}" if "step" in row else "",
+                _return(row),
+                clock(run.seconds + running.get(run.name, 0.0)) if run.attempts else "",
+            )  # fmt: skip
+        if len(runs) > room:
+            table.add_row(Text(f"... and {len(runs) - room} more", "dim"))
+        return table
+
+
+def report(queue: Queue, console: Console | None = None) -> None:
+    """Prints how it ended: what failed with the end of its log and how to try again, and what is left to do."""
+    console = console or Console(highlight=False)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(text, style), soft_wrap=True)
+
+    failed = [run for run in queue.runs if run.status == "failed"]
+    for k, run in enumerate(failed):
+        say(
+            f"\n{run.name} failed: {reason_of(run)}, after {clock(run.seconds)}; the end of {queue.log(run)}:",
+            "bold red",
+        )
+        for line in log_end(queue.log(run)) if k < _MOST_LOGS else []:
+            say(f"  | {line}")
+        say(f"  once more:   penstock launch {queue.folder} --retry {run.name}")
+        say(f"  what it ran: {shown(queue.command(run))}")
+    left = len(queue.runs) - queue.count("finished") - len(failed)
+    say(f"\n{queue.folder}: {queue.count('finished')} of {len(queue.runs)} runs finished"
+        + (f", {len(failed)} failed" if failed else "") + (f", {left} left" if left else ""), "bold")  # fmt: skip
+    if left:
+        say(f"go on:            penstock launch {queue.folder}")
+    if failed:
+        say(f"retry the failed: penstock launch {queue.folder} --retry")
+    if queue.count("finished"):
+        say(f"learning curves:  penstock plot {queue.folder}")
+
+
+def reason_of(run: Run) -> str:
+    """The exit code in words."""
+    code = run.code or 0
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    return f"exit code {code}" + (f" ({_CODES[code]})" if code in _CODES else "")
+
+
+def log_end(path: Path) -> list[str]:
+    """The last lines that the last attempt left in a log, blank ones left out."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return [f"it cannot be read: {error.strerror}"]
+    begin = max((i + 1 for i, line in enumerate(lines) if line.startswith(PROMPT)), default=0)
+    return [line.rstrip() for line in lines[begin:] if line.strip()][-_TAIL_LINES:]
+
+
+def last_row(run_dir: Path) -> dict[str, Any]:
+    """The newest metrics of a run: step, and returns if there are some; {} before the first row."""
+    found: dict[str, Any] = {}
+    for line in log_end(run_dir / "metrics.jsonl"):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            found |= row
+    return found
+
+
+def clock(seconds: float) -> str:
+    """`h:mm:ss`, or `m:ss` below an hour."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _return(row: Mapping[str, Any]) -> str:
+    for key in ("eval/mean_reward", "rollout/ep_rew_mean"):
+        if isinstance(row.get(key), (int, float)):
+            return f"{row[key]:,.1f}"
+    return ""

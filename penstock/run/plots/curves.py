@@ -1,0 +1,74 @@
+"""Which numbers of a run are its learning curve?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.run.log import read_metrics
+from penstock.run.plots.bands import Floats
+from penstock.run.plots.grouping import Identity, identify
+
+EVAL = "eval/mean_reward"
+_TIME = "time/time_elapsed"
+_EVALUATED = {"rollout/ep_rew_mean": EVAL, "rollout/ep_len_mean": "eval/mean_ep_length"}
+
+
+@dataclass(frozen=True)
+class Points:
+    """Finite values of one metric, in the order they were logged."""
+
+    steps: Floats
+    """[N] float64."""
+    seconds: Floats
+    """[N] float64, wall time since the start; NaN where the run did not record it."""
+    values: Floats
+    """[N] float64."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a picture shows of one run; `own` and `data` are not both empty."""
+
+    of: Identity
+    own: Points
+    """The metric of the run's own policy."""
+    evals: Points
+    """Mean returns of its evaluations."""
+    data: Points
+    """The metric of the dataset that is played back; empty for a run that samples."""
+
+
+def read_curve(run_dir: Path, metric: str) -> Curve | None:
+    """The curve of a run, None without a row of it.
+
+    A run that learns from a dataset plays the episodes of others back, so its `rollout` metrics are those of the data: its own
+    curve is what evaluations say of the same quantity, if they do.
+    """
+    of, rows = identify(run_dir), read_metrics(run_dir)
+    evals = _points(rows, EVAL)
+    if of.offline and metric.startswith("rollout/"):
+        own, data = _points(rows, _EVALUATED.get(metric, "")), _points(rows, metric)
+    else:
+        own, data = _points(rows, metric), _points([], metric)
+    return Curve(of, own, evals, data) if len(own) or len(data) else None
+
+
+def _points(rows: list[dict[str, float]], key: str) -> Points:
+    """Rows of evaluations may come without the time: it follows from their steps."""
+    found = [row for row in rows if math.isfinite(row.get(key, math.nan))]
+    timed = [row for row in rows if math.isfinite(row.get(_TIME, math.nan))]
+    steps, seconds = _column(found, "step"), np.full(len(found), math.nan)
+    if timed:
+        seconds = np.interp(steps, _column(timed, "step"), _column(timed, _TIME))
+    return Points(steps, seconds, _column(found, key))
+
+
+def _column(rows: list[dict[str, float]], key: str) -> Floats:
+    return np.array([row[key] for row in rows], np.float64)

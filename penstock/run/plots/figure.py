@@ -1,0 +1,173 @@
+"""Learning curves of runs as a picture: over steps and over wall time, seeds summed up as one curve."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.run.log import JSONL
+from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
+from penstock.run.plots.curves import Curve, Points, read_curve
+from penstock.run.plots.grouping import curve_names
+from penstock.run.plots.looks import DATA, EVALUATION, FAINT, FEW, INK, NEUTRAL, curve_look, legend, marks_every, plain
+
+_SUFFIXES = (".png", ".pdf", ".svg")
+_LABELS = {
+    "rollout/ep_rew_mean": "Return (mean of recent episodes)",
+    "rollout/ep_len_mean": "Episode length (steps, mean of recent episodes)",
+    "rollout/success_rate": "Success rate (recent episodes)",
+    "eval/mean_reward": "Return in evaluation (mean)",
+    "time/fps": "Speed (environment steps per second)",
+}
+_OFFLINE_LABELS = {
+    "rollout/ep_rew_mean": ("Return in evaluation (mean)", "Return (learned from data: in evaluation)"),
+    "rollout/ep_len_mean": ("Episode length in evaluation (mean)", "Episode length (learned from data: in evaluation)"),
+}
+"""Where all runs learn from a dataset, and where only some do."""
+_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+
+
+def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew_mean") -> Path:
+    """The path of a picture with two panels: `metric` over environment steps, and over wall time.
+
+    Runs of equal environment, algorithm and settings are seeds of one curve: their interquartile mean, with a 95%
+    bootstrap band, over the stretch that all of them reached. A single run is a line, with its evaluations as points
+    in a picture of up to 7 curves. A run that learns from a dataset is drawn by its evaluations, and the data by a
+    thin line. A directory that is given twice counts once; a run without a row to draw is left out with a warning.
+
+    Args:
+        out: ends in .png, .pdf or .svg; its directory is made if absent.
+
+    Raises:
+        ConfigError: a directory is no run, none has a row with `metric`, or another suffix.
+    """
+    out = Path(out)
+    if out.suffix.lower() not in _SUFFIXES:
+        raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")
+    if strange := [str(run_dir) for run_dir in run_dirs if not (Path(run_dir) / JSONL).is_file()]:
+        raise ConfigError(f"nothing to plot in {', '.join(strange)}: no {JSONL} there; expected directories of runs")
+    groups: dict[tuple[str, str, str], list[Curve]] = {}
+    without: list[str] = []
+    for run_dir in dict.fromkeys(Path(d).resolve() for d in run_dirs):
+        if (run := read_curve(run_dir, metric)) is not None:
+            groups.setdefault(run.of.group, []).append(run)
+        else:
+            without.append(str(run_dir))
+    if not groups:
+        looked = ", ".join(str(Path(d) / JSONL) for d in run_dirs) or "no directory at all"
+        raise ConfigError(f"nothing to plot: no row with {metric!r} in {looked}; "
+                          "give run directories, or another metric")  # fmt: skip
+    if without:
+        warnings.warn(f"left out, without a row with {metric!r}: {', '.join(without)}", stacklevel=2)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    curves = list(groups.values())
+    names = curve_names([runs[0].of for runs in curves])
+    _draw(sorted(zip(names, curves), key=lambda curve: _by_number(curve[0])), metric, out)
+    return out
+
+
+def _by_number(name: str) -> list[str | float]:
+    """Sorts names as readers expect: run-2 before run-10, lr=3e-05 before lr=0.001."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    every = [run for _, runs in curves for run in runs]
+    envs = {run.of.env for run in every}
+    longest = max(_last(points.seconds) for run in every for points in (run.own, run.data))
+    unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
+    style: Any = {"font.size": 10.5, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,
+             "xtick.color": INK, "ytick.color": INK, "svg.fonttype": "none", "pdf.fonttype": 42}  # fmt: skip
+    with rc_context(style):
+        figure = Figure(
+            figsize=(10.5, 4.2), layout=ConstrainedLayoutEngine(wspace=0.04)
+        )  # else the axes' numbers touch
+        FigureCanvasAgg(figure)
+        by_step, by_time = figure.subplots(1, 2, sharey=True)
+        points_too = len(curves) <= FEW and metric == "rollout/ep_rew_mean"
+        entries: list[tuple[str, dict[str, Any]]] = []
+        for index, (name, runs) in enumerate(curves):
+            look = curve_look(index, len(curves))
+            _panel(by_time, runs, lambda points: points.seconds / unit, look, index, points_too)
+            entries.append((name + _panel(by_step, runs, lambda points: points.steps, look, index, points_too), look))
+        summed_up = bool(by_step.collections)
+        if points_too and any(len(run.evals) for _, runs in curves if len(runs) == 1 for run in runs):
+            entries.append(("evaluation", {**EVALUATION, "markeredgecolor": NEUTRAL}))
+        if any(len(run.data) for run in every):
+            entries.append(("data", {**DATA, "color": NEUTRAL}))
+        offline = {run.of.offline for run in every}
+        _finish(
+            by_step, {1: "Steps played back" if True in offline else "Environment steps"}.get(len(offline), "Steps")
+        )
+        _finish(by_time, f"Wall time ({unit_name})")
+        by_step.xaxis.set_major_formatter(_step_text)
+        by_step.set_ylabel(_value_label(metric, offline))
+        if len(envs) == 1:
+            figure.suptitle(plain(*envs), fontweight="bold", fontsize=13)
+        legend(figure, entries, "Seeds: interquartile mean, with its 95% bootstrap interval" if summed_up else None)
+        figure.savefig(out, dpi=160)
+
+
+def _panel(
+    axes: Any, runs: list[Curve], x: Callable[[Points], Floats], look: dict[str, Any], index: int, points_too: bool
+) -> str:
+    """Draws one curve; gives what its name goes on with: how many seeds there are, and how they are shown."""
+    for run in runs:
+        known = np.isfinite(x(run.data))
+        axes.plot(x(run.data)[known], run.data.values[known], color=look["color"], **DATA)
+        if points_too and len(runs) == 1:
+            axes.plot(x(run.evals), run.evals.values, markeredgecolor=look["color"], zorder=4, **EVALUATION)
+    pairs = [(x(run.own), run.own.values) for run in runs]
+    known = [(at[ok], y[ok]) for at, y in pairs if (ok := np.isfinite(at)).any()]
+    summary = common_grid(known) if len(known) > 1 else None
+    if summary is None:
+        for at, y in known:
+            marker = look["marker"] or ("o" if len(at) == 1 else "")
+            axes.plot(at, y, markevery=marks_every(index, len(at)), **{**look, "marker": marker})
+    else:
+        grid, values = summary
+        axes.fill_between(grid, *bootstrap_band(values), color=look["color"], alpha=0.18, linewidth=0)
+        axes.plot(grid, interquartile_mean(values), markevery=marks_every(index, len(grid)), **look)
+    by_itself = "" if summary is not None else ", each by itself"
+    return f" ({len(known)} seeds{by_itself})" if len(known) > 1 else ""
+
+
+def _finish(axes: Any, label: str) -> None:
+    axes.set_xlabel(label)
+    if not any(len(line.get_xdata()) for line in axes.lines):
+        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=INK)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.02, y=0.06)
+    axes.grid(True, color=FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _value_label(metric: str, offline: set[bool]) -> str:
+    """What the values are; `offline` says of the runs whether they learn from a dataset."""
+    if True in offline and metric in _OFFLINE_LABELS:
+        return _OFFLINE_LABELS[metric][False in offline]
+    return _LABELS.get(metric, metric)
+
+
+def _step_text(value: float, _: int) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _last(x: Floats) -> float:
+    return float(np.nanmax(x)) if np.isfinite(x).any() else 0.0

@@ -1,0 +1,1 @@
+"""Stored replays: shown and exported."""

@@ -1,0 +1,183 @@
+"""What is in the replay of a checkpoint? Read from its files, without the run's environment, networks or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.replay.columns import Array, Rows
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
+from penstock.run.checkpoints.pruning import candidates
+
+
+@dataclass(frozen=True)
+class StoredReplay:
+    """The replay of a checkpoint; arrays are mapped files, read as they are used.
+
+    Rows are numbered from the first that was ever written; row n of an array [rows, slots, ...] lies at n % len(array).
+    """
+
+    path: Path
+    """The checkpoint's directory."""
+    step: int
+    state: Mapping[str, Any]
+    """As `Replay.state_dict` gave it."""
+    trained: int
+    """Gradient steps taken."""
+    arrays: Mapping[str, Array]
+    history: int
+    """Rows before a row that its observation may need: one less than the frames of a stack, else 0."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that it holds when it is full, over all slots."""
+        rows, slots = self.state["prepared"]
+        return (rows - 1) * slots
+
+    @property
+    def slots(self) -> int:
+        return int(self.state["prepared"][1])
+
+    @property
+    def head(self) -> int:
+        """Number of the row whose observation is known and whose action is not: the newest row is the one before."""
+        return int(self.state["storage"]["head"])
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest row that is kept; if stacks are kept frame by frame, of the oldest that can be rebuilt."""
+        tail = max(0, self.head - (int(self.state["prepared"][0]) - 1))
+        return tail + self.history if tail else 0
+
+    @property
+    def stride(self) -> int:
+        """Rows from one unit that can be drawn to the next: 1, or the spacing of sequences."""
+        return int(self.state["prepared"][0]) // len(self.units)
+
+    @property
+    def units(self) -> Array:
+        """[units, slots] what the index keeps: bool, can be drawn; or float64, its weight among the draws."""
+        return self.arrays["index.mass" if "index.mass" in self.arrays else "index.usable"]
+
+    def rows(self, name: str, start: int, stop: int) -> Array:
+        """[stop - start, slots, ...] rows of an array by their numbers, a copy."""
+        x = self.arrays[name]
+        return x[np.arange(start, stop) % len(x)]
+
+    def drawable(self) -> Array:
+        """[n, slots] of `units` from the oldest to the newest."""
+        index = self.state["index"]
+        numbers: Rows = np.arange(index["tail"], index["head"])
+        return self.units[numbers % len(self.units)]
+
+
+def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
+    """The replay of a checkpoint, checked against its sha256.
+
+    Args:
+        path: a run (its checkpoint `which`: last, best or a step), a checkpoint's directory, or a file in one.
+
+    Raises:
+        CheckpointError: it is damaged or gone, names the file; or there never was one.
+    """
+    path = Path(path)
+    folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path
+    run = folder.absolute().parent.parent if (folder / MANIFEST).is_file() else folder
+    if run == folder and not (folder / "checkpoints").is_dir():
+        raise ConfigError(f"{path} is no run, checkpoint or exported replay; name a folder such as runs/a or "
+                          "runs/a/checkpoints/000000050000")  # fmt: skip
+    try:
+        folder = find_checkpoint(folder, which, replay=True) if run == folder else folder
+        checkpoint = load_checkpoint(folder, replay=True)
+        if not checkpoint.array_files and read_manifest(folder).replay_dropped:
+            raise CheckpointError(f"{folder} holds no replay: it is gone, as the run keeps that of its newest checkpoints "
+                                  "only (run.keep_replays)")  # fmt: skip
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_remedy(run)}") from error
+    if not checkpoint.array_files:
+        raise CheckpointError(
+            f"{folder} holds no replay: its algorithm learns from each batch once, or nothing was collected yet"
+        )
+    arrays = checkpoint.arrays()
+    try:
+        own = checkpoint.state["policy"]["experience"]
+        history = max((int(x.max(initial=0)) for name, x in arrays.items() if name.endswith(".age")), default=0)
+        return StoredReplay(folder, checkpoint.step, own["replay"], int(own["trained"]), arrays, history)
+    except KeyError as error:
+        raise CheckpointError(f"{folder} has no {error}; it was written by another version") from error
+
+
+def summary(replay: StoredReplay) -> dict[str, str]:
+    """What `penstock replay info` prints above the table of fields: text by name, in order."""
+    start, head, slots = replay.oldest, replay.head, replay.slots
+    valid = replay.rows("valid", start, head)
+    index = replay.state["index"]
+    out = {
+        "checkpoint": f"{replay.path}, step {replay.step:,}",
+        "capacity": f"{replay.capacity:,} rows in {slots:,} slot{'s' if slots > 1 else ''}",
+        "rows kept": f"{len(valid) * slots:,}, {np.count_nonzero(valid):,} of them environment steps",
+        "oldest, newest": f"{start:,} and {head - 1:,} of {head:,} rows that each slot has had" if head else "none yet",
+        "steps, updates": f"{replay.state['appended']:,} environment steps appended, {replay.trained:,} gradient steps by the ratio",
+        "bytes": f"{sum(x.nbytes for x in replay.arrays.values()):,}",
+        "episodes": _episodes(replay, start, head),
+        "reward": _numbers(replay.rows("prev_reward", start + 1, head + 1)[valid]),
+        "index": f"{replay.state['index_kind']}, {np.count_nonzero(replay.drawable()):,} samples can be drawn",
+    }
+    if replay.stride > 1:
+        out["index"] += f", one begins every {replay.stride:,} rows"
+    if "largest" in index:
+        mass = replay.drawable()
+        mass = mass[mass > 0.0]
+        out["priorities^alpha"] = f"{_numbers(mass)}; largest ever {index['largest']:.4g}"
+        if len(mass):
+            tenth = np.sort(mass)[-max(len(mass) // 10, 1) :].sum() / mass.sum()
+            out["drawn most"] = f"a tenth of the samples takes {tenth:.0%} of the draws"
+    return out
+
+
+def fields(replay: StoredReplay) -> list[tuple[str, str, str, str]]:
+    """Name, dtype, shape and bytes of every array that is stored."""
+    return [(name, x.dtype.name, str(list(x.shape)), f"{x.nbytes:,}") for name, x in replay.arrays.items()]
+
+
+def _remedy(run: Path) -> str:
+    """Which checkpoints can be looked into instead. Reads their replays, so that it names none in vain."""
+    good = [m.step for path in candidates(run / "checkpoints") if (m := good_manifest(path)) and m.arrays]
+    if good:
+        steps = ", ".join(str(step) for step in sorted(good))
+        return f"good replays of {run} are of step {steps}: take one by --which STEP"
+    return f"no checkpoint of {run} has a good replay: copy it again; `penstock eval` needs none"
+
+
+def _episodes(replay: StoredReplay, start: int, head: int) -> str:
+    """Returns and lengths of the episodes that are kept from their first row to their last, as the storage saw ends."""
+    flags = [replay.rows(name, start, head) for name in ("first", "terminated", "truncated", "valid")]
+    rewards = replay.rows("prev_reward", start + 1, head + 1)
+    returns: list[Array] = []
+    lengths: list[Array] = []
+    for b in range(replay.slots):
+        first, terminated, truncated, valid = (x[:, b] for x in flags)
+        row = np.arange(len(first))
+        opened = np.maximum.accumulate(np.where(first, row, -1))
+        over = valid & (terminated | truncated)
+        # What was lost, or ended before, between an episode's first row and each row.
+        breaks = np.concatenate([[0], np.cumsum(~valid | over)])
+        sums = np.concatenate([[0.0], np.cumsum(np.where(valid, rewards[:, b], 0.0), dtype=np.float64)])
+        whole = over & (opened >= 0) & (breaks[row] == breaks[opened])
+        returns.append(sums[row[whole] + 1] - sums[opened[whole]])
+        lengths.append(row[whole] + 1 - opened[whole])
+    found = np.concatenate(returns) if returns else np.empty(0)
+    if not len(found):
+        return "none is kept from its first row to its last"
+    return f"{len(found):,} kept whole; return {_numbers(found)}; length {_numbers(np.concatenate(lengths))}"
+
+
+def _numbers(x: Any) -> str:
+    x = np.asarray(x, np.float64)
+    return f"mean {x.mean():.4g} (min {x.min():.4g}, max {x.max():.4g})" if x.size else "none"

@@ -1,0 +1,142 @@
+"""One place among the workers: its descriptors, and the processes that follow each other in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+import penstock.core.errors as errors
+from penstock.core.wire import decode
+from penstock.workers.control import Bell
+from penstock.workers.faults import kill_group, oom_kills
+from penstock.workers.messages import Boot, Start
+
+_THREAD_SETTINGS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+REAP_S = 60.0
+"""Longest wait for a process that was killed, which on a busy machine comes late to its end."""
+_STACKS_S = 2.0
+"""Longest wait for the stacks of a process that hangs."""
+
+
+class Child:
+    """One place among the workers; processes may follow each other in it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.bell, self.mail = Bell(), os.memfd_create("penstock-mail", os.MFD_CLOEXEC)
+        self.report, self.crash = (
+            os.memfd_create(name, os.MFD_CLOEXEC) for name in ("penstock-report", "penstock-crash")
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd = -1
+        self.up = False
+        """It has answered its first message, and not died since."""
+        self.start_at: float | None = None
+        """When a replacement is due to be started."""
+        self.oom_before = 0
+        self.token, self.moved_at = b"", 0.0
+
+    def close(self) -> None:
+        """Gives the descriptors back."""
+        self.bell.close()
+        for fd in (self.mail, self.report, self.crash):
+            os.close(fd)
+        self.release()
+
+    def launch(self, module: str, boot: Boot, start: Start) -> None:
+        """Starts a process in a group of its own, with what earlier ones left in the descriptors forgotten."""
+        self.bell.drain()
+        for fd in (self.report, self.crash):
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+        self.write(start)
+        self.start_at, self.oom_before = None, oom_kills()
+        self.token, self.moved_at = b"", time.monotonic()
+        parent = str(Path(errors.__file__).parent.parent.parent)
+        path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, json.dumps(asdict(boot))],
+            pass_fds=boot.fds(), process_group=0, stdin=subprocess.DEVNULL,
+            env={**os.environ, **_THREAD_SETTINGS, "PYTHONPATH": path},
+        )  # fmt: skip
+        self.release()
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def write(self, message: Any) -> None:
+        """Puts a message, or a list of them, where the process reads it once it is told to."""
+        data = pickled(message)
+        os.ftruncate(self.mail, 0)
+        # The import path comes first, in plain text: unpickling needs it.
+        path = json.dumps(sys.path).encode() if isinstance(message, Start) else b""
+        os.pwrite(self.mail, len(data).to_bytes(8, "little") + len(path).to_bytes(8, "little") + path + data, 0)
+
+    def read_report(self) -> Any:
+        """What the process has reported last, {"answer": ...} or {"error": ...}; None if nothing, or nothing whole."""
+        head = os.pread(self.report, 8, 0)
+        size = int.from_bytes(head, "little")
+        data = os.pread(self.report, size, 8) if len(head) == 8 else b""
+        return decode(data) if data and len(data) == size else None
+
+    def ask_where_it_is(self) -> None:
+        """Has the fault handler of a process that hangs write its stacks into `crash`, and gives it time for that."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGUSR2)
+        deadline, before = time.monotonic() + _STACKS_S, 0
+        while not self.exited and time.monotonic() < deadline:
+            time.sleep(0.05)
+            size = os.fstat(self.crash).st_size
+            if size and size == before:
+                return
+            before = size
+
+    def kill(self) -> int:
+        """Kills the process group, reaps the process, and gives its exit status."""
+        assert self.process is not None
+        if self.process.returncode is not None:  # reaped: the number may be another's by now
+            return self.process.returncode
+        kill_group(self.process.pid)  # also what its environments left behind
+        return self.process.wait(timeout=REAP_S)
+
+    @property
+    def exited(self) -> bool:
+        """It is over, though not reaped: until then its number, and that of its process group, stay its own."""
+        if self.pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def release(self) -> None:
+        """Forgets a process that is over."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def pickled(message: Any) -> bytes:
+    """The message as bytes for a worker. Raises ConfigError that says what in it cannot be pickled."""
+    try:
+        return cloudpickle.dumps(message)
+    except Exception as error:
+        raise errors.ConfigError(
+            f"the environment, its arguments or the agent cannot be sent to a worker process: {type(error).__name__}: "
+            f"{error}; make files, locks, sockets and the like inside the factory, or use SerialSampler"
+        ) from error
+
+
+def require_linux() -> None:
+    """Raises ConfigError where worker processes cannot work."""
+    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(os, "eventfd")):
+        raise errors.ConfigError(
+            f"worker processes need Linux 5.3 or newer; this is {sys.platform}: use SerialSampler, which works everywhere"
+        )

@@ -1,0 +1,300 @@
+"""The learner's side of its worker processes: starts them, waits for them, sees them die, and replaces them.
+
+Nothing here waits without a limit: every wait polls the workers' bells together with their pidfds, and a worker that
+owes an answer and shows no progress for `step_timeout_s` is killed and counts as dead.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from penstock.core.placement import pin
+from penstock.core.slab import open_slab
+from penstock.workers import control
+from penstock.workers.control import Bell, Control, Spin, spin_limit
+from penstock.workers.faults import Fault, Faults, describe_exit
+from penstock.workers.messages import Boot, Start
+from penstock.workers.process import Child, require_linux
+
+SLABS = 5
+"""Shared files that every worker inherits, empty at first: batches and ledger of two pools, and parameters."""
+_THREAD_SETTINGS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_LONGEST_SLEEP_S = 0.25
+_SHUTDOWN_S = 5.0
+
+
+class Owner(Protocol):
+    """Whoever must know that a worker died: its pools."""
+
+    def messages(self, w: int, replaces: bool) -> list[Any]:
+        """What a new worker must be told."""
+        ...
+
+    def whereabouts(self, w: int, block: Any) -> str:
+        """The slot at work and all that is known of it, as a sentence begins."""
+        ...
+
+    def lost(self, w: int) -> None:
+        """Closes what the dead worker owed."""
+        ...
+
+
+class Workers:
+    """N worker processes.
+
+    Args:
+        cpus: CPUs of each worker, and `own` of this thread until `close`; empty for all.
+        step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
+        computing: processes that compute at a time, which decides whether to spin.
+        module: what the processes run. slab: descriptor of shared memory for the training batches, if not of its own.
+    """
+
+    def __init__(
+        self, count: int, seed: int, faults: Faults, step_timeout_s: float, start_timeout_s: float,
+        cpus: Sequence[tuple[int, ...]] = (), computing: int | None = None,
+        module: str = "penstock.workers.env_worker", slab: int | None = None,
+        own: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        require_linux()
+        self._module = module
+        self.count, self.faults, self._seed = count, faults, seed
+        self._timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
+        self._allowed = tuple(sorted(os.sched_getaffinity(0)))
+        self._cpus = list(cpus) or [self._allowed] * count
+        self._control_fd = open_slab("control")
+        self.control = Control(self._control_fd, count)
+        self.bell = Bell()
+        self.slabs = [open_slab(f"slab-{i}") for i in range(SLABS)]
+        if slab is not None:
+            os.dup2(slab, self.slabs[0], inheritable=False)
+        self._alive, self._alive_end = os.pipe2(os.O_CLOEXEC)
+        self.workers = [Child(w) for w in range(count)]
+        self.spin_s = spin_limit(count + 1 if computing is None else computing)
+        self.spin = Spin(self.spin_s)
+        self.owners: list[Owner] = []
+        self.dropped: set[int] = set()
+        self.starting_s: float | None = None
+        self._closed, self._pinned, self._looked_at = False, bool(own), 0.0
+        fds = [self._control_fd, self.bell.fd, *self.slabs, self._alive, self._alive_end]
+        self._finalizer = weakref.finalize(self, _abandon, self.workers, fds)
+        if own:
+            pin(own)
+
+    @property
+    def live(self) -> list[int]:
+        """Workers that take part in the next batch."""
+        return [w.index for w in self.workers if w.index not in self.dropped]
+
+    def start(self, owner: Owner) -> list[Any]:
+        """Starts all processes side by side; gives the answers to their first messages."""
+        self.owners.append(owner)
+        for worker in self.workers:
+            self._spawn(worker)
+        self.settle()
+        return [self._answer(w) for w in range(self.count)]
+
+    def settle(self) -> None:
+        """Waits until every worker that is being started or replaced is up."""
+        self._wait(lambda: all(worker.up or worker.index in self.dropped for worker in self.workers))
+
+    def call(self, messages: Sequence[list[Any] | None], watch: Callable[[], None] | None = None) -> list[Any]:
+        """Sends each worker its messages; gives their answers, None where there were none or the worker died of it."""
+        self.settle()
+        called = [w for w in self.live if messages[w] is not None]
+        for w in called:
+            self.workers[w].write(messages[w])
+            self.command(w, control.MAIL)
+        self.wait_for_commands(called, watch)
+        return [self._answer(w) if w in called and self.workers[w].up else None for w in range(self.count)]
+
+    def command(self, w: int, code: int, **words: int) -> None:
+        """Begins a command; `wait_for_commands` waits for it."""
+        block = self.control.blocks[w]
+        block[control.CODE] = code
+        for name, value in words.items():
+            block[getattr(control, name)] = value
+        block[control.COMMAND] += 1
+        control.fence()
+        if block[control.SLEEPS]:
+            self.workers[w].bell.ring()
+
+    def wait_for_commands(self, called: Sequence[int], watch: Callable[[], None] | None = None) -> None:
+        """Waits until each of these workers has done its command, or died; `watch` is called now and then meanwhile."""
+        blocks = [(self.workers[w], self.control.blocks[w]) for w in called]
+
+        def ready() -> bool:
+            if watch is not None:
+                watch()
+            return all(b[control.COMMAND] == b[control.DONE_COMMAND] or not worker.up for worker, b in blocks)
+
+        self.wait(ready)
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Returns once `ready()`, which must hold when all workers have died.
+
+        Raises:
+            EnvWorkerError and its like: a worker died and the policy does not replace it.
+        """
+        if not self.spin.until(ready):
+            self._wait(ready)
+
+    def ring(self, w: int) -> None:
+        """Wakes a worker."""
+        self.workers[w].bell.ring()
+
+    def close(self) -> None:
+        """Ends the processes: asks, then kills. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pinned:
+            pin(self._allowed, self._allowed)
+        for worker in self.workers:
+            if worker.up:
+                self.command(worker.index, control.QUIT)
+        deadline = time.monotonic() + min(_SHUTDOWN_S, self._timeout_s)
+        for worker in self.workers:
+            while worker.up and not worker.exited and time.monotonic() < deadline:
+                time.sleep(0.001)
+        self._finalizer()
+
+    def _spawn(self, worker: Child) -> None:
+        """A new process with the same descriptors; its bell is drained and its block as if all were done."""
+        replaces = worker.process is not None
+        messages = [m for owner in self.owners for m in owner.messages(worker.index, replaces)]
+        block = self.control.blocks[worker.index]
+        for i in range(control.WORDS):
+            block[i] = 0
+        block[control.COMMAND] = 1
+        boot = Boot(worker.index, self.count, os.getpid(), self._control_fd, worker.bell.fd, self.bell.fd, worker.mail,
+                    worker.report, worker.crash, self._alive, tuple(self.slabs))  # fmt: skip
+        worker.launch(self._module, boot, Start(self._cpus[worker.index], self._seed, self.spin_s, messages))
+
+    def _answer(self, w: int) -> Any:
+        report = self.workers[w].read_report()
+        return report["answer"] if isinstance(report, dict) and "answer" in report else None
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        learner = self.control.learner
+        self._looked_at = time.monotonic()
+        for worker in self.workers:
+            worker.token = b""
+        while not self._look(ready):
+            learner[0] = 1
+            control.fence()
+            try:
+                if not ready():
+                    self._sleep()
+            finally:
+                learner[0] = 0
+            self.bell.drain()
+            self._supervise()
+
+    def _look(self, ready: Callable[[], bool]) -> bool:
+        for worker in self.workers:
+            block = self.control.blocks[worker.index]
+            if not worker.up and worker.process is not None and worker.start_at is None \
+                    and block[control.DONE_COMMAND] == block[control.COMMAND] and not worker.exited:  # fmt: skip
+                worker.up = "answer" in (worker.read_report() or {})
+        return ready()
+
+    def _sleep(self) -> None:
+        poll = select.poll()
+        poll.register(self.bell.fd, select.POLLIN)
+        due = _LONGEST_SLEEP_S
+        for worker in self.workers:
+            if worker.start_at is not None:
+                due = min(due, max(worker.start_at - time.monotonic(), 0.0))
+            elif worker.pidfd >= 0:
+                poll.register(worker.pidfd, select.POLLIN)
+        poll.poll(due * 1e3)
+
+    def _supervise(self) -> None:
+        now = time.monotonic()
+        stood_still_s = max(now - self._looked_at - 2 * _LONGEST_SLEEP_S, 0.0)
+        self._looked_at = now
+        for worker in self.workers:
+            worker.moved_at += stood_still_s  # this process had no turn: maybe the machine, and so the worker, had none
+            if worker.index in self.dropped or worker.process is None:
+                continue
+            if worker.start_at is not None:
+                if now >= worker.start_at:
+                    self._spawn(worker)
+            elif worker.exited:
+                self._died(worker, None)
+            elif self._owes(worker):
+                block = self.control.blocks[worker.index]
+                # A message may have environments made, or torch imported.
+                starting = not worker.up or (
+                    block[control.CODE] == control.MAIL and block[control.COMMAND] != block[control.DONE_COMMAND]
+                )
+                limit = self._start_timeout_s if starting else self._timeout_s
+                token = block[2 * 8 :].tobytes()
+                if token != worker.token:
+                    worker.token, worker.moved_at = token, now
+                elif now - worker.moved_at > limit:
+                    self._died(worker, f"not started within {limit:g} s (start_timeout_s)" if starting
+                               else f"no progress for {limit:g} s (step_timeout_s)")  # fmt: skip
+
+    def _owes(self, worker: Child) -> bool:
+        b = self.control.blocks[worker.index]
+        groups = range(control.MAX_GROUPS)
+        return b[control.COMMAND] != b[control.DONE_COMMAND] or any(
+            b[control.SENT + g] > b[control.DONE + g] for g in groups
+        )
+
+    def _died(self, worker: Child, hang: str | None) -> None:
+        process, w = worker.process, worker.index
+        assert process is not None
+        if hang is not None:
+            worker.ask_where_it_is()
+        status = worker.kill()
+        crash = os.pread(worker.crash, 1 << 16, 0).decode(errors="replace").strip()
+        if hang is not None:
+            cause = Fault("timeout", f"{hang}\n{crash}")
+        else:
+            cause = describe_exit(status, worker.oom_before, worker.read_report(), crash)
+        block = self.control.blocks[w]
+        placed = cause.message.startswith(("slot ", "evaluation slot ", "env factory "))
+        if placed or cause.kind in ("config", "native"):
+            fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {cause.message}")
+        else:
+            where = next((text for owner in self.owners if (text := owner.whereabouts(w, block))), f"{process.args}")
+            fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {where}: {cause.message}")
+        self._replace(worker, fault)
+
+    def condemn(self, w: int, message: str) -> None:
+        """Has a worker count as failed by a violation of the contract that came to light later."""
+        self.workers[w].kill()
+        self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
+
+    def _replace(self, worker: Child, fault: Fault) -> None:
+        """What the policy says comes after a death."""
+        worker.up, w = False, worker.index
+        delay = self.faults.decide(w, fault)
+        for owner in self.owners:
+            owner.lost(w)
+        if delay is None:
+            self.dropped.add(w)
+            worker.release()
+            if len(self.dropped) == self.count:
+                raise Fault(fault.kind, f"{fault.message}\nno worker is left (fault_policy='drop')").error()
+        else:
+            worker.start_at = time.monotonic() + delay
+            if not delay:
+                self._spawn(worker)
+
+
+def _abandon(workers: list[Child], fds: list[int]) -> None:
+    """Kills what still runs and gives back every descriptor; also called when a sampler is forgotten."""
+    for worker in workers:
+        if worker.process is not None:
+            worker.kill()
+        worker.close()
+    for fd in fds:
+        os.close(fd)

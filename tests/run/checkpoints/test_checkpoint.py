@@ -1,0 +1,546 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.checkpoints import checkpoint as module
+from penstock.run.checkpoints.checkpoint import RunLock, find_checkpoint, load_checkpoint, save_checkpoint
+
+POLICY = {"w": torch.arange(6.0).reshape(2, 3)}
+
+
+def save(run_dir: Path, step: int, **options: Any) -> Path:
+    return save_checkpoint(run_dir, step, {"step": step, "x": torch.full((50,), float(step))}, POLICY, **options)
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def steps(run_dir: Path) -> list[int]:
+    return [int(name) for name in names(run_dir)]
+
+
+def flip(path: Path, offset: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "uint8", "int8", "uint16", "uint32", "uint64", "int64", "float16", "float64", "complex128", ">f4"],
+)
+def test_arrays_of_every_dtype_come_back_as_numpy(tmp_path: Path, dtype: str) -> None:
+    x = (np.arange(12).reshape(3, 4) % 7).astype(dtype)[:, ::2]
+    x.flags.writeable = False
+    state = load_checkpoint(
+        save_checkpoint(tmp_path, 1, {"x": x, "empty": x[:0], "scalar": np.array(x[0, 0])}, {})
+    ).state
+    for name, expected in (("x", x), ("empty", x[:0]), ("scalar", np.array(x[0, 0]))):
+        assert state[name].dtype == expected.dtype
+        assert state[name].shape == expected.shape
+        np.testing.assert_array_equal(state[name], expected)
+    state["x"][...] = 0
+
+
+def test_nested_plain_values_and_tensors_come_back(tmp_path: Path) -> None:
+    state = {
+        "optim": {0: {"betas": (0.9, 0.999), "exp_avg": torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))}},
+        "list": [1, -(2**127), 0.1, float("inf"), True, None, "é"],
+        "scalars": {"f": np.float32(0.5), "d": np.float64(0.1), "i": np.uint64(2**64 - 1), "b": np.True_},
+    }
+    path = save_checkpoint(tmp_path, 7, state, POLICY)
+    loaded = load_checkpoint(path)
+    assert loaded.step == 7
+    assert loaded.path == path == tmp_path / "checkpoints" / "000000000007"
+    assert loaded.state["list"] == state["list"]
+    assert loaded.state["scalars"] == {"f": 0.5, "d": 0.1, "i": 2**64 - 1, "b": True}
+    assert [type(v) for v in loaded.state["scalars"].values()] == [float, float, int, bool]
+    assert loaded.state["optim"][0]["betas"] == (0.9, 0.999)
+    assert type(loaded.state["optim"][0]["exp_avg"]) is torch.Tensor
+    assert torch.equal(loaded.state["optim"][0]["exp_avg"], torch.ones(2, dtype=torch.bfloat16))
+    assert torch.equal(load_file(path / "policy.safetensors")["w"], POLICY["w"])
+    torch.load(path / "state.pt", weights_only=True)
+
+
+def test_policy_tensors_may_share_memory_and_views_take_their_own_size_only(tmp_path: Path) -> None:
+    big = torch.arange(1_000_000.0)
+    path = save_checkpoint(tmp_path, 1, {"view": big[:3]}, {"a": big[:4], "b": big[:4], "t": torch.ones(2, 3).t()})
+    assert (path / "state.pt").stat().st_size < 10_000
+    policy = load_checkpoint(path).policy
+    assert torch.equal(policy["a"], policy["b"])
+    assert policy["t"].shape == (3, 2)
+
+
+class Custom:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        ({"learner": [{"x": Custom()}]}, r"state\['learner'\]\[0\]\['x'\] is .*Custom"),
+        ({"a": {(1, 2): 3}}, r"state\['a'\] has the key \(1, 2\)"),
+        ({"a": np.array([None])}, r"state\['a'\] is numpy.ndarray"),
+        ({"a": {"__numpy__": 1}}, r"key '__numpy__'"),
+        ({"a": torch.float32}, r"state\['a'\] is torch.dtype"),
+        ({"a": 1 << 5000}, r"state\['a'\] is builtins.int"),
+    ],
+)
+def test_other_values_are_refused_by_their_path(tmp_path: Path, state: dict[str, Any], where: str) -> None:
+    with pytest.raises(CheckpointError, match=where):
+        save_checkpoint(tmp_path, 1, state, {})
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_policy_must_hold_tensors(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"policy\['w'\] is a ndarray"):
+        save_checkpoint(tmp_path, 1, {}, {"w": np.zeros(2)})  # type: ignore[dict-item]
+
+
+def test_a_forged_object_array_is_not_followed(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    forged = {"__numpy__": "|O", "shape": [1], "bytes": torch.full((8,), 65, dtype=torch.uint8)}
+    rewrite(path, forged)
+    with pytest.raises(CheckpointError, match="dtype object is not allowed"):
+        load_checkpoint(path)
+
+
+def test_a_forged_pickle_runs_nothing(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "boom"),)
+
+    path = save(tmp_path, 1)
+    rewrite(path, Bomb())
+    with pytest.raises(CheckpointError, match=r"state\.pt"):
+        load_checkpoint(path)
+    assert not (tmp_path / "boom").exists()
+
+
+def rewrite(path: Path, state: Any) -> None:
+    """A checkpoint whose manifest is true of another state.pt, as an attacker would make it."""
+    from penstock.core.files import HashedFile
+    from penstock.run.checkpoints.manifest import manifest_bytes
+
+    entry = json.loads((path / "MANIFEST.json").read_text())["files"]["policy.safetensors"]
+    (path / "state.pt").unlink()
+    with HashedFile(path / "state.pt") as file:
+        torch.save(state, file)  # type: ignore[arg-type]
+    (path / "MANIFEST.json").write_bytes(manifest_bytes(1, None, {"state.pt": file.entry, "policy.safetensors": entry}))
+
+
+def test_100_flipped_bits_are_all_detected(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    rng = random.Random(0)
+    files = sorted(path.iterdir())
+    assert len(files) == 3
+    for i in range(102):
+        file = files[i % 3]
+        offset, bit = rng.randrange(file.stat().st_size), rng.randrange(8)
+        flip(file, offset, bit)
+        with pytest.raises(CheckpointError, match=str(file)):
+            load_checkpoint(path)
+        flip(file, offset, bit)
+    load_checkpoint(path)
+
+
+def test_20_truncations_are_all_detected(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    rng = random.Random(0)
+    for i in range(21):
+        file = sorted(path.iterdir())[i % 3]
+        data = file.read_bytes()
+        file.write_bytes(data[: rng.randrange(len(data))])
+        with pytest.raises(CheckpointError, match=str(file)):
+            load_checkpoint(path)
+        file.write_bytes(data)
+    load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "policy.safetensors", "MANIFEST.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 1)
+    (path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        load_checkpoint(path)
+
+
+def test_a_newer_format_is_refused_by_its_number(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    content = json.loads((path / "MANIFEST.json").read_text())
+    (path / "MANIFEST.json").write_text(json.dumps({**content, "format": 2}))
+    with pytest.raises(CheckpointError, match=r"has format 2.*reads format 1"):
+        load_checkpoint(path)
+
+
+def test_a_manifest_that_reaches_out_of_its_directory_is_refused(tmp_path: Path) -> None:
+    from penstock.run.checkpoints.manifest import manifest_bytes
+
+    path = save(tmp_path, 1)
+    (path / "MANIFEST.json").write_bytes(manifest_bytes(1, None, {"../secret": {"size": 0, "sha256": ""}}))
+    with pytest.raises(CheckpointError, match="was not written by penstock"):
+        load_checkpoint(path)
+    (path / "MANIFEST.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="not JSON"):
+        load_checkpoint(path)
+
+
+def test_find_falls_back_past_broken_ones_and_names_them(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    (tmp_path / "checkpoints" / "000000000030" / "state.pt").write_bytes(b"x")
+    (tmp_path / "checkpoints" / "000000000020" / "MANIFEST.json").write_bytes(b"{")
+    with pytest.warns(UserWarning, match="passed over") as caught:
+        assert find_checkpoint(tmp_path).name == "000000000010"
+    text = "\n".join(str(w.message) for w in caught)
+    assert "000000000030/state.pt has 1 bytes" in text
+    assert "000000000020/MANIFEST.json is damaged" in text
+    with pytest.raises(CheckpointError, match=r"no good checkpoint of step 30 .*000000000010, .*state\.pt has 1 bytes"):
+        find_checkpoint(tmp_path, "30")
+
+
+def test_a_broken_older_one_is_no_reason_to_warn(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    (tmp_path / "checkpoints" / "000000000010" / "MANIFEST.json").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_checkpoint(tmp_path).name == "000000000020"
+
+
+def test_find_by_step_best_and_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds nothing"):
+        find_checkpoint(tmp_path)
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    assert find_checkpoint(tmp_path, "best").name == "000000000020"
+    save(tmp_path, 30, score=5.0, keep=9)
+    save(tmp_path, 40, score=float("nan"), keep=9)
+    save(tmp_path, 50, score=-1.0, keep=9)
+    assert find_checkpoint(tmp_path, "best").name == "000000000030"
+    assert find_checkpoint(tmp_path, "000000000010").name == find_checkpoint(tmp_path, "10").name == "000000000010"
+    with pytest.raises(CheckpointError, match=r"step 11 .*000000000050"):
+        find_checkpoint(tmp_path, "11")
+    with pytest.raises(ConfigError, match="'latest' is not known"):
+        find_checkpoint(tmp_path, "latest")
+
+
+def test_prune_keeps_the_last_and_the_best(tmp_path: Path) -> None:
+    for step, score in ((1, 1.0), (2, 9.0), (3, 2.0), (4, 3.0), (5, None)):
+        save(tmp_path, step, keep=2, score=score)
+    assert steps(tmp_path) == [2, 4, 5]
+    save(tmp_path, 6, keep=1, score=9.0)
+    assert steps(tmp_path) == [6]
+
+
+def test_prune_does_not_count_or_delete_broken_ones(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=3)
+    flip(tmp_path / "checkpoints" / "000000000003" / "state.pt", 100, 0)
+    save(tmp_path, 4, keep=2)
+    assert steps(tmp_path) == [2, 3, 4]
+
+
+def test_prune_orders_by_number_and_spares_the_one_just_written(tmp_path: Path) -> None:
+    save(tmp_path, 10**12, keep=1)
+    save(tmp_path, 5, keep=1)
+    assert steps(tmp_path) == [5, 10**12]
+    assert find_checkpoint(tmp_path).name == "1000000000000"
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"step": -1}])
+def test_senseless_settings_are_refused(tmp_path: Path, options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="expected keep >= 1 and step >= 0"):
+        save_checkpoint(tmp_path, options.get("step", 1), {}, {}, keep=options.get("keep", 3))
+
+
+def test_the_same_step_is_replaced_and_a_broken_one_put_aside(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 5, {"x": 1}, {})
+    path = save_checkpoint(tmp_path, 5, {"x": 2}, {})
+    assert load_checkpoint(path).state == {"x": 2}
+    assert names(tmp_path) == ["000000000005"]
+    (path / "state.pt").unlink()
+    path = save_checkpoint(tmp_path, 5, {"x": 3}, {})
+    assert load_checkpoint(path).state == {"x": 3}
+    assert [name[:19] for name in names(tmp_path)] == ["000000000005", "000000000005.broken"]
+
+
+def test_temporaries_of_dead_processes_are_removed_and_of_live_ones_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    dead = subprocess.Popen(["true"])
+    dead.wait(timeout=100)
+    for pid in (dead.pid, os.getpid(), os.getppid()):
+        (tmp_path / "checkpoints" / f".tmp-2-{pid}-abcd").mkdir()
+    save(tmp_path, 3)
+    assert names(tmp_path) == [f".tmp-2-{os.getppid()}-abcd", "000000000001", "000000000003"]
+
+
+@pytest.mark.parametrize("call", ["mkdir", "write", "fsync", "rename"])
+def test_an_error_of_the_disk_leaves_the_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    save(tmp_path, 1)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(CheckpointError, match=r"step 2 in .*checkpoints: Input/output error"):
+            save(tmp_path, 2)
+    assert names(tmp_path) == ["000000000001"]
+    load_checkpoint(find_checkpoint(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of descriptors from /proc")
+def test_everything_is_forced_to_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def record_fsync(fd: int) -> None:
+        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def record_rename(source: Any, target: Any) -> None:
+        calls.append(f"rename to {os.path.basename(target)}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    save(tmp_path, 1)
+    assert calls[:3] == ["state.pt", "policy.safetensors", "MANIFEST.json"]
+    assert calls[3].startswith(".tmp-1-")
+    assert calls[4:] == ["rename to 000000000001", "checkpoints"]
+
+
+def test_a_failed_replacement_brings_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, 1, {"x": 1}, {})
+    rename = os.rename
+
+    def fail(source: Any, target: Any) -> None:
+        if ".tmp-" in str(source):
+            raise OSError(30, "Read-only file system")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fail)
+        with pytest.raises(CheckpointError, match="Read-only"):
+            save_checkpoint(tmp_path, 1, {"x": 2}, {})
+    assert names(tmp_path) == ["000000000001"]
+    assert load_checkpoint(find_checkpoint(tmp_path)).state == {"x": 1}
+
+
+def test_what_the_disk_changed_while_writing_is_found_before_pruning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, keep=1)
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, bytes(data).replace(b"PK\x05\x06", b"PK\x05\x07")))
+        with pytest.raises(CheckpointError, match=r"state\.pt is damaged"):
+            save(tmp_path, 2, keep=1)
+    assert names(tmp_path) == ["000000000001"]
+
+
+def test_ctrl_c_within_a_write_stays_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 1)
+    assert names(tmp_path) == []
+
+
+def test_too_little_space_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 2_000_000))
+    save(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"has 2\.0 MB free and a checkpoint needs 5\.0 MB"):
+        save_checkpoint(tmp_path, 2, {"x": torch.zeros(500_000), "y": np.zeros(250_000)}, {})
+    assert names(tmp_path) == ["000000000001"]
+
+
+CRASH = '''
+import os, sys, shutil
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+
+def save(run, step, x):
+    state = {"x": x, "t": torch.full((8,), float(x))}
+    return save_checkpoint(run, step, state, {"w": torch.full((4,), float(x))}, keep=2)
+
+def crash_at(n):
+    """Dies at the nth system call that changes the disk; half a write is done first."""
+    left = [n]
+    def patched(name):
+        call = getattr(os, name)
+        def wrapper(*args, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                if name == "write":
+                    call(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os._exit(9)
+            return call(*args, **options)
+        return wrapper
+    for name in ("mkdir", "write", "fsync", "rename", "unlink", "rmdir"):
+        setattr(os, name, patched(name))
+
+root, new_step = Path(sys.argv[1]), int(sys.argv[2])
+points = 0
+while True:
+    run = root / str(points)
+    for step in (1, 2):
+        save(run, step, step)
+    pid = os.fork()
+    if pid == 0:
+        crash_at(points)
+        save(run, new_step, 7)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    found = load_checkpoint(find_checkpoint(run))
+    assert found.state["x"] in (2, 7), found
+    assert float(found.policy["w"][0]) == float(found.state["t"][0]) == found.state["x"]
+    if code == 0:
+        assert found.state["x"] == 7
+        break
+    assert code == 9, code
+    save(run, 4, 4)
+    names = sorted(p.name for p in (run / "checkpoints").iterdir())
+    assert [n for n in names if not n.isdecimal()] == [], names
+    assert load_checkpoint(find_checkpoint(run)).state["x"] == 4
+    assert len(names) == 2, names
+    points += 1
+print("points", points)
+'''
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("new_step", [3, 2])
+def test_a_crash_at_any_call_leaves_a_good_checkpoint(tmp_path: Path, new_step: int) -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CRASH, str(tmp_path), str(new_step)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout.split()[-1]) > 20
+
+
+FULL_DISK = """
+import os, shutil, subprocess, sys
+from pathlib import Path
+import torch
+from penstock.core.errors import CheckpointError
+from penstock.run.checkpoints import checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+
+mount = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(mount)], check=True)
+save_checkpoint(mount, 1, {"x": 1}, {})
+
+def refused(what):
+    for state, policy in (({"t": torch.zeros(2_000_000)}, {}), ({}, {"t": torch.zeros(2_000_000)})):
+        try:
+            save_checkpoint(mount, 2, state, policy)
+        except CheckpointError as error:
+            assert what in str(error) and str(mount) in str(error), error
+        else:
+            raise AssertionError("saved")
+        assert sorted(os.listdir(mount / "checkpoints")) == ["000000000001"]
+        assert load_checkpoint(find_checkpoint(mount)).state == {"x": 1}
+
+refused("4.2 MB free" if shutil.disk_usage(mount).free > 4.15e6 else "MB free")
+usage = shutil.disk_usage
+checkpoint.shutil.disk_usage = lambda path: usage("/")._replace(free=10**12)
+refused("No space left on device")
+subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
+refused("Read-only file system")
+print("done")
+"""
+
+
+def can_mount() -> bool:
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "-m", "sh", "-c", "mount -t tmpfs none /mnt"]
+    return subprocess.run(command, capture_output=True, timeout=100, check=False).returncode == 0
+
+
+def test_a_full_and_a_read_only_disk(tmp_path: Path) -> None:
+    if not can_mount():
+        pytest.skip("needs root and a private mount namespace for a small tmpfs")
+    result = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert result.stdout.strip() == "done", result.stderr
+
+
+def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint of step 1"):
+        save(tmp_path, 1)
+
+
+def test_a_second_learner_is_told_who_holds_the_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with RunLock(run):
+        with pytest.raises(ConfigError, match=f"pid {os.getpid()} on "), RunLock(run):
+            pass
+    with RunLock(run):
+        pass
+    lock = RunLock(run)
+    with lock, pytest.raises(ConfigError), RunLock(run):
+        pass
+
+
+def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from penstock.run.lock import RunLock\n"
+        "with RunLock(sys.argv[1]): print(1, flush=True); time.sleep(1000)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=env) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(ConfigError, match=f"pid {holder.pid} on "), RunLock(tmp_path):
+            pass
+        holder.kill()
+        holder.wait(timeout=100)
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        try:
+            with RunLock(tmp_path):
+                return
+        except ConfigError:
+            time.sleep(0.01)
+    pytest.fail("the lock outlived its holder")
+
+
+def test_a_lock_in_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot lock the run directory"), RunLock(tmp_path / "file"):
+        pass
