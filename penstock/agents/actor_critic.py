@@ -73,8 +73,10 @@ class ActionHead(nn.Module):
                         "bound the action space or use net.squash=False"
                     )
                 if not leaf.dtype.startswith("float"):
-                    raise ConfigError(f"action box of dtype {leaf.dtype}; expected float32 or float64: wrap the "
-                                      "environment so that it takes a MultiDiscrete or rounds by itself")  # fmt: skip
+                    raise ConfigError(
+                        f"action box of dtype {leaf.dtype}; expected float32 or float64: wrap the "
+                        "environment so that it takes a MultiDiscrete or rounds by itself"
+                    )
                 if not (high > low).all():
                     raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
                 if not leaf.bounded:

@@ -79,9 +79,15 @@ class ControlAgent(Agent):
     spread: Tensor
 
     def __init__(
-        self, spec: EnvSpec, net: Net, discount: float, critics: int, kind: Literal["gaussian", "point"], algo: str,
+        self,
+        spec: EnvSpec,
+        net: Net,
+        discount: float,
+        critics: int,
+        kind: Literal["gaussian", "point"],
+        algo: str,
         target_actor: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if net.is_recurrent:
             raise ConfigError(f"{algo} with net.recurrent={net.recurrent!r}; off-policy learning with memory is R2D1's")

@@ -137,12 +137,16 @@ class ActionBox(nn.Module):
     def __init__(self, action: Tree, algo: str) -> None:
         super().__init__()
         if not isinstance(action, LeafSpec) or action.kind != "box" or not action.dtype.startswith("float"):
-            raise ConfigError(f"{algo} needs one box of floats as action; the environment takes {describe(action)}: use DQN or "
-                              "DiscreteSAC for choices, PPO for anything else")  # fmt: skip
+            raise ConfigError(
+                f"{algo} needs one box of floats as action; the environment takes {describe(action)}: use DQN or "
+                "DiscreteSAC for choices, PPO for anything else"
+            )
         low, high = action.bound("low").ravel(), action.bound("high").ravel()
         if not action.bounded:
-            raise ConfigError(f"{algo} needs finite action bounds; got low={low.tolist()}, high={high.tolist()}: give the "
-                              "action a finite box with gymnasium.wrappers.TransformAction, or use PPO")  # fmt: skip
+            raise ConfigError(
+                f"{algo} needs finite action bounds; got low={low.tolist()}, high={high.tolist()}: give the "
+                "action a finite box with gymnasium.wrappers.TransformAction, or use PPO"
+            )
         if not (high > low).all():
             raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
         self.shape, self.size = action.shape, action.size

@@ -61,15 +61,19 @@ class DiscreteControlAgent(Agent):
             )
         action: Any = spec.action
         if not isinstance(action, LeafSpec) or action.kind != "discrete":
-            raise ConfigError(f"DiscreteSAC needs one discrete action; the environment takes {describe(spec.action)}: use SAC for "
-                              "boxes, PPO for anything else")  # fmt: skip
+            raise ConfigError(
+                f"DiscreteSAC needs one discrete action; the environment takes {describe(spec.action)}: use SAC for "
+                "boxes, PPO for anything else"
+            )
         self.spec, self.net, self.noise_size = spec, net, 1
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
         self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
         seen = self._unmasked(spec.obs)
         if self.masked and spec.obs[MASK_KEY].size != self.actions:
-            raise ConfigError(f"obs['{MASK_KEY}'] has {spec.obs[MASK_KEY].size} elements for {self.actions} actions; expected one "
-                              "for each")  # fmt: skip
+            raise ConfigError(
+                f"obs['{MASK_KEY}'] has {spec.obs[MASK_KEY].size} elements for {self.actions} actions; expected one "
+                "for each"
+            )
         self.normalizer = ObsNormalizer(seen) if net.normalize_obs else None
         self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
         self.actor = Body(spec, seen, net, self.actions, None)

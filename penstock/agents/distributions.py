@@ -72,8 +72,14 @@ class Categorical:
 class MultiCategorical:
     """Independent choices, one for each element of a `multi_discrete` action of `shape`."""
 
-    def __init__(self, logits: Tensor, sizes: tuple[int, ...], start: tuple[int, ...], shape: tuple[int, ...],
-                 mask: Tensor | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        logits: Tensor,
+        sizes: tuple[int, ...],
+        start: tuple[int, ...],
+        shape: tuple[int, ...],
+        mask: Tensor | None = None,
+    ) -> None:
         masks = mask.split(sizes, -1) if mask is not None else [None] * len(sizes)
         self.parts = [Categorical(part, s, m) for part, s, m in zip(logits.split(sizes, -1), start, masks)]
         self.shape = shape

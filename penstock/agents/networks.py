@@ -172,9 +172,13 @@ class Encoder(nn.Module):
             raise ConfigError(f"no features in observation {describe(obs)}; expected at least one array with elements")
         one = self.leaves[0]
         self.is_identity = (
-            isinstance(obs, LeafSpec) and one.kind == "box" and len(one.shape) == 1 and one.dtype == "float32"
-            and not self.action_leaves and not self.prev_reward
-        )  # fmt: skip
+            isinstance(obs, LeafSpec)
+            and one.kind == "box"
+            and len(one.shape) == 1
+            and one.dtype == "float32"
+            and not self.action_leaves
+            and not self.prev_reward
+        )
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         """Features [N, size] of flat inputs; `obs` is `inputs.obs` after normalisation."""

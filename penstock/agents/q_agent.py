@@ -48,9 +48,15 @@ class QSettings(Protocol):
 def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
     """The default `agent` of DQN and R2D1."""
     return QAgent(
-        spec, settings.net, settings.discount, dueling=settings.dueling, noisy=settings.noisy, outputs=settings.outputs,
-        ladder=settings.ladder, records_q=settings.records_q,
-    )  # fmt: skip
+        spec,
+        settings.net,
+        settings.discount,
+        dueling=settings.dueling,
+        noisy=settings.noisy,
+        outputs=settings.outputs,
+        ladder=settings.ladder,
+        records_q=settings.records_q,
+    )
 
 
 class QNetwork(nn.Module):
@@ -61,8 +67,9 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
-        self.mlp = (NoisyMLP(self.encoder.size, net.hidden) if noisy
-                    else MLP(self.encoder.size, net.hidden, net.activation))  # fmt: skip
+        self.mlp = (
+            NoisyMLP(self.encoder.size, net.hidden) if noisy else MLP(self.encoder.size, net.hidden, net.activation)
+        )
         size = int(self.mlp.size)
         self.memory = Memory(net.recurrent, size, net.recurrent_size) if net.recurrent != "none" else None
         size = self.memory.size if self.memory is not None else size
@@ -119,14 +126,24 @@ class QAgent(Agent):
     atoms: Tensor
 
     def __init__(
-        self, spec: EnvSpec, net: Net, discount: float = 0.99, *, dueling: bool = False, noisy: bool = False, outputs: int = 1,
-        ladder: Ladder = "none", records_q: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        spec: EnvSpec,
+        net: Net,
+        discount: float = 0.99,
+        *,
+        dueling: bool = False,
+        noisy: bool = False,
+        outputs: int = 1,
+        ladder: Ladder = "none",
+        records_q: bool = False,
+    ) -> None:
         super().__init__()
         action: Any = spec.action
         if not isinstance(action, LeafSpec) or action.kind != "discrete":
-            raise ConfigError(f"Q-learning needs one discrete action; the environment takes {describe(spec.action)}: use SAC, TD3 or "
-                              "DDPG for boxes, PPO for anything else")  # fmt: skip
+            raise ConfigError(
+                f"Q-learning needs one discrete action; the environment takes {describe(spec.action)}: use SAC, TD3 or "
+                "DDPG for boxes, PPO for anything else"
+            )
         if noisy and net.is_recurrent:
             raise ConfigError("noisy=True with a recurrent net; use epsilon, or a net without memory")
         self.spec, self.net, self.outputs = spec, net, outputs
@@ -230,8 +247,11 @@ class QAgent(Agent):
     def fed(self) -> frozenset[str]:
         """Inputs that the network reads besides the observation."""
         net = self.net
-        used = {"prev_action": net.prev_action, "prev_reward": net.prev_reward,
-                "first": net.is_recurrent or net.prev_action or net.prev_reward}  # fmt: skip
+        used = {
+            "prev_action": net.prev_action,
+            "prev_reward": net.prev_reward,
+            "first": net.is_recurrent or net.prev_action or net.prev_reward,
+        }
         return frozenset(name for name, yes in used.items() if yes)
 
     def prepared(self, obs: Tree) -> Tree:

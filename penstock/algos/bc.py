@@ -77,6 +77,15 @@ class BC:
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
         return Policy(
-            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
-            epochs=self.epochs, minibatch=self.minibatch, max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=self.agent,
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            epochs=self.epochs,
+            minibatch=self.minibatch,
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

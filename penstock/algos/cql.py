@@ -154,9 +154,13 @@ def replay_fn(agent: Any, cfg: CQL) -> Experience:
 
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
     return Experience(
-        Replay(agent.spec, cfg.replay, view), cfg.batch_size, cfg.replay_ratio, cfg.learning_starts,
-        noise_size=(2 + 3 * cfg.sampled_actions) * agent.box.size if boxes else 0, after_update=after_update,
-    )  # fmt: skip
+        Replay(agent.spec, cfg.replay, view),
+        cfg.batch_size,
+        cfg.replay_ratio,
+        cfg.learning_starts,
+        noise_size=(2 + 3 * cfg.sampled_actions) * agent.box.size if boxes else 0,
+        after_update=after_update,
+    )
 
 
 def agent_fn(spec: EnvSpec, cfg: CQL) -> Agent:
@@ -164,8 +168,10 @@ def agent_fn(spec: EnvSpec, cfg: CQL) -> Agent:
     if isinstance(spec.action, LeafSpec) and spec.action.kind == "discrete":
         return QAgent(spec, cfg.net, cfg.discount)
     if not isinstance(spec.action, LeafSpec) or spec.action.kind != "box":
-        raise ConfigError(f"CQL needs a box or one discrete action; the environment takes {describe(spec.action)}: use MARWIL "
-                          "or BC, which take any")  # fmt: skip
+        raise ConfigError(
+            f"CQL needs a box or one discrete action; the environment takes {describe(spec.action)}: use MARWIL "
+            "or BC, which take any"
+        )
     agent = ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "CQL")
     if cfg.alpha != "auto":
         assert agent.log_alpha is not None
@@ -240,12 +246,16 @@ class CQL:
         positive += [float(self.alpha)] if self.alpha != "auto" else []
         counts = self.critics, self.target_interval, self.sampled_actions
         if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(counts) < 1:
-            raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, alpha={self.alpha}, max_grad_norm={self.max_grad_norm}, critics="
-                              f"{self.critics}, target_interval={self.target_interval}, sampled_actions={self.sampled_actions}; expected "
-                              "positive numbers")  # fmt: skip
+            raise ConfigError(
+                f"lr={self.lr}, actor_lr={self.actor_lr}, alpha={self.alpha}, max_grad_norm={self.max_grad_norm}, critics="
+                f"{self.critics}, target_interval={self.target_interval}, sampled_actions={self.sampled_actions}; expected "
+                "positive numbers"
+            )
         if self.cql_alpha < 0.0 or (self.threshold is not None and self.cql_alpha == 0.0):
-            raise ConfigError(f"cql_alpha={self.cql_alpha}, threshold={self.threshold}; expected 0 or more, above 0 with a threshold, "
-                              "where the multiplier begins at it")  # fmt: skip
+            raise ConfigError(
+                f"cql_alpha={self.cql_alpha}, threshold={self.threshold}; expected 0 or more, above 0 with a threshold, "
+                "where the multiplier begins at it"
+            )
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
@@ -258,7 +268,14 @@ class CQL:
             return agent
 
         return Policy(
-            self, spec, agent_fn=made, postprocess_fn=postprocess_choices if choices else postprocess_fn,
-            loss_fn=loss_choices if choices else loss_fn, optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=made,
+            postprocess_fn=postprocess_choices if choices else postprocess_fn,
+            loss_fn=loss_choices if choices else loss_fn,
+            optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self),
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

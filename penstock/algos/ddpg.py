@@ -38,15 +38,20 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: DDPG) -> Loss:
     critic_loss = squares.mean()
     actor_loss = -agent.smallest_q(x.inputs, agent.point(x.inputs)).mean()
     metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "q": x["target"].mean()}
-    return Loss({"critic": critic_loss, "actor": actor_loss}, {name: value.detach() for name, value in metrics.items()},
-                error.detach().abs())  # fmt: skip
+    return Loss(
+        {"critic": critic_loss, "actor": actor_loss},
+        {name: value.detach() for name, value in metrics.items()},
+        error.detach().abs(),
+    )
 
 
 def optimizer_fn(agent: ControlAgent, cfg: DDPG) -> Optimizers:
     """An Adam for the critic and one for the actor."""
     lr, actor_lr = float(cfg.lr), cfg.actor_lr or float(cfg.lr)
-    return {"critic": Adam(agent.critics.parameters(), lr=lr),
-            "actor": Adam(agent.actor.parameters(), lr=actor_lr, lr_scale=actor_lr / lr)}  # fmt: skip
+    return {
+        "critic": Adam(agent.critics.parameters(), lr=lr),
+        "actor": Adam(agent.actor.parameters(), lr=actor_lr, lr_scale=actor_lr / lr),
+    }
 
 
 def replay_fn(agent: ControlAgent, cfg: DDPG) -> Experience:
@@ -57,9 +62,12 @@ def replay_fn(agent: ControlAgent, cfg: DDPG) -> Experience:
         agent.update_targets(cfg.tau)
 
     return Experience(
-        Replay(agent.spec, cfg.replay, view), cfg.batch_size, cfg.replay_ratio, cfg.learning_starts,
+        Replay(agent.spec, cfg.replay, view),
+        cfg.batch_size,
+        cfg.replay_ratio,
+        cfg.learning_starts,
         after_update=after_update,
-    )  # fmt: skip
+    )
 
 
 def agent_fn(spec: EnvSpec, cfg: DDPG) -> ControlAgent:
@@ -119,6 +127,14 @@ class DDPG:
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
         return Policy(
-            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=self.agent,
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self),
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

@@ -51,8 +51,13 @@ def loss_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> Los
     if cfg.alpha == "auto":
         wanted = cfg.entropy_share * agent.legal_count(x.inputs).log()
         totals["alpha"] = (agent.log_alpha * (entropy - wanted).mean()).mean()
-    metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "ent_coef": alpha(agent), "entropy": entropy.mean(),
-               "q": q[0].mean()}  # fmt: skip
+    metrics = {
+        "critic_loss": critic_loss,
+        "actor_loss": actor_loss,
+        "ent_coef": alpha(agent),
+        "entropy": entropy.mean(),
+        "q": q[0].mean(),
+    }
     return Loss(totals, {name: value.detach() for name, value in metrics.items()}, error.detach().abs().mean(0))
 
 
@@ -82,8 +87,12 @@ def replay_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> Experience:
             agent.update_targets(cfg.tau)
 
     return Experience(
-        Replay(agent.spec, cfg.replay, view), cfg.batch_size, cfg.replay_ratio, cfg.learning_starts, after_update=after_update
-    )  # fmt: skip
+        Replay(agent.spec, cfg.replay, view),
+        cfg.batch_size,
+        cfg.replay_ratio,
+        cfg.learning_starts,
+        after_update=after_update,
+    )
 
 
 def agent_fn(spec: EnvSpec, cfg: DiscreteSAC) -> DiscreteControlAgent:
@@ -144,20 +153,32 @@ class DiscreteSAC:
         check_fields(self)
         check_schedules(self)
         if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0 or not 0.0 <= self.entropy_share <= 1.0:
-            raise ConfigError(f"discount={self.discount}, tau={self.tau}, entropy_share={self.entropy_share}; expected [0, 1], (0, 1] "
-                              "and [0, 1]")  # fmt: skip
+            raise ConfigError(
+                f"discount={self.discount}, tau={self.tau}, entropy_share={self.entropy_share}; expected [0, 1], (0, 1] "
+                "and [0, 1]"
+            )
         start, end = schedule_ends(self.lr)
         positive = [start, self.actor_lr, self.alpha_lr, self.max_grad_norm]
         if self.alpha != "auto":
             positive.append(float(self.alpha))
         if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(self.critics, self.target_interval) < 1:
-            raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, alpha_lr={self.alpha_lr}, alpha={self.alpha}, max_grad_norm="
-                              f"{self.max_grad_norm}, critics={self.critics}, target_interval={self.target_interval}; expected positive "
-                              "numbers")  # fmt: skip
+            raise ConfigError(
+                f"lr={self.lr}, actor_lr={self.actor_lr}, alpha_lr={self.alpha_lr}, alpha={self.alpha}, max_grad_norm="
+                f"{self.max_grad_norm}, critics={self.critics}, target_interval={self.target_interval}; expected positive "
+                "numbers"
+            )
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
         return Policy(
-            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=self.agent,
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self),
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

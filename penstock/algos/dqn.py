@@ -176,8 +176,10 @@ class DQN:
         if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
             raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
         if not -math.inf < self.v_min < self.v_max < math.inf or self.n_atoms < 2 or self.target_interval < 1:
-            raise ConfigError(f"v_min={self.v_min}, v_max={self.v_max}, n_atoms={self.n_atoms}, target_interval={self.target_interval}; "
-                              "expected v_min < v_max, at least 2 atoms and an interval of at least 1")  # fmt: skip
+            raise ConfigError(
+                f"v_min={self.v_min}, v_max={self.v_max}, n_atoms={self.n_atoms}, target_interval={self.target_interval}; "
+                "expected v_min < v_max, at least 2 atoms and an interval of at least 1"
+            )
         low, ends = self.epsilon_low, schedule_ends(self.epsilon)
         if not 0.0 < low <= 1.0 or not 0.0 <= min(ends) <= max(ends) <= 1.0:
             raise ConfigError(
@@ -204,6 +206,14 @@ class DQN:
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
         return Policy(
-            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=self.agent,
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self),
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

@@ -46,9 +46,13 @@ def postprocess_fn(agent: Any, batch: SampleBatch, cfg: MARWIL) -> TrainBatch:
     """Returns R and weights exp(beta * (R - V) / c) of a batch [T, B]; c^2 is the running mean of (R - V)^2 (section 4)."""
     value = agent.values(batch)
     return_ = ops.discounted_return(
-        agent.scaled_reward(batch.reward), value, agent.terminal(batch), batch.truncated, batch.valid,
+        agent.scaled_reward(batch.reward),
+        value,
+        agent.terminal(batch),
+        batch.truncated,
+        batch.valid,
         discount=cfg.discount,
-    )  # fmt: skip
+    )
     advantage = return_ - value[:-1]
     agent.advantage_batches += 1.0
     rate = (1.0 / agent.advantage_batches).clamp(min=cfg.norm_rate)
@@ -76,9 +80,12 @@ def loss_fn(agent: Any, x: TrainBatch, cfg: MARWIL) -> Loss:
     scaled = value_loss / (agent.advantage_square + 1e-8)
     total = policy_loss + cfg.value_coef * scaled - float(cfg.entropy_coef) * entropy
     metrics = {
-        "policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy, "loss": total,
+        "policy_gradient_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy_loss": -entropy,
+        "loss": total,
         "neglogp": -ops.masked_mean(logp, x.valid),
-    }  # fmt: skip
+    }
     return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
 
@@ -136,7 +143,15 @@ class MARWIL:
         """The live policy for an environment."""
         make = self.agent
         return Policy(
-            self, spec, agent_fn=lambda spec, cfg: with_norm(make(spec, cfg)), postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn, optimizer_fn=optimizer_fn, epochs=self.epochs, minibatch=self.minibatch,
-            max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=lambda spec, cfg: with_norm(make(spec, cfg)),
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            epochs=self.epochs,
+            minibatch=self.minibatch,
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

@@ -30,9 +30,14 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
     """Advantages and returns of a batch [T, B]; values are computed here, once, not while acting."""
     value = agent.values(batch)
     advantage, return_ = ops.gae(
-        agent.scaled_reward(batch.reward), value, agent.terminal(batch), batch.truncated, batch.valid,
-        discount=cfg.discount, gae_lambda=cfg.gae_lambda,
-    )  # fmt: skip
+        agent.scaled_reward(batch.reward),
+        value,
+        agent.terminal(batch),
+        batch.truncated,
+        batch.valid,
+        discount=cfg.discount,
+        gae_lambda=cfg.gae_lambda,
+    )
     if cfg.normalize_advantage:
         advantage = ops.normalized(advantage, batch.valid)
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
@@ -114,6 +119,15 @@ class PPO:
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
         return Policy(
-            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
-            epochs=self.epochs, minibatch=self.minibatch, max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=self.agent,
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            epochs=self.epochs,
+            minibatch=self.minibatch,
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

@@ -118,8 +118,13 @@ def replay_fn(agent: QAgent, cfg: R2D1) -> Experience:
         rows, slots = rows[cfg.burn_in :], slots[cfg.burn_in :]
         before = rows[:-1], slots[:-1]
         reward = np.sign(storage.reward(*before)) if cfg.net.clip_reward else storage.reward(*before)
-        kept = (reward, storage.info("['q_max']", rows, slots), storage.terminated(*before), storage.truncated(*before),
-                valid)  # fmt: skip
+        kept = (
+            reward,
+            storage.info("['q_max']", rows, slots),
+            storage.terminated(*before),
+            storage.truncated(*before),
+            valid,
+        )
         reward, value, terminated, truncated, valid = (torch.from_numpy(x).to(agent.epsilon.device) for x in kept)
         target = targets(agent, reward, value, terminated, truncated, valid, cfg).cpu()
         size = (torch.from_numpy(storage.info("['q']", *before)[: cfg.train_length]) - target).abs()
@@ -128,18 +133,26 @@ def replay_fn(agent: QAgent, cfg: R2D1) -> Experience:
     state = tree_map(lambda x: x[0].cpu().numpy(), agent.initial_state(1))
     fresh = cfg.records_q
     replay = Replay(
-        agent.spec, cfg.replay, view, info=("['q']", "['q_max']") if fresh else (),
-        priority_fn=recorded_priority if fresh else None, state=state,
-    )  # fmt: skip
+        agent.spec,
+        cfg.replay,
+        view,
+        info=("['q']", "['q_max']") if fresh else (),
+        priority_fn=recorded_priority if fresh else None,
+        state=state,
+    )
 
     def after_update(agent: QAgent, cfg: R2D1, updates: int) -> None:
         if updates % cfg.target_interval == 0:
             agent.update_target(cfg.tau)
 
     return Experience(
-        replay, cfg.batch_size, cfg.replay_ratio, cfg.learning_starts, sample_rows=cfg.train_length,
+        replay,
+        cfg.batch_size,
+        cfg.replay_ratio,
+        cfg.learning_starts,
+        sample_rows=cfg.train_length,
         after_update=after_update,
-    )  # fmt: skip
+    )
 
 
 def agent_fn(spec: EnvSpec, cfg: R2D1) -> Agent:
@@ -212,9 +225,11 @@ class R2D1:
         if not self.net.is_recurrent:
             raise ConfigError("R2D1 with net.recurrent='none'; use 'lstm' or 'gru', or DQN for networks without memory")
         if min(self.n_step, self.train_length, self.state_interval, self.target_interval) < 1 or self.burn_in < 0:
-            raise ConfigError(f"n_step={self.n_step}, train_length={self.train_length}, state_interval={self.state_interval}, "
-                              f"target_interval={self.target_interval}, burn_in={self.burn_in}; expected 1 or more, burn_in 0 or "
-                              "more")  # fmt: skip
+            raise ConfigError(
+                f"n_step={self.n_step}, train_length={self.train_length}, state_interval={self.state_interval}, "
+                f"target_interval={self.target_interval}, burn_in={self.burn_in}; expected 1 or more, burn_in 0 or "
+                "more"
+            )
         if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0 or not 0.0 <= self.eta <= 1.0:
             raise ConfigError(
                 f"discount={self.discount}, tau={self.tau}, eta={self.eta}; expected [0, 1], (0, 1] and [0, 1]"
@@ -226,8 +241,10 @@ class R2D1:
             )
         start, end = schedule_ends(self.lr)
         if min(start, self.max_grad_norm, self.rescale_eps) <= 0.0 or end < 0.0:
-            raise ConfigError(f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, rescale_eps={self.rescale_eps}; expected "
-                              "positive numbers")  # fmt: skip
+            raise ConfigError(
+                f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, rescale_eps={self.rescale_eps}; expected "
+                "positive numbers"
+            )
 
     @property
     def outputs(self) -> int:
@@ -247,6 +264,14 @@ class R2D1:
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
         return Policy(
-            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=self.agent,
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self),
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

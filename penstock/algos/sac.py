@@ -92,9 +92,13 @@ def replay_fn(agent: ControlAgent, cfg: SAC) -> Experience:
             agent.update_targets(cfg.tau)
 
     return Experience(
-        Replay(agent.spec, cfg.replay, view), cfg.batch_size, cfg.replay_ratio, cfg.learning_starts,
-        noise_size=2 * agent.box.size, after_update=after_update,
-    )  # fmt: skip
+        Replay(agent.spec, cfg.replay, view),
+        cfg.batch_size,
+        cfg.replay_ratio,
+        cfg.learning_starts,
+        noise_size=2 * agent.box.size,
+        after_update=after_update,
+    )
 
 
 def agent_fn(spec: EnvSpec, cfg: SAC) -> ControlAgent:
@@ -159,13 +163,23 @@ class SAC:
         if self.alpha != "auto":
             positive.append(float(self.alpha))
         if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(self.critics, self.target_interval) < 1:
-            raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, alpha_lr={self.alpha_lr}, alpha={self.alpha}, max_grad_norm="
-                              f"{self.max_grad_norm}, critics={self.critics}, target_interval={self.target_interval}; expected positive "
-                              "numbers")  # fmt: skip
+            raise ConfigError(
+                f"lr={self.lr}, actor_lr={self.actor_lr}, alpha_lr={self.alpha_lr}, alpha={self.alpha}, max_grad_norm="
+                f"{self.max_grad_norm}, critics={self.critics}, target_interval={self.target_interval}; expected positive "
+                "numbers"
+            )
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
         return Policy(
-            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=self.agent,
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self),
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

@@ -47,8 +47,10 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> Loss:
 def optimizer_fn(agent: ControlAgent, cfg: TD3) -> Optimizers:
     """An Adam for the critics and one for the actor."""
     lr, actor_lr = float(cfg.lr), cfg.actor_lr or float(cfg.lr)
-    return {"critic": Adam(agent.critics.parameters(), lr=lr),
-            "actor": Adam(agent.actor.parameters(), lr=actor_lr, lr_scale=actor_lr / lr)}  # fmt: skip
+    return {
+        "critic": Adam(agent.critics.parameters(), lr=lr),
+        "actor": Adam(agent.actor.parameters(), lr=actor_lr, lr_scale=actor_lr / lr),
+    }
 
 
 def replay_fn(agent: ControlAgent, cfg: TD3) -> Experience:
@@ -60,9 +62,13 @@ def replay_fn(agent: ControlAgent, cfg: TD3) -> Experience:
             agent.update_targets(cfg.tau)
 
     return Experience(
-        Replay(agent.spec, cfg.replay, view), cfg.batch_size, cfg.replay_ratio, cfg.learning_starts,
-        noise_size=agent.box.size, after_update=after_update,
-    )  # fmt: skip
+        Replay(agent.spec, cfg.replay, view),
+        cfg.batch_size,
+        cfg.replay_ratio,
+        cfg.learning_starts,
+        noise_size=agent.box.size,
+        after_update=after_update,
+    )
 
 
 def agent_fn(spec: EnvSpec, cfg: TD3) -> ControlAgent:
@@ -120,17 +126,29 @@ class TD3:
             raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
         noises = (*schedule_ends(self.exploration_noise), self.target_noise, self.target_noise_clip)
         if min(noises) < 0.0:
-            raise ConfigError(f"exploration_noise={self.exploration_noise}, target_noise={self.target_noise}, target_noise_clip="
-                              f"{self.target_noise_clip}; none may be negative")  # fmt: skip
+            raise ConfigError(
+                f"exploration_noise={self.exploration_noise}, target_noise={self.target_noise}, target_noise_clip="
+                f"{self.target_noise_clip}; none may be negative"
+            )
         start, end = schedule_ends(self.lr)
         positive = [start, self.actor_lr, self.max_grad_norm]
         if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(self.critics, self.policy_delay) < 1:
-            raise ConfigError(f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}, critics={self.critics}, "
-                              f"policy_delay={self.policy_delay}; expected positive numbers")  # fmt: skip
+            raise ConfigError(
+                f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}, critics={self.critics}, "
+                f"policy_delay={self.policy_delay}; expected positive numbers"
+            )
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         """The live policy for an environment."""
         return Policy(
-            self, spec, agent_fn=self.agent, postprocess_fn=postprocess_fn, loss_fn=loss_fn, optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self), max_grad_norm=self.max_grad_norm, seed=seed, device=device,
-        )  # fmt: skip
+            self,
+            spec,
+            agent_fn=self.agent,
+            postprocess_fn=postprocess_fn,
+            loss_fn=loss_fn,
+            optimizer_fn=optimizer_fn,
+            experience_fn=lambda agent: replay_fn(agent, self),
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )

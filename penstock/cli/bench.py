@@ -40,10 +40,13 @@ def run(argv: list[str]) -> int:
     exp = with_preset(args.algo, args.env, None if args.no_preset else find_preset(args.algo, args.env))
     spec = BatchSpec(args.T or exp.sampler.spec.T, args.B or exp.sampler.spec.B)
     exp = replace(
-        exp, sampler=sized(exp.sampler, spec), imports=(*exp.imports, *args.imports),
+        exp,
+        sampler=sized(exp.sampler, spec),
+        imports=(*exp.imports, *args.imports),
         env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
-        wrappers=(*exp.wrappers, *args.wrappers), run=replace(exp.run, device=args.device or exp.run.device),
-    )  # fmt: skip
+        wrappers=(*exp.wrappers, *args.wrappers),
+        run=replace(exp.run, device=args.device or exp.run.device),
+    )
     verdict = bench(exp, args.budget, say=_progress)
     _progress("")
     print_verdict(exp, verdict, _command(args, verdict.best.sampler))
@@ -87,8 +90,14 @@ def _parser() -> Parser:
     parser.add_argument("--T", type=_count, metavar="N", help="time steps of a batch (default: as in training)")
     parser.add_argument("--B", type=_count, metavar="N", help="slots (default: as in training)")
     parser.add_argument("--device", metavar="NAME", help="where the network learns: cpu, cuda or cuda:1")
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
-                        help="import a package first, because it registers environments; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="PKG",
+        help="import a package first, because it registers environments; may be repeated",
+    )
     parser.add_argument(
         "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
     )

@@ -9,8 +9,14 @@ def run(argv: list[str]) -> int:
     """Lists ids; gives the exit code."""
     parser = Parser("envs", "Lists the environment ids that Gymnasium knows, one a line.")
     parser.add_argument("filter", nargs="?", default="", help="only ids that contain this text")
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
-                        help="import a package first, because it registers environments, e.g. ale_py")  # fmt: skip
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="PKG",
+        help="import a package first, because it registers environments, e.g. ale_py",
+    )
     args = parser.parse_args(argv)
     import_modules(args.imports)
     import gymnasium

@@ -163,8 +163,14 @@ def _parser() -> Parser:
         "launch", _DESCRIPTION, usage="penstock launch ALGO --env ID --dir DIR [OPTIONS]   or   penstock launch DIR"
     )
     parser.add_argument("--dir", metavar="DIR", help="directory of all runs, e.g. runs/sweep")
-    parser.add_argument("--grid", nargs="+", action="extend", default=[], metavar="K=V,V",
-                        help="settings that vary, and their values; [64,64] is one value of several numbers")  # fmt: skip
+    parser.add_argument(
+        "--grid",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="K=V,V",
+        help="settings that vary, and their values; [64,64] is one value of several numbers",
+    )
     parser.add_argument(
         "--seeds", type=seed_list, metavar="1,2,3", help="one run of each combination for each seed (default 0)"
     )

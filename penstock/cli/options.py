@@ -18,9 +18,12 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str, **kwargs: Any) -> None:
         super().__init__(
-            prog=f"penstock {command}", description=description, allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
-        )  # fmt: skip
+            prog=f"penstock {command}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **kwargs,
+        )
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         found, unknown = self.parse_known_args(args, namespace)

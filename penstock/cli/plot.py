@@ -13,9 +13,10 @@ from penstock.core.errors import ConfigError
 def run(argv: list[str]) -> int:
     """Draws as the arguments say; gives the exit code."""
     parser = Parser(
-        "plot", "Draws curves over steps and over wall time. Seeds of one environment, algorithm and settings become one curve: "
+        "plot",
+        "Draws curves over steps and over wall time. Seeds of one environment, algorithm and settings become one curve: "
         "their interquartile mean with a 95% bootstrap band.",
-    )  # fmt: skip
+    )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories, or folders that hold some")
     parser.add_argument("--metric", default="rollout/ep_rew_mean", help="what to draw (default rollout/ep_rew_mean)")
     parser.add_argument("--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png)")

@@ -11,16 +11,23 @@ _EVERY_S = 5.0
 
 def run(argv: list[str]) -> int:
     """Records as the arguments say; gives the exit code."""
-    parser = Parser("record", "Plays episodes with the policy of a run and writes them into a dataset, to learn from offline.\n"
-                              "Ctrl-C keeps the whole episodes so far, and the dataset is complete.")  # fmt: skip
+    parser = Parser(
+        "record",
+        "Plays episodes with the policy of a run and writes them into a dataset, to learn from offline.\n"
+        "Ctrl-C keeps the whole episodes so far, and the dataset is complete.",
+    )
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_argument("--dataset", metavar="DIR", required=True, help="where to write; must be empty or absent")
     parser.add_argument("--episodes", type=int, default=100, help="how many (default 100)")
     parser.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
     parser.add_argument("--seed", type=int, help="of the episodes (default: the run's)")
-    parser.add_argument("--format", choices=("penstock", "minari"), default="penstock",
-                        help="penstock, or Minari's HDF5 layout (extra offline); default penstock")  # fmt: skip
+    parser.add_argument(
+        "--format",
+        choices=("penstock", "minari"),
+        default="penstock",
+        help="penstock, or Minari's HDF5 layout (extra offline); default penstock",
+    )
     parser.add_argument(
         "--append", action="store_true", help="add to the dataset that is there, or finish a half-written one"
     )
@@ -41,13 +48,24 @@ def run(argv: list[str]) -> int:
         now = time.monotonic()
         if now - shown >= _EVERY_S:
             shown = now
-            print(f"{episodes:,}/{args.episodes:,} episodes  {steps:,} steps  {steps / (now - started):,.0f} steps/s  "
-                  f"last return {return_:,.1f}", flush=True)  # fmt: skip
+            print(
+                f"{episodes:,}/{args.episodes:,} episodes  {steps:,} steps  {steps / (now - started):,.0f} steps/s  "
+                f"last return {return_:,.1f}",
+                flush=True,
+            )
 
     found = record(
-        args.run, args.dataset, args.episodes, which=args.which, deterministic=not args.stochastic, seed=args.seed,
-        append=args.append, file_format=args.format, env_kwargs=key_values(args.env_kwargs, "--env-kwargs"), progress=tell,
-    )  # fmt: skip
+        args.run,
+        args.dataset,
+        args.episodes,
+        which=args.which,
+        deterministic=not args.stochastic,
+        seed=args.seed,
+        append=args.append,
+        file_format=args.format,
+        env_kwargs=key_values(args.env_kwargs, "--env-kwargs"),
+        progress=tell,
+    )
     rows = {
         "checkpoint": f"{args.which}, step {found.checkpoint:,}",
         "episodes": f"{len(found.returns):,} of {args.episodes:,}, actions "

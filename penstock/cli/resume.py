@@ -18,8 +18,14 @@ def run(argv: list[str]) -> int:
     """Resumes as the arguments say; gives the exit code."""
     parser = Parser("resume", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="run directory")
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
-                        help="import a package first, because it registers environments")  # fmt: skip
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="PKG",
+        help="import a package first, because it registers environments",
+    )
     args, rest = parser.parse_known_args(argv)
     changes = dotted(rest, parser)
     here_on_path()

@@ -26,8 +26,14 @@ def train_parser() -> Parser:
     """The options of `penstock train` that are not settings of algorithm, sampler and run."""
     parser = Parser("train", _DESCRIPTION, add_help=False, usage="penstock train ALGO --env ID [OPTIONS]")
     parser.add_argument("--env", metavar="ID", help="Gymnasium id, or module:qualname of something that makes one")
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG",
-                        help="import a package first, because it registers environments; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="PKG",
+        help="import a package first, because it registers environments; may be repeated",
+    )
     parser.add_argument(
         "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
     )
@@ -35,8 +41,11 @@ def train_parser() -> Parser:
         "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
     )
     parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
-    parser.add_argument("--env-checks", choices=("sampled", "always", "finite", "off"),
-                        help="how often observations are checked for NaN and bounds (default sampled)")  # fmt: skip
+    parser.add_argument(
+        "--env-checks",
+        choices=("sampled", "always", "finite", "off"),
+        help="how often observations are checked for NaN and bounds (default sampled)",
+    )
     parser.add_argument(
         "--sampler",
         metavar="NAME",
@@ -81,11 +90,16 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Any, Any]:
         exp = replace(exp, sampler=sized(find_sampler(args.sampler)(), exp.sampler.spec))
     settings = _settings(exp, list(rest))
     exp = replace(
-        exp, algo=settings.algo, sampler=settings.sampler, run=settings.run,
+        exp,
+        algo=settings.algo,
+        sampler=settings.sampler,
+        run=settings.run,
         env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
-        wrappers=(*exp.wrappers, *args.wrappers), info_keys=(*exp.info_keys, *args.info_keys),
-        imports=(*exp.imports, *args.imports), env_checks=args.env_checks or exp.env_checks,
-    )  # fmt: skip
+        wrappers=(*exp.wrappers, *args.wrappers),
+        info_keys=(*exp.info_keys, *args.info_keys),
+        imports=(*exp.imports, *args.imports),
+        env_checks=args.env_checks or exp.env_checks,
+    )
     if args.agent is not None:
         exp = replace(exp, algo=replace(exp.algo, agent=import_object(args.agent)))
     return exp, found

@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
-from penstock.core.tree import Tree, struct, tree_leaves, tree_map
+from penstock.core.tree import Tree, struct, tree_assign, tree_leaves, tree_map
 
 Array = Any
 """A numpy array or torch tensor."""
@@ -207,7 +207,7 @@ def allocate_batch(
 def carry_over(source: SampleBatch, out: SampleBatch) -> None:
     """Copies row T of one batch to row 0 of the next, which may be the same buffer."""
     for name in ROWS_AND_NEXT:
-        tree_map(lambda x, y: x.__setitem__(0, y[-1]), getattr(out, name), getattr(source, name))
+        tree_assign(getattr(out, name), 0, getattr(source, name), -1)
 
 
 def poison(batch: SampleBatch) -> None:

@@ -73,8 +73,10 @@ def from_plain(plain: Any) -> Any:
             )
         if "class" in plain:
             if plain["class"] is None:
-                raise ConfigError("stored settings are of a class that cannot be imported (local, or of the user's "
-                                  "script); pass them again, or move the class into a module")  # fmt: skip
+                raise ConfigError(
+                    "stored settings are of a class that cannot be imported (local, or of the user's "
+                    "script); pass them again, or move the class into a module"
+                )
             cls = import_object(plain["class"])
             known = {f.name: f for f in dataclasses.fields(cls)}
             given = {key: from_plain(item) for key, item in plain.items() if key != "class"}

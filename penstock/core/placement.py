@@ -28,8 +28,10 @@ class Placement:
         named = {f"workers[{w}]": cpus for w, cpus in enumerate(self.workers)}
         for name, cpus in {**named, "server": self.server, "learner": self.learner}.items():
             if any(cpu < 0 for cpu in cpus):
-                raise ConfigError(f"Placement.{name}={tuple(cpus)} names CPU {min(cpus)}; expected numbers from 0, as the file "
-                                  "/sys/devices/system/cpu/online has them")  # fmt: skip
+                raise ConfigError(
+                    f"Placement.{name}={tuple(cpus)} names CPU {min(cpus)}; expected numbers from 0, as the file "
+                    "/sys/devices/system/cpu/online has them"
+                )
             if len(set(cpus)) < len(cpus):
                 twice = sorted({cpu for cpu in cpus if list(cpus).count(cpu) > 1})
                 raise ConfigError(
@@ -67,8 +69,10 @@ def pin(cpus: Iterable[int], allowed: Iterable[int] | None = None) -> None:
                 return
             os.sched_setaffinity(0, before)
             usable = usable - (wanted - granted)
-    raise ConfigError(f"CPU {_listed(wanted - usable)} is not for this process to use; expected some of {_listed(usable) or 'none'}. "
-                      "Change the placement, or leave it out")  # fmt: skip
+    raise ConfigError(
+        f"CPU {_listed(wanted - usable)} is not for this process to use; expected some of {_listed(usable) or 'none'}. "
+        "Change the placement, or leave it out"
+    )
 
 
 def _listed(cpus: set[int]) -> str:

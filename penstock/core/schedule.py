@@ -54,8 +54,10 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
         or (len(numbers) == 3 and numbers[2] <= 0)
         or (steps is not None and not 0.0 < steps < math.inf)
     ):
-        raise ConfigError(f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]), "
-                          "linear(start, end, steps=N) or cosine(...)")  # fmt: skip
+        raise ConfigError(
+            f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]), "
+            "linear(start, end, steps=N) or cosine(...)"
+        )
     start, end = numbers[:2]
     if steps is not None:
         fraction = min(env_steps / steps, 1.0)

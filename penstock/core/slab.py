@@ -90,8 +90,10 @@ def _require(size: int, what: str) -> None:
         except (OSError, ValueError):  # no such controller, or no limit ("max")
             continue
     if size > free:
-        raise ConfigError(f"{what} needs {size:,} bytes of shared memory, and {free:,} are free; use T or B smaller by a factor "
-                          f"of {size / max(free, 1):.1f}, or smaller observations")  # fmt: skip
+        raise ConfigError(
+            f"{what} needs {size:,} bytes of shared memory, and {free:,} are free; use T or B smaller by a factor "
+            f"of {size / max(free, 1):.1f}, or smaller observations"
+        )
 
 
 def _available() -> int:

@@ -97,8 +97,10 @@ class EnvSpec:
 
 def describe(tree: Tree) -> str:
     """A short text for messages: `box[4] float32`, or its leaves in braces."""
-    parts = [f"{leaf.kind}{list(leaf.shape) if leaf.shape else f'({leaf.sizes[0]})' if leaf.sizes else ''} {leaf.dtype}"
-             for leaf in tree_leaves(tree)]  # fmt: skip
+    parts = [
+        f"{leaf.kind}{list(leaf.shape) if leaf.shape else f'({leaf.sizes[0]})' if leaf.sizes else ''} {leaf.dtype}"
+        for leaf in tree_leaves(tree)
+    ]
     return parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
 
 
@@ -109,8 +111,17 @@ def allocate(tree: Tree, *leading: int) -> Tree:
 
 def _tree_to_plain(tree: Tree) -> Any:
     if isinstance(tree, LeafSpec):
-        return {"leaf": [tree.kind, list(tree.shape), tree.dtype, _numbers(tree.low), _numbers(tree.high),
-                         list(tree.sizes), _numbers(tree.start)]}  # fmt: skip
+        return {
+            "leaf": [
+                tree.kind,
+                list(tree.shape),
+                tree.dtype,
+                _numbers(tree.low),
+                _numbers(tree.high),
+                list(tree.sizes),
+                _numbers(tree.start),
+            ]
+        }
     if isinstance(tree, dict):
         return {"dict": {key: _tree_to_plain(value) for key, value in tree.items()}}
     return {"tuple": [_tree_to_plain(value) for value in tree]}
@@ -119,8 +130,15 @@ def _tree_to_plain(tree: Tree) -> Any:
 def _tree_from_plain(plain: Any) -> Tree:
     match plain:
         case {"leaf": [kind, shape, dtype, low, high, sizes, start]}:
-            return LeafSpec(kind, tuple(shape), dtype, _from_numbers(low), _from_numbers(high), tuple(sizes),
-                            tuple(start) if isinstance(start, list) else start)  # fmt: skip
+            return LeafSpec(
+                kind,
+                tuple(shape),
+                dtype,
+                _from_numbers(low),
+                _from_numbers(high),
+                tuple(sizes),
+                tuple(start) if isinstance(start, list) else start,
+            )
         case {"dict": items}:
             return {key: _tree_from_plain(value) for key, value in items.items()}
         case {"tuple": items}:

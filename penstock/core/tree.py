@@ -44,6 +44,12 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     return optree.tree_map(fn, tree, *rest, namespace=_NAMESPACE)
 
 
+def tree_assign(out: Tree, at: Any, values: Tree, source: Any = ...) -> None:
+    """Writes `values[source]` into `out[at]`, leaf by leaf and in place; by default each leaf of `values` as a whole."""
+    for x, y in zip(tree_leaves(out), tree_leaves(values), strict=True):
+        x[at] = y if source is ... else y[source]
+
+
 def tree_leaves(tree: Tree) -> list[Any]:
     """The leaves, dict keys in sorted order, fields in the order of their declaration."""
     return optree.tree_leaves(tree, namespace=_NAMESPACE)

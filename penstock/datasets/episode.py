@@ -114,9 +114,11 @@ def check_spec(found: EnvSpec, env: EnvSpec, dataset: str, env_name: str) -> Non
             keys = [key for key in LeafSpec.__dataclass_fields__ if getattr(x, key) != getattr(y, key)]
             if keys:
                 seen, expected = (getattr(leaf, keys[0]) for leaf in (x, y))
-                raise ConfigError(f"dataset {dataset} has other spaces than {env_name}: {keys[0]} of {name}{path} is {seen}, "
-                                  f"the environment's is {expected}; use the environment (and wrappers) that it was "
-                                  "recorded in")  # fmt: skip
+                raise ConfigError(
+                    f"dataset {dataset} has other spaces than {env_name}: {keys[0]} of {name}{path} is {seen}, "
+                    f"the environment's is {expected}; use the environment (and wrappers) that it was "
+                    "recorded in"
+                )
 
 
 def clipped(action: Tree, spec: Tree) -> Tree:

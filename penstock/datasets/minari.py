@@ -60,13 +60,16 @@ class MinariEpisodes:
         try:
             self._file: Any = h5py.File(self.path / _MAIN, "r")
         except OSError as error:
-            raise ConfigError(f"{self.path / _MAIN} is missing, half-written or damaged ({error}); copy it again, or "
-                              "record it anew") from error  # fmt: skip
+            raise ConfigError(
+                f"{self.path / _MAIN} is missing, half-written or damaged ({error}); copy it again, or record it anew"
+            ) from error
         names = [f"episode_{i}" for i in range(len(self._file))]
         absent = [name for name in names if name not in self._file or "rewards" not in self._file[name]]
         if absent or not names or len(names) != metadata["total_episodes"]:
-            raise ConfigError(f"{self.path / _MAIN} holds {len(names)} episodes{f', {absent[0]} not whole' if absent else ''}; "
-                              f"{_METADATA} says {metadata['total_episodes']}: it is half-written, record it anew")  # fmt: skip
+            raise ConfigError(
+                f"{self.path / _MAIN} holds {len(names)} episodes{f', {absent[0]} not whole' if absent else ''}; "
+                f"{_METADATA} says {metadata['total_episodes']}: it is half-written, record it anew"
+            )
         self._lengths = np.array([self._file[name]["rewards"].shape[0] for name in names], np.int64)
         infos = self._file[names[0]].get("infos", {})
         self._info = {f"{ENV}{key}": ("float32", ()) for key, x in infos.items() if _is_number(x)}
@@ -152,11 +155,17 @@ def write_minari(
         raise ConfigError(f"{path} holds a Minari dataset, which was not touched; choose another directory")
     name = minari_id(path)
     metadata: dict[str, Any] = {
-        "total_episodes": len(source.lengths), "total_steps": int(source.lengths.sum()), "data_format": "hdf5",
-        "jpeg_encoding": False, "observation_space": json.dumps(space_to_plain(source.spec.obs)),
-        "action_space": json.dumps(space_to_plain(source.spec.action)), "dataset_id": name, "minari_version": _VERSION,
-        "env_name": env, "algorithm_name": algorithm,
-    }  # fmt: skip
+        "total_episodes": len(source.lengths),
+        "total_steps": int(source.lengths.sum()),
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "observation_space": json.dumps(space_to_plain(source.spec.obs)),
+        "action_space": json.dumps(space_to_plain(source.spec.action)),
+        "dataset_id": name,
+        "minari_version": _VERSION,
+        "env_name": env,
+        "algorithm_name": algorithm,
+    }
     metadata |= {"env_spec": env_spec} if env_spec is not None else {}
     temporary = data / f".{_MAIN}.tmp"
     try:
@@ -170,8 +179,9 @@ def write_minari(
         os.replace(data / f".{_METADATA}.tmp", data / _METADATA)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write Minari dataset {path}: {error.strerror or error}; {source.name} is "
-                              "untouched") from error  # fmt: skip
+        raise CheckpointError(
+            f"cannot write Minari dataset {path}: {error.strerror or error}; {source.name} is untouched"
+        ) from error
     return data
 
 
@@ -249,8 +259,10 @@ def _read_metadata(data: Path) -> dict[str, Any]:
         metadata: dict[str, Any] = json.loads(path.read_text())
         metadata["total_episodes"] = int(metadata["total_episodes"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{path} is missing, half-written or damaged ({type(error).__name__}: {error}); copy the dataset "
-                          "again, or load and save it with Minari 0.5, which writes this file") from error  # fmt: skip
+        raise ConfigError(
+            f"{path} is missing, half-written or damaged ({type(error).__name__}: {error}); copy the dataset "
+            "again, or load and save it with Minari 0.5, which writes this file"
+        ) from error
     if (kind := metadata.get("data_format", "hdf5")) != "hdf5":
         raise ConfigError(f"{path}: data_format is {kind!r}; expected 'hdf5': convert it with Minari")
     return metadata

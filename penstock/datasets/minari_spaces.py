@@ -33,8 +33,10 @@ def stored_spec(metadata: Mapping[str, Any], where: str) -> EnvSpec:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     except Exception as error:  # gym.make runs foreign code
-        raise ConfigError(f"{where} does not say which spaces its data has ({type(error).__name__}: {error}); expected "
-                          "observation_space and action_space as Minari 0.5 writes them") from error  # fmt: skip
+        raise ConfigError(
+            f"{where} does not say which spaces its data has ({type(error).__name__}: {error}); expected "
+            "observation_space and action_space as Minari 0.5 writes them"
+        ) from error
     try:
         return env_spec(env)
     finally:
@@ -75,5 +77,7 @@ def _gym_space(plain: Mapping[str, Any]) -> spaces.Space[Any]:
         return spaces.MultiDiscrete(plain["nvec"], dtype=plain["dtype"], start=plain["start"])
     if kind == "MultiBinary":
         return spaces.MultiBinary(plain["n"])
-    raise ConfigError(f"a {kind} space has no array of fixed size; expected Box, Discrete, MultiDiscrete, MultiBinary, "
-                      "and Dict or Tuple of these")  # fmt: skip
+    raise ConfigError(
+        f"a {kind} space has no array of fixed size; expected Box, Discrete, MultiDiscrete, MultiBinary, "
+        "and Dict or Tuple of these"
+    )

@@ -40,15 +40,21 @@ def open_dataset(directory: str | Path) -> EpisodeSource:
     if is_minari(path):
         return MinariEpisodes(path)
     if not path.is_dir():
-        raise ConfigError(f"no dataset at {path} (from {Path.cwd()}); expected a folder that `penstock record RUN --dataset "
-                          "DIR` or Minari wrote")  # fmt: skip
+        raise ConfigError(
+            f"no dataset at {path} (from {Path.cwd()}); expected a folder that `penstock record RUN --dataset "
+            "DIR` or Minari wrote"
+        )
     if (path / STAGING / INDEX).is_file():
-        raise ConfigError(f"{path} is half-written: whoever recorded it ended before its HDF5 file was made; go on with "
-                          "`penstock record RUN --dataset DIR --format minari --append`, or keep just what is there with "
-                          "--append --episodes 0")  # fmt: skip
+        raise ConfigError(
+            f"{path} is half-written: whoever recorded it ended before its HDF5 file was made; go on with "
+            "`penstock record RUN --dataset DIR --format minari --append`, or keep just what is there with "
+            "--append --episodes 0"
+        )
     names = sorted(p.name for p in path.iterdir())
-    raise ConfigError(f"{path} is no dataset: it holds {', '.join(names[:8]) or 'nothing'}; expected {INDEX} (penstock) or "
-                      "data/main_data.hdf5 and data/metadata.json (Minari)")  # fmt: skip
+    raise ConfigError(
+        f"{path} is no dataset: it holds {', '.join(names[:8]) or 'nothing'}; expected {INDEX} (penstock) or "
+        "data/main_data.hdf5 and data/metadata.json (Minari)"
+    )
 
 
 class Dataset:
@@ -64,9 +70,12 @@ class Dataset:
         if not self.index["complete"]:
             shards = self.index["shards"]
             count = sum(shard["episodes"] for shard in shards)
-            kept = (f"Its {count:,} whole episodes in {len(shards)} shards are not lost: go on with `penstock record RUN "
-                    "--dataset DIR --append`, or keep just these with --append --episodes 0" if count else
-                    "It holds no whole episode yet: go on with `penstock record RUN --dataset DIR --append`")  # fmt: skip
+            kept = (
+                f"Its {count:,} whole episodes in {len(shards)} shards are not lost: go on with `penstock record RUN "
+                "--dataset DIR --append`, or keep just these with --append --episodes 0"
+                if count
+                else "It holds no whole episode yet: go on with `penstock record RUN --dataset DIR --append`"
+            )
             raise ConfigError(
                 f"dataset {self.path} is half-written: whoever recorded it ended before it was complete. {kept}"
             )
@@ -135,8 +144,10 @@ class Dataset:
                 with path.open("rb") as stream:
                     found = hashlib.file_digest(stream, "sha256").hexdigest()
                 if found != entry["sha256"]:
-                    raise ConfigError(f"{path} is damaged: sha256 {found[:12]}..., expected {entry['sha256'][:12]}...; copy "
-                                      "the dataset again, or record it anew")  # fmt: skip
+                    raise ConfigError(
+                        f"{path} is damaged: sha256 {found[:12]}..., expected {entry['sha256'][:12]}...; copy "
+                        "the dataset again, or record it anew"
+                    )
 
     def close(self) -> None:
         self._open.clear()
@@ -169,8 +180,10 @@ def read_index(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({type(error).__name__}: {error}); copy the dataset again") from error
     if version != FORMAT or keys:
-        raise ConfigError(f"{path} is of format {version}{f' without {sorted(keys)}' if keys else ''}; this version of "
-                          f"penstock reads format {FORMAT}")  # fmt: skip
+        raise ConfigError(
+            f"{path} is of format {version}{f' without {sorted(keys)}' if keys else ''}; this version of "
+            f"penstock reads format {FORMAT}"
+        )
     return index
 
 

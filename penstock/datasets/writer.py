@@ -38,9 +38,15 @@ class DatasetWriter:
     """
 
     def __init__(
-        self, directory: str | Path, spec: EnvSpec, *, env: str = "", append: bool = False,
-        made_by: Mapping[str, Any] | None = None, shard_bytes: int = 64 << 20,
-    ) -> None:  # fmt: skip
+        self,
+        directory: str | Path,
+        spec: EnvSpec,
+        *,
+        env: str = "",
+        append: bool = False,
+        made_by: Mapping[str, Any] | None = None,
+        shard_bytes: int = 64 << 20,
+    ) -> None:
         self.path, self.spec = Path(directory), spec
         self._limit, self._bytes = shard_bytes, 0
         self._kept: list[Episode] = []
@@ -53,8 +59,16 @@ class DatasetWriter:
             check_vacant(self.path)
             columns = {f"obs-{k}": f"obs{path}" for k, path in enumerate(tree_paths(spec.obs))}
             columns |= {f"action-{k}": f"action{path}" for k, path in enumerate(tree_paths(spec.action))}
-            self._index = {"format": FORMAT, "complete": False, "env": env, "spec": spec.to_plain(), "columns": columns,
-                           "info": {}, "made_by": [], "shards": []}  # fmt: skip
+            self._index = {
+                "format": FORMAT,
+                "complete": False,
+                "env": env,
+                "spec": spec.to_plain(),
+                "columns": columns,
+                "info": {},
+                "made_by": [],
+                "shards": [],
+            }
         self._made_by = [] if made_by is None else [dict(made_by)]
         if self._stored is None:
             self._guarded(lambda: self._write_begun([]))
@@ -112,8 +126,10 @@ class DatasetWriter:
             write()
         except OSError as error:
             safe = sum(shard["episodes"] for shard in self._index["shards"])
-            raise CheckpointError(f"cannot write dataset {self.path}: {error.strerror or error}; {safe:,} episodes in it are "
-                                  "safe: make room and go on with --append") from error  # fmt: skip
+            raise CheckpointError(
+                f"cannot write dataset {self.path}: {error.strerror or error}; {safe:,} episodes in it are "
+                "safe: make room and go on with --append"
+            ) from error
 
     def _write_shard(self) -> None:
         taken = [p.name for p in self.path.iterdir() if p.is_dir()]
@@ -174,15 +190,19 @@ def check_vacant(path: Path) -> None:
     if not path.is_dir():
         raise ConfigError(f"{path} is a file, which was not touched; a dataset is a folder: choose another name")
     if (path / STAGING / INDEX).is_file():
-        raise ConfigError(f"{path} holds a half-written Minari dataset, which was not touched; go on with it by --format "
-                          "minari --append, or choose another directory")  # fmt: skip
+        raise ConfigError(
+            f"{path} holds a half-written Minari dataset, which was not touched; go on with it by --format "
+            "minari --append, or choose another directory"
+        )
     if not (path / INDEX).is_file():
         raise ConfigError(f"{path} is not empty; nothing in it was touched: choose another directory for the dataset")
     index = read_index(path)
     what = "a dataset" if index["complete"] else "a half-written dataset"
     count = sum(shard["episodes"] for shard in index["shards"])
-    raise ConfigError(f"{path} holds {what} of {count:,} episodes, which was not touched; add to it with --append "
-                      "(append=True), or choose another directory")  # fmt: skip
+    raise ConfigError(
+        f"{path} holds {what} of {count:,} episodes, which was not touched; add to it with --append "
+        "(append=True), or choose another directory"
+    )
 
 
 def _npy(x: npt.NDArray[Any]) -> bytes:

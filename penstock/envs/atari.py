@@ -24,9 +24,17 @@ _SIZE = 84
 
 
 def atari(
-    game: str, *, sticky: float = 0.0, noop_max: int = 30, full_actions: bool = False, fire_reset: bool = False,
-    frame_skip: int = 4, stack: int = 4, max_frames: int = 108_000, render_mode: str | None = None,
-) -> Atari:  # fmt: skip
+    game: str,
+    *,
+    sticky: float = 0.0,
+    noop_max: int = 30,
+    full_actions: bool = False,
+    fire_reset: bool = False,
+    frame_skip: int = 4,
+    stack: int = 4,
+    max_frames: int = 108_000,
+    render_mode: str | None = None,
+) -> Atari:
     """One game with the published preprocessing: observations [stack, 84, 84] uint8, rewards of the game.
 
     Args:
@@ -45,9 +53,18 @@ def atari(
 
 
 def atari_vector(
-    game: str, num_envs: int = 1, *, sticky: float = 0.0, noop_max: int = 30, full_actions: bool = False,
-    fire_reset: bool = False, frame_skip: int = 4, stack: int = 4, max_frames: int = 108_000, threads: int = 0,
-) -> AtariVector:  # fmt: skip
+    game: str,
+    num_envs: int = 1,
+    *,
+    sticky: float = 0.0,
+    noop_max: int = 30,
+    full_actions: bool = False,
+    fire_reset: bool = False,
+    frame_skip: int = 4,
+    stack: int = 4,
+    max_frames: int = 108_000,
+    threads: int = 0,
+) -> AtariVector:
     """`num_envs` games in the threads of ale-py's batched environment, with the conventions of `atari`.
 
     Args:
@@ -61,11 +78,24 @@ def atari_vector(
     _rom_path(game)
     module = _imported("ale_py.vector_env")
     env = module.AtariVectorEnv(
-        game, num_envs, num_threads=threads, max_num_frames_per_episode=max_frames, repeat_action_probability=sticky,
-        full_action_space=full_actions, autoreset_mode=AutoresetMode.NEXT_STEP, img_height=_SIZE, img_width=_SIZE,
-        stack_num=stack, frameskip=frame_skip, maxpool=frame_skip > 1, noop_max=max(noop_max, 1),
-        use_fire_reset=fire_reset, episodic_life=False, life_loss_info=False, reward_clipping=False,
-    )  # fmt: skip
+        game,
+        num_envs,
+        num_threads=threads,
+        max_num_frames_per_episode=max_frames,
+        repeat_action_probability=sticky,
+        full_action_space=full_actions,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+        img_height=_SIZE,
+        img_width=_SIZE,
+        stack_num=stack,
+        frameskip=frame_skip,
+        maxpool=frame_skip > 1,
+        noop_max=max(noop_max, 1),
+        use_fire_reset=fire_reset,
+        episodic_life=False,
+        life_loss_info=False,
+        reward_clipping=False,
+    )
     return AtariVector(env)
 
 
@@ -81,9 +111,17 @@ class Atari(gym.Env[Frame, int]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
 
     def __init__(
-        self, game: str, sticky: float, noop_max: int, full_actions: bool, fire_reset: bool, frame_skip: int, stack: int,
-        max_frames: int, render_mode: str | None,
-    ) -> None:  # fmt: skip
+        self,
+        game: str,
+        sticky: float,
+        noop_max: int,
+        full_actions: bool,
+        fire_reset: bool,
+        frame_skip: int,
+        stack: int,
+        max_frames: int,
+        render_mode: str | None,
+    ) -> None:
         _check(sticky, noop_max, frame_skip, stack, max_frames)
         if render_mode not in (None, "rgb_array"):
             raise ConfigError(f"render_mode={render_mode!r}; expected None or 'rgb_array'")
@@ -159,9 +197,16 @@ class Atari(gym.Env[Frame, int]):
     def get_state(self) -> dict[str, Any]:
         """The emulator (14 kB), the frames and the generators, as arrays and plain Python."""
         ale = self._ale.cloneState(include_rng=True).serialize()
-        return {"ale": np.frombuffer(ale, np.uint8).copy(), "obs": self._obs.copy(), "frames": np.stack(self._frames),
-                "last": self._last, "lives": self._lives, "untouched": self._untouched, "rng": self.np_random.bit_generator.state,
-                "noop_rng": self._noop_rng.get_state(legacy=False)}  # fmt: skip
+        return {
+            "ale": np.frombuffer(ale, np.uint8).copy(),
+            "obs": self._obs.copy(),
+            "frames": np.stack(self._frames),
+            "last": self._last,
+            "lives": self._lives,
+            "untouched": self._untouched,
+            "rng": self.np_random.bit_generator.state,
+            "noop_rng": self._noop_rng.get_state(legacy=False),
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `get_state`, on any instance with the same settings."""
@@ -253,8 +298,10 @@ def _check(sticky: float, noop_max: int, frame_skip: int, stack: int, max_frames
     if not 0.0 <= sticky < 1.0:
         raise ConfigError(f"sticky={sticky}; expected a probability in [0, 1), usually 0 or 0.25")
     if min(frame_skip, stack, max_frames) < 1 or noop_max < 0:
-        raise ConfigError(f"frame_skip={frame_skip}, stack={stack}, max_frames={max_frames}, noop_max={noop_max}; expected at "
-                          "least 1, and at least 0 for noop_max")  # fmt: skip
+        raise ConfigError(
+            f"frame_skip={frame_skip}, stack={stack}, max_frames={max_frames}, noop_max={noop_max}; expected at "
+            "least 1, and at least 0 for noop_max"
+        )
 
 
 def _rom_path(game: str) -> Any:

@@ -32,8 +32,10 @@ def describe_violation(obs: Any, spec_tree: Tree, where: str) -> str | None:
             return f"{where}: got {_shown(obs)}, expected a dict with keys {sorted(spec_tree)}; the space is a Dict"
         if obs.keys() != spec_tree.keys():
             missing, extra = sorted(spec_tree.keys() - obs.keys()), sorted(map(str, obs.keys() - spec_tree.keys()))
-            return (f"{where}: got keys {sorted(map(str, obs))}, expected {sorted(spec_tree)}; missing {missing}, "
-                    f"unexpected {extra}: return every key of the space and no other")  # fmt: skip
+            return (
+                f"{where}: got keys {sorted(map(str, obs))}, expected {sorted(spec_tree)}; missing {missing}, "
+                f"unexpected {extra}: return every key of the space and no other"
+            )
         pairs = ((f"{where}[{key!r}]", obs[key], leaf) for key, leaf in spec_tree.items())
     else:
         if not isinstance(obs, tuple) or len(obs) != len(spec_tree):
@@ -97,8 +99,10 @@ def _discrete(obs: Any, leaf: LeafSpec, where: str) -> str | None:
 
 def _array(obs: Any, leaf: LeafSpec, where: str) -> str | None:
     if not isinstance(obs, (np.ndarray, np.generic)):
-        return (f"{where}: got {_shown(obs)}, expected a numpy array {leaf.dtype}{list(leaf.shape)}; return "
-                f"np.asarray(obs, dtype=np.{leaf.dtype})")  # fmt: skip
+        return (
+            f"{where}: got {_shown(obs)}, expected a numpy array {leaf.dtype}{list(leaf.shape)}; return "
+            f"np.asarray(obs, dtype=np.{leaf.dtype})"
+        )
     if obs.shape != leaf.shape:
         return f"{where}: got shape {list(obs.shape)}, expected {list(leaf.shape)}; nothing is broadcast, declare it so"
     dtype, low, high = value_limits(leaf)

@@ -86,8 +86,10 @@ class EnvConfig:
                 env = _expect_env(_call(functools.partial(wrap, env), {}, what), what)
             if self.mask_key is not None:
                 if isinstance(env, gym.vector.VectorEnv):
-                    raise ConfigError(f"mask_key={self.mask_key!r} with the vector environment {type(env).__name__}; "
-                                      "show the mask in its observation instead")  # fmt: skip
+                    raise ConfigError(
+                        f"mask_key={self.mask_key!r} with the vector environment {type(env).__name__}; "
+                        "show the mask in its observation instead"
+                    )
                 env = ActionMask(env, self.mask_key)
         except BaseException:
             env.close()
@@ -98,8 +100,10 @@ class EnvConfig:
         """As `make`, but a native batched environment is refused."""
         env = self.make()
         if isinstance(env, gym.vector.VectorEnv):
-            raise NativeEnvError(f"{self.name} made a VectorEnv, a native batched environment, where one environment for a slot was "
-                              "expected; use SerialSampler, or AlternatingSampler for two groups")  # fmt: skip
+            raise NativeEnvError(
+                f"{self.name} made a VectorEnv, a native batched environment, where one environment for a slot was "
+                "expected; use SerialSampler, or AlternatingSampler for two groups"
+            )
         return env
 
     def _factory(self) -> Callable[..., Any]:
@@ -112,8 +116,10 @@ class EnvConfig:
             if name not in gym.registry and name.replace(".", "").isidentifier():
                 found = import_object(self.env)
                 if not callable(found):
-                    raise ConfigError(f"env={self.env!r} is {type(found).__name__} {found!r}; expected a callable that "
-                                      "makes an environment")  # fmt: skip
+                    raise ConfigError(
+                        f"env={self.env!r} is {type(found).__name__} {found!r}; expected a callable that "
+                        "makes an environment"
+                    )
                 return found
         return functools.partial(_make_registered, name if colon else self.env)
 
@@ -164,8 +170,9 @@ def _expect_env(made: Any, what: str) -> AnyEnv:
         hint = "; is a `return` missing?"
     elif any(base.__module__.split(".")[0] == "gym" for base in cls.__mro__):
         hint = "; that is the old `gym`: derive from gymnasium.Env, or convert it with shimmy"
-    raise ConfigError(f"{what} gave {cls.__module__}.{cls.__qualname__}; expected a gymnasium.Env or "
-                      f"gymnasium.vector.VectorEnv{hint}")  # fmt: skip
+    raise ConfigError(
+        f"{what} gave {cls.__module__}.{cls.__qualname__}; expected a gymnasium.Env or gymnasium.vector.VectorEnv{hint}"
+    )
 
 
 def _import_module(module: str, setting: str) -> None:

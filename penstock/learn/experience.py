@@ -56,24 +56,39 @@ class Experience:
     """
 
     def __init__(
-        self, replay: ReplayLike, batch_size: int, replay_ratio: float, learning_starts: int, *, sample_rows: int = 1,
-        noise_size: int = 0, after_update: Callable[[Any, Any, int], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        replay: ReplayLike,
+        batch_size: int,
+        replay_ratio: float,
+        learning_starts: int,
+        *,
+        sample_rows: int = 1,
+        noise_size: int = 0,
+        after_update: Callable[[Any, Any, int], None] | None = None,
+    ) -> None:
         capacity = replay.settings.capacity
         if batch_size < 1 or replay_ratio <= 0.0 or learning_starts < 0:
-            raise ConfigError(f"batch_size={batch_size}, replay_ratio={replay_ratio}, learning_starts={learning_starts}; expected "
-                              "positive numbers (learning_starts may be 0)")  # fmt: skip
+            raise ConfigError(
+                f"batch_size={batch_size}, replay_ratio={replay_ratio}, learning_starts={learning_starts}; expected "
+                "positive numbers (learning_starts may be 0)"
+            )
         if not replay_ratio <= _MOST_UPDATES * batch_size * sample_rows:
             one = batch_size * sample_rows
-            raise ConfigError(f"replay_ratio={replay_ratio:g} is {replay_ratio / one:,.3g} gradient steps for each environment step; "
-                              f"expected at most {_MOST_UPDATES:,} ({one} is one a step)")  # fmt: skip
+            raise ConfigError(
+                f"replay_ratio={replay_ratio:g} is {replay_ratio / one:,.3g} gradient steps for each environment step; "
+                f"expected at most {_MOST_UPDATES:,} ({one} is one a step)"
+            )
         if batch_size * sample_rows > capacity or learning_starts > capacity:
-            raise ConfigError(f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or than "
-                              f"learning_starts={learning_starts}; use replay.capacity >= "
-                              f"{max(batch_size * sample_rows, learning_starts)}")  # fmt: skip
+            raise ConfigError(
+                f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or than "
+                f"learning_starts={learning_starts}; use replay.capacity >= "
+                f"{max(batch_size * sample_rows, learning_starts)}"
+            )
         if replay.settings.index == "fifo" and replay_ratio > (most := sample_rows / replay.view.stride):
-            raise ConfigError(f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of at "
-                              f"most {most:g}, or another index")  # fmt: skip
+            raise ConfigError(
+                f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of at "
+                f"most {most:g}, or another index"
+            )
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
         self.after_update = after_update
@@ -231,8 +246,10 @@ def samples(policy: Any, count: int, rng: np.random.Generator) -> Iterator[tuple
         for left in range(count, 0, -1):
             if not wait([future], _READ_TIMEOUT_S).done:
                 where = own.replay.settings.dir or "memory"
-                raise LearnerError(f"a batch of {own.batch_size:,} samples of replay in {where} was not read within {_READ_TIMEOUT_S:g} s; "
-                                   "resume from the last checkpoint, with replay.dir on a disk that answers")  # fmt: skip
+                raise LearnerError(
+                    f"a batch of {own.batch_size:,} samples of replay in {where} was not read within {_READ_TIMEOUT_S:g} s; "
+                    "resume from the last checkpoint, with replay.dir on a disk that answers"
+                )
             present, x = drawn, future.result(0)
             if left > 1:
                 drawn = draw()

@@ -42,8 +42,10 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
     """
     totals = loss.total if isinstance(loss.total, dict) else {"all": loss.total}
     if not totals or not totals.keys() <= optimizers.keys():
-        raise ConfigError(f"loss_fn gave totals for {sorted(totals)}; optimizer_fn gave optimizers {sorted(optimizers)}: one "
-                          "tensor goes with the one optimizer 'all', else each total needs an optimizer of its name")  # fmt: skip
+        raise ConfigError(
+            f"loss_fn gave totals for {sorted(totals)}; optimizer_fn gave optimizers {sorted(optimizers)}: one "
+            "tensor goes with the one optimizer 'all', else each total needs an optimizer of its name"
+        )
     largest = 0.0
     for i, (name, total) in enumerate(totals.items()):
         parameters = [p for group in optimizers[name].param_groups for p in group["params"]]
@@ -107,10 +109,22 @@ class Adam:
         params, gradients, averages, squares, steps = map(list, zip(*held))
         torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         torch._fused_adam_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-            params, gradients, averages, squares, [], steps,
-            amsgrad=False, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=0.0,
-            eps=group["eps"], maximize=False, grad_scale=None, found_inf=None,
-        )  # fmt: skip
+            params,
+            gradients,
+            averages,
+            squares,
+            [],
+            steps,
+            amsgrad=False,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+            grad_scale=None,
+            found_inf=None,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Steps, moments and settings: tensors and plain Python."""
@@ -121,8 +135,10 @@ class Adam:
         """The inverse of `state_dict`. Raises CheckpointError if the parameters are not of the same shapes."""
         shapes = [tuple(x.shape) for x in self._averages]
         if [tuple(x.shape) for x in state["averages"]] != shapes:
-            raise CheckpointError(f"the stored Adam holds shapes {[tuple(x.shape) for x in state['averages']]}; the agent "
-                                  f"has {shapes}: was net changed?")  # fmt: skip
+            raise CheckpointError(
+                f"the stored Adam holds shapes {[tuple(x.shape) for x in state['averages']]}; the agent "
+                f"has {shapes}: was net changed?"
+            )
         held = [*self._averages, *self._squares, *self._steps]
         for own, stored in zip(held, [*state["averages"], *state["squares"], *state["steps"]]):
             own.copy_(stored)

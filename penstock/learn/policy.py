@@ -208,10 +208,15 @@ class Policy:
         return {
             "agent": self.agent.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "counters": {"version": self.version, "updates": self.updates, "skipped": self.skipped,
-                         "skips_in_a_row": self._skips_in_a_row, "predictions": self._predictions},
+            "counters": {
+                "version": self.version,
+                "updates": self.updates,
+                "skipped": self.skipped,
+                "skips_in_a_row": self._skips_in_a_row,
+                "predictions": self._predictions,
+            },
             **({} if self.experience is None else {"experience": self.experience.state_dict()}),
-        }  # fmt: skip
+        }
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """The large arrays that belong to the state, views of live memory: the replay's."""
@@ -245,8 +250,11 @@ def _misfit(own: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
     def shape(x: Any) -> list[int] | None:
         return list(x.shape) if isinstance(x, Tensor) else None
 
-    found = [f"{key} is {shape(stored[key])} there and {shape(own[key])} here" for key in own if key in stored
-             and shape(own[key]) != shape(stored[key])]  # fmt: skip
+    found = [
+        f"{key} is {shape(stored[key])} there and {shape(own[key])} here"
+        for key in own
+        if key in stored and shape(own[key]) != shape(stored[key])
+    ]
     found += [f"which has {key}" for key in own if key not in stored]
     found += [f"which has no {key}" for key in stored if key not in own]
     more = f", and {len(found) - 1} more such" if len(found) > 1 else ""
@@ -261,8 +269,10 @@ def _obs_arrays(spec: Tree, obs: Any, where: str) -> list[np.ndarray[Any, Any]]:
         except ValueError as error:
             raise ConfigError(f"predict: {where} is no array: {error}; expected shape {list(spec.shape)}") from error
         if x.dtype == object or x.shape[max(x.ndim - len(spec.shape), 0) :] != spec.shape:
-            raise ConfigError(f"predict: {where} is {x.dtype}{list(x.shape)}; expected {spec.dtype}{list(spec.shape)}, or a batch "
-                              f"[N, {', '.join(map(str, spec.shape))}]")  # fmt: skip
+            raise ConfigError(
+                f"predict: {where} is {x.dtype}{list(x.shape)}; expected {spec.dtype}{list(spec.shape)}, or a batch "
+                f"[N, {', '.join(map(str, spec.shape))}]"
+            )
         return [x]
     if isinstance(spec, dict):
         if not isinstance(obs, Mapping) or set(obs) != set(spec):

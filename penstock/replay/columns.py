@@ -174,8 +174,10 @@ class FrameColumn:
                 raise ConfigError(_REFUSED)
 
 
-_REFUSED = ("observations are no stacks [C, H, W] of the frames of single rows, so they cannot be kept frame by frame; "
-            "use replay.deduplicate_frames=False")  # fmt: skip
+_REFUSED = (
+    "observations are no stacks [C, H, W] of the frames of single rows, so they cannot be kept frame by frame; "
+    "use replay.deduplicate_frames=False"
+)
 
 
 def stored_dtype(dtype: Any) -> np.dtype[Any]:

@@ -57,8 +57,10 @@ class HindsightTransitions:
         ]
         if len(goals) < 2 or goals[0].shape != goals[1].shape:
             seen = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
-            raise ConfigError(f"replay.hindsight with observations {seen}; expected a Dict with achieved_goal and desired_goal, two arrays "
-                              "of one shape")  # fmt: skip
+            raise ConfigError(
+                f"replay.hindsight with observations {seen}; expected a Dict with achieved_goal and desired_goal, two arrays "
+                "of one shape"
+            )
         self._plain, self.span, self._share, self._reward_fn = plain, plain.span, k / (k + 1), reward_fn
         self._rewards(*(allocate(leaf, 2) for leaf in goals))
 
@@ -94,8 +96,10 @@ class HindsightTransitions:
         reward, terminated = found if isinstance(found, tuple) else (found, None)
         for name, x in (("reward", reward), ("terminated", terminated)):
             if x is not None and np.shape(x) != (len(achieved),):
-                raise ConfigError(f"replay.reward_fn gave {name} of shape {list(np.shape(x))} for {len(achieved)} goals; expected "
-                                  f"[{len(achieved)}]: it must take batches")  # fmt: skip
+                raise ConfigError(
+                    f"replay.reward_fn gave {name} of shape {list(np.shape(x))} for {len(achieved)} goals; expected "
+                    f"[{len(achieved)}]: it must take batches"
+                )
         return np.asarray(reward, np.float32), None if terminated is None else np.asarray(terminated, bool)
 
 

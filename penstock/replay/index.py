@@ -123,8 +123,10 @@ class FifoIndex(UniformIndex):
             )
         slots = self._usable.shape[1]
         low = max(self._next, self.tail * slots)
-        found = [low + part.start + np.flatnonzero(self._flat[at])
-                 for at, part in ring_slices(low, self.head * slots - low, len(self._flat))]  # fmt: skip
+        found = [
+            low + part.start + np.flatnonzero(self._flat[at])
+            for at, part in ring_slices(low, self.head * slots - low, len(self._flat))
+        ]
         drawn = np.concatenate(found)[:n]
         # A unit that was drawn is usable no more, so it is not counted either, now or when it is forgotten.
         self._flat[drawn % len(self._flat)] = False

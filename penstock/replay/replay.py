@@ -55,16 +55,24 @@ class Replay:
     """
 
     def __init__(
-        self, spec: EnvSpec, settings: ReplaySettings, view: View, *, info: tuple[str, ...] = (),
-        priority_fn: PriorityFn | None = None, state: Tree = None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: EnvSpec,
+        settings: ReplaySettings,
+        view: View,
+        *,
+        info: tuple[str, ...] = (),
+        priority_fn: PriorityFn | None = None,
+        state: Tree = None,
+    ) -> None:
         self.spec, self.settings, self.view = spec, settings, view
         self._info, self._priority_fn, self._state = info, priority_fn, state
         if settings.index == "prioritized" and settings.fresh_priority == "agent" and priority_fn is None:
             raise ConfigError("replay.fresh_priority='agent' with an algorithm that records no values; use 'max'")
         if settings.hindsight and not isinstance(view, HindsightTransitions):
-            raise ConfigError(f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose goals "
-                              "stay as they were; use hindsight=0, or an algorithm of single transitions")  # fmt: skip
+            raise ConfigError(
+                f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose goals "
+                "stay as they were; use hindsight=0, or an algorithm of single transitions"
+            )
         self.storage: Storage | None = None
         self.index: Index | None = None
         self.appended = 0
@@ -87,15 +95,26 @@ class Replay:
         rows = math.ceil(settings.capacity / B) + 1
         rows = math.ceil(rows / stride) * stride
         if rows < needed:
-            raise ConfigError(f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} with "
-                              f"samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}")  # fmt: skip
+            raise ConfigError(
+                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} with "
+                f"samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}"
+            )
         if self._state is not None and stride % T:
-            raise ConfigError(f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin every "
-                              f"{stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}")  # fmt: skip
+            raise ConfigError(
+                f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin every "
+                f"{stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
+            )
         self.storage = Storage(
-            self.spec, rows, B, frames=settings.deduplicate_frames, info=_chosen(info, self._info), state=self._state,
-            state_every=stride, folder=None if settings.dir is None else Path(settings.dir), episodes=self.view.episodes,
-        )  # fmt: skip
+            self.spec,
+            rows,
+            B,
+            frames=settings.deduplicate_frames,
+            info=_chosen(info, self._info),
+            state=self._state,
+            state_every=stride,
+            folder=None if settings.dir is None else Path(settings.dir),
+            episodes=self.view.episodes,
+        )
         units = rows // stride
         if settings.index == "prioritized":
             self.index = PrioritizedIndex(units, B, settings.priority_alpha)
@@ -108,8 +127,10 @@ class Replay:
             return f"replay of {self.settings.capacity:,} rows"
         storage, total = self.storage, self.bytes
         rows, where = (storage.rows - 1) * storage.slots, self.settings.dir or "memory"
-        return (f"replay of {rows:,} rows x {total / (storage.rows * storage.slots):,.0f} B = {gigabytes(total)} in "
-                f"{where}, {self.settings.index}")  # fmt: skip
+        return (
+            f"replay of {rows:,} rows x {total / (storage.rows * storage.slots):,.0f} B = {gigabytes(total)} in "
+            f"{where}, {self.settings.index}"
+        )
 
     @property
     def bytes(self) -> int:
@@ -171,8 +192,13 @@ class Replay:
         """Everything but what `arrays` gives."""
         if self.storage is None or self.index is None:
             return {"prepared": None}
-        return {"prepared": [self.storage.rows, self.storage.slots], "index_kind": self.settings.index, "appended": self.appended,
-                "storage": self.storage.state_dict(), "index": self.index.state_dict()}  # fmt: skip
+        return {
+            "prepared": [self.storage.rows, self.storage.slots],
+            "index_kind": self.settings.index,
+            "appended": self.appended,
+            "storage": self.storage.state_dict(),
+            "index": self.index.state_dict(),
+        }
 
     def arrays(self) -> dict[str, Array]:
         """The written part of every array, and the index's, views of live memory."""
@@ -187,17 +213,23 @@ class Replay:
         storage, index = self._live()
         if [storage.rows, storage.slots] != list(state["prepared"]):
             rows, slots = state["prepared"]
-            raise CheckpointError(f"the checkpoint's replay has {rows - 1} rows of {slots} slots; this one has {storage.rows - 1} of "
-                                  f"{storage.slots}: resume with the replay.capacity and sampler.B of the run")  # fmt: skip
+            raise CheckpointError(
+                f"the checkpoint's replay has {rows - 1} rows of {slots} slots; this one has {storage.rows - 1} of "
+                f"{storage.slots}: resume with the replay.capacity and sampler.B of the run"
+            )
         if self.settings.index != state["index_kind"]:
-            raise CheckpointError(f"the checkpoint's replay has replay.index={state['index_kind']!r}; this one has "
-                                  f"{self.settings.index!r}: resume with the replay settings of the run")  # fmt: skip
+            raise CheckpointError(
+                f"the checkpoint's replay has replay.index={state['index_kind']!r}; this one has "
+                f"{self.settings.index!r}: resume with the replay settings of the run"
+            )
         for name, x in index.arrays().items():
             stored = arrays.get(f"index.{name}")
             if stored is None or (stored.shape, stored.dtype) != (x.shape, x.dtype):
                 seen = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
-                raise CheckpointError(f"the checkpoint's replay has {seen} as index.{name}; this one keeps {x.dtype}{list(x.shape)}: "
-                                      "resume with the replay settings of the run")  # fmt: skip
+                raise CheckpointError(
+                    f"the checkpoint's replay has {seen} as index.{name}; this one keeps {x.dtype}{list(x.shape)}: "
+                    "resume with the replay settings of the run"
+                )
         storage.load(state["storage"], arrays)
         index.load_state_dict(state["index"], {name: arrays[f"index.{name}"] for name in index.arrays()})
         self.appended = int(state["appended"])

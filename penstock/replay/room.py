@@ -69,8 +69,10 @@ def free_memory(root: Path = Path("/")) -> int:
     free = psutil.virtual_memory().available
     groups = root / "sys/fs/cgroup"
     for folder in _memory_groups(root / "proc/self/cgroup", groups):
-        for limit, used, cache in (("memory.max", "memory.current", "inactive_file"),
-                                   ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):  # fmt: skip
+        for limit, used, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
             try:
                 granted = int((folder / limit).read_text()) - int((folder / used).read_text())
                 # Pages of files that nobody reads are given up for whoever asks.

@@ -51,9 +51,14 @@ class ReplaySettings:
 
 
 def make_view(
-    settings: ReplaySettings, spec: EnvSpec, n_step: int = 1, discount: float = 0.99, clip_reward: bool = False,
-    fed: frozenset[str] = ALL_INPUTS, acted_next: bool = False,
-) -> Transitions | HindsightTransitions:  # fmt: skip
+    settings: ReplaySettings,
+    spec: EnvSpec,
+    n_step: int = 1,
+    discount: float = 0.99,
+    clip_reward: bool = False,
+    fed: frozenset[str] = ALL_INPUTS,
+    acted_next: bool = False,
+) -> Transitions | HindsightTransitions:
     """`Transitions`, or `HindsightTransitions` if the settings ask for them. Arguments as there.
 
     Raises:
@@ -63,6 +68,8 @@ def make_view(
     if not settings.hindsight:
         return plain
     if not settings.reward_fn:
-        raise ConfigError("replay.hindsight without replay.reward_fn; name what rewards another goal: module:function, or a "
-                          "module:Env that has compute_reward")  # fmt: skip
+        raise ConfigError(
+            "replay.hindsight without replay.reward_fn; name what rewards another goal: module:function, or a "
+            "module:Env that has compute_reward"
+        )
     return HindsightTransitions(plain, spec, find_reward_fn(settings.reward_fn), settings.hindsight)

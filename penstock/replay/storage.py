@@ -38,9 +38,18 @@ class Storage:
     """
 
     def __init__(
-        self, env: EnvSpec, rows: int, slots: int, *, frames: bool = False, info: Mapping[str, Any] | None = None, state: Tree = None,
-        state_every: int = 1, folder: Path | None = None, episodes: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        env: EnvSpec,
+        rows: int,
+        slots: int,
+        *,
+        frames: bool = False,
+        info: Mapping[str, Any] | None = None,
+        state: Tree = None,
+        state_every: int = 1,
+        folder: Path | None = None,
+        episodes: bool = False,
+    ) -> None:
         self.rows, self.slots, self.state_every = rows, slots, state_every
         self.head = 0
         """Number of the row that is written next; its observation is known already."""
@@ -69,10 +78,21 @@ class Storage:
         self._stretches = Stretches(rows, slots) if episodes else None
         self._state_structure = tree_structure(state)
         units = rows // state_every
-        states: Plan = {f"state{path}": ((units, slots, *np.shape(x)), stored_dtype(np.asarray(x).dtype))
-                        for path, x in zip(tree_paths(state), tree_leaves(state))}  # fmt: skip
-        parts: list[Any] = [*self._obs.values(), *self._action, self._reward, self._first, self._terminated, self._truncated,
-                            self._valid, *self._info.values(), *([self._stretches] if self._stretches else [])]  # fmt: skip
+        states: Plan = {
+            f"state{path}": ((units, slots, *np.shape(x)), stored_dtype(np.asarray(x).dtype))
+            for path, x in zip(tree_paths(state), tree_leaves(state))
+        }
+        parts: list[Any] = [
+            *self._obs.values(),
+            *self._action,
+            self._reward,
+            self._first,
+            self._terminated,
+            self._truncated,
+            self._valid,
+            *self._info.values(),
+            *([self._stretches] if self._stretches else []),
+        ]
         plan = {name: array for part in parts for name, array in part.plan.items()} | states
         self.bytes = planned_bytes(plan)
         """What the arrays take once every row is written."""
@@ -106,16 +126,22 @@ class Storage:
         T, B = batch.valid.shape
         longest = T + 1 + self.history + self.state_every
         if self.slots != B or longest >= self.rows:
-            raise ConfigError(f"a batch of T={T}, B={B} for a replay of {self.slots} slots and {self.rows - 1} rows a slot; B must "
-                              f"stay the same, and T smaller than the rows: use replay.capacity >= {(longest + 1) * B}")  # fmt: skip
+            raise ConfigError(
+                f"a batch of T={T}, B={B} for a replay of {self.slots} slots and {self.rows - 1} rows a slot; B must "
+                f"stay the same, and T smaller than the rows: use replay.capacity >= {(longest + 1) * B}"
+            )
         ends = batch.terminated if terminated is None else terminated
         gap = self._gap(batch)
         self._write_flags(gap, batch, ends)
         start = self.head + gap
         if gap:
             self._skip(gap, batch)
-        rows = [*zip(self._obs.values(), tree_leaves(batch.obs)), *zip(self._action, tree_leaves(batch.prev_action)),
-                (self._reward, batch.prev_reward), (self._first, batch.first)]  # fmt: skip
+        rows = [
+            *zip(self._obs.values(), tree_leaves(batch.obs)),
+            *zip(self._action, tree_leaves(batch.prev_action)),
+            (self._reward, batch.prev_reward),
+            (self._first, batch.first),
+        ]
         for column, x in rows:
             column.write(start, x, batch.first, batch.valid)
         known = dict(zip(tree_paths(batch.info), tree_leaves(batch.info))) if self._info else {}
@@ -135,10 +161,12 @@ class Storage:
         """[*N, ...] what the agent sees at rows t of slots b; parts that are not in `fed` are None."""
         return Inputs(
             self.obs(t, b),
-            tree_unflatten(self._structures["action"], [x.read(t, b) for x in self._action]) if "prev_action" in fed else None,
+            tree_unflatten(self._structures["action"], [x.read(t, b) for x in self._action])
+            if "prev_action" in fed
+            else None,
             self._reward.read(t, b) if "prev_reward" in fed else None,
             self._first.read(t, b) if "first" in fed else None,
-        )  # fmt: skip
+        )
 
     def obs(self, t: Rows, b: Rows) -> Tree:
         """[*N, *O]."""
@@ -213,8 +241,10 @@ class Storage:
             stored = arrays.get(name)
             if stored is None or stored.dtype != x.dtype or stored.shape != (kept, *x.shape[1:]):
                 seen = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
-                raise CheckpointError(f"the checkpoint's replay has {seen} as {name}; this one keeps {x.dtype}{list(x.shape)}: resume "
-                                      "with the replay settings and sampler.B of the run")  # fmt: skip
+                raise CheckpointError(
+                    f"the checkpoint's replay has {seen} as {name}; this one keeps {x.dtype}{list(x.shape)}: resume "
+                    "with the replay settings and sampler.B of the run"
+                )
         for name, x in self.arrays.items():
             copy_rows(x[: len(arrays[name])], arrays[name])
         self.head = int(state["head"])

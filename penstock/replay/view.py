@@ -63,8 +63,14 @@ class Transitions:
 
     stride, noise, episodes = 1, 0, False
 
-    def __init__(self, n_step: int = 1, discount: float = 0.99, clip_reward: bool = False,
-                 fed: frozenset[str] = ALL_INPUTS, acted_next: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        n_step: int = 1,
+        discount: float = 0.99,
+        clip_reward: bool = False,
+        fed: frozenset[str] = ALL_INPUTS,
+        acted_next: bool = False,
+    ) -> None:
         if n_step < 1:
             raise ConfigError(f"n_step={n_step}; expected 1 or more")
         self.n_step, self.discount, self.fed, self.span = n_step, discount, fed, n_step + acted_next
@@ -123,11 +129,20 @@ class Sequences:
 
     noise, episodes = 0, False
 
-    def __init__(self, every: int, burn_in: int, train: int, n_step: int = 1, clip_reward: bool = False,
-                 fed: frozenset[str] = ALL_INPUTS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        every: int,
+        burn_in: int,
+        train: int,
+        n_step: int = 1,
+        clip_reward: bool = False,
+        fed: frozenset[str] = ALL_INPUTS,
+    ) -> None:
         if min(every, train, n_step) < 1 or burn_in < 0:
-            raise ConfigError(f"sequences every {every} rows of burn_in={burn_in}, train={train}, n_step={n_step}; expected positive "
-                              "numbers (burn_in may be 0)")  # fmt: skip
+            raise ConfigError(
+                f"sequences every {every} rows of burn_in={burn_in}, train={train}, n_step={n_step}; expected positive "
+                "numbers (burn_in may be 0)"
+            )
         self.stride, self.span = every, burn_in + train + n_step
         self._burn_in, self._train = burn_in, train
         self._clip, self._fed = clip_reward, fed | {"first"}

@@ -79,8 +79,13 @@ def read_machine(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Ma
     cores = {tuple(x for x in cpus if x == cpu or x in siblings[cpu]) for cpu in cpus}
     in_order = sorted(cores, key=lambda core: (node_of.get(core[0], 0), core))
     groups, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
-    return Machine(tuple(in_order), tuple(node_of.get(core[0], 0) for core in in_order), cpu_quota(groups, own),
-                   memory_limit(groups, own), _gpus(root))  # fmt: skip
+    return Machine(
+        tuple(in_order),
+        tuple(node_of.get(core[0], 0) for core in in_order),
+        cpu_quota(groups, own),
+        memory_limit(groups, own),
+        _gpus(root),
+    )
 
 
 def allowed_cpus() -> set[int]:
@@ -118,8 +123,10 @@ def plan(machine: Machine, workers: int, groups: int = 1, server: bool = False, 
         learner_cores: as many as `run.learner_threads`.
     """
     if workers < 1 or groups < 1 or learner_cores < 1 or not machine.cores:
-        raise ConfigError(f"workers={workers}, groups={groups}, learner_cores={learner_cores} on {len(machine.cores)} cores; each "
-                          "must be at least 1")  # fmt: skip
+        raise ConfigError(
+            f"workers={workers}, groups={groups}, learner_cores={learner_cores} on {len(machine.cores)} cores; each "
+            "must be at least 1"
+        )
     units = list(zip(machine.cores, machine.nodes))
     if len(units) == 1:  # then its threads are all there is to share out
         units = [((cpu,), machine.nodes[0]) for cpu in machine.cores[0]]
@@ -173,11 +180,16 @@ def slices(machine: Machine, n: int) -> list[Machine]:
             kept = tuple(cpu for cpu in core if (core, node) in mine or ((cpu,), node) in mine)
             whole |= {i: kept} if kept else {}
         gpus = machine.gpus[k::n] or ((machine.gpus[k % len(machine.gpus)],) if machine.gpus else ())
-        parts.append(replace(
-            machine, cores=tuple(whole.values()), nodes=tuple(machine.nodes[i] for i in whole), gpus=gpus,
-            quota=None if machine.quota is None else machine.quota / n,
-            memory=None if machine.memory is None else machine.memory // n,
-        ))  # fmt: skip
+        parts.append(
+            replace(
+                machine,
+                cores=tuple(whole.values()),
+                nodes=tuple(machine.nodes[i] for i in whole),
+                gpus=gpus,
+                quota=None if machine.quota is None else machine.quota / n,
+                memory=None if machine.memory is None else machine.memory // n,
+            )
+        )
     return parts
 
 

@@ -28,9 +28,14 @@ Forward = Callable[[Tensor], Tensor]
 
 _NEEDED = ("torch", "numpy", "gymnasium")
 _OPTIONAL = {
-    "ale-py": "atari", "mujoco": "mujoco", "pygame": "classic", "box2d": "box2d", "imageio-ffmpeg": "video",
-    "ray": "", "envpool": "",
-}  # fmt: skip
+    "ale-py": "atari",
+    "mujoco": "mujoco",
+    "pygame": "classic",
+    "box2d": "box2d",
+    "imageio-ffmpeg": "video",
+    "ray": "",
+    "envpool": "",
+}
 """Packages and the extra that brings them, if one does."""
 
 
@@ -165,12 +170,18 @@ def measure_rows() -> list[RowBits]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return [
-                *(row_bits(f"MLP 64 x 64, outputs: {k}", [_mlp(k) for _ in range(4)], torch.randn(33, 4), range(1, 34))
-                  for k in range(1, 5)),
+                *(
+                    row_bits(
+                        f"MLP 64 x 64, outputs: {k}", [_mlp(k) for _ in range(4)], torch.randn(33, 4), range(1, 34)
+                    )
+                    for k in range(1, 5)
+                ),
                 row_bits("LSTM 64", [_memory("lstm") for _ in range(2)], torch.randn(33, 64), range(1, 34)),
                 row_bits("GRU 64", [_memory("gru") for _ in range(2)], torch.randn(33, 64), range(1, 34)),
-                row_bits("Nature CNN", [NatureCNN(4, 84, 84)], torch.rand(16, 4, 84, 84), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)),
-            ]  # fmt: skip
+                row_bits(
+                    "Nature CNN", [NatureCNN(4, 84, 84)], torch.rand(16, 4, 84, 84), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+                ),
+            ]
     finally:
         torch.set_num_threads(threads)
 
@@ -207,14 +218,24 @@ def examine(console: Console | None = None) -> int:
     console.print(_rows_table(measured))
     broken = [x.network for x in measured if not x.padded]
     if broken:
-        console.print(Text(
-            f"The padding rule FAILS here for {', '.join(broken)}: a row's bits depend on how many rows lie beside it, even in "
-            f"multiples of {ROW_MULTIPLE}. The same seed gives other batches in other samplers on this machine; please report "
-            "this with the tables above.", "bold red"), soft_wrap=True)  # fmt: skip
+        console.print(
+            Text(
+                f"The padding rule FAILS here for {', '.join(broken)}: a row's bits depend on how many rows lie beside it, even in "
+                f"multiples of {ROW_MULTIPLE}. The same seed gives other batches in other samplers on this machine; please report "
+                "this with the tables above.",
+                "bold red",
+            ),
+            soft_wrap=True,
+        )
         return 1
-    console.print(Text(
-        f"The padding rule holds: padded to a multiple of {ROW_MULTIPLE}, rows have the same bits whatever lies beside them, so "
-        "the same seed gives the same batch in every sampler on this machine.", "bold green"), soft_wrap=True)  # fmt: skip
+    console.print(
+        Text(
+            f"The padding rule holds: padded to a multiple of {ROW_MULTIPLE}, rows have the same bits whatever lies beside them, so "
+            "the same seed gives the same batch in every sampler on this machine.",
+            "bold green",
+        ),
+        soft_wrap=True,
+    )
     return 0
 
 
@@ -253,8 +274,13 @@ def _machine() -> Table:
 
 
 def _rows_table(measured: Iterable[RowBits]) -> Table:
-    table = Table("network", "row counts that give the same bits", "padded", title="Bits of a row, by the number of rows in its "
-                  "batch (measured)", title_justify="left")  # fmt: skip
+    table = Table(
+        "network",
+        "row counts that give the same bits",
+        "padded",
+        title="Bits of a row, by the number of rows in its batch (measured)",
+        title_justify="left",
+    )
     for x in measured:
         together = ["{" + ranges(group) + "}" for group in x.groups if len(group) > 1]
         alone = ranges(sorted(n for group in x.groups if len(group) == 1 for n in group))

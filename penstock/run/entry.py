@@ -23,7 +23,7 @@ from penstock.run.rundir import (
     read_json,
     undamaged,
     write_config,
-)  # fmt: skip
+)
 from penstock.run.runner import Result, Runner
 from penstock.run.trainer import Trainer
 
@@ -56,8 +56,10 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
     except CheckpointError as error:
         theirs = read_json(Path(init) / CONFIG)["experiment"]["algo"].get("class")
         name = str(theirs or "another algorithm").rpartition(":")[2]
-        raise CheckpointError(f"init={str(init)!r}, a run of {name}, does not suit {type(exp.algo).__name__} with these settings (a "
-                              f"preset may have changed net; --preset none): {error}") from error  # fmt: skip
+        raise CheckpointError(
+            f"init={str(init)!r}, a run of {name}, does not suit {type(exp.algo).__name__} with these settings (a "
+            f"preset may have changed net; --preset none): {error}"
+        ) from error
 
 
 def resume(
@@ -75,9 +77,11 @@ def resume(
     run_dir = Path(run_dir)
     refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
     if refused:
-        raise ConfigError(f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
-                          f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
-                          "(--init)")  # fmt: skip
+        raise ConfigError(
+            f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
+            f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
+            "(--init)"
+        )
     stored = read_experiment(run_dir, env, agent)
     exp = override(stored, dict(changes or {}))
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))

@@ -75,8 +75,10 @@ def record_video(
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):
         live.close()
-        raise ConfigError(f"{config.name} is a batch of environments, which has no single picture; give the one "
-                          "environment: record_video(run_dir, env=...)")  # fmt: skip
+        raise ConfigError(
+            f"{config.name} is a batch of environments, which has no single picture; give the one "
+            "environment: record_video(run_dir, env=...)"
+        )
     writer: VideoWriter | None = None
     try:
         for episode in range(episodes):
@@ -104,8 +106,10 @@ def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWrite
             f"cannot render: {error}. For the classic environments: pip install 'penstock[video]'"
         ) from error
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
-        raise ConfigError(f"render() gave {type(frame).__name__}; expected uint8 [H, W, 3]: the environment must know "
-                          "render_mode='rgb_array'")  # fmt: skip
+        raise ConfigError(
+            f"render() gave {type(frame).__name__}; expected uint8 [H, W, 3]: the environment must know "
+            "render_mode='rgb_array'"
+        )
     if writer is None:
         fps = int(env.metadata.get("render_fps", 30) or 30)
         writer = VideoWriter(path, fps, (frame.shape[0], frame.shape[1]))

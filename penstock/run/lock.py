@@ -34,8 +34,9 @@ class RunLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise CheckpointError(f"cannot lock the run directory: {self._path}: {error.strerror}; "
-                                  "choose a directory that can be written") from error  # fmt: skip
+            raise CheckpointError(
+                f"cannot lock the run directory: {self._path}: {error.strerror}; choose a directory that can be written"
+            ) from error
         try:
             self._lock(fd)
             os.ftruncate(fd, 0)
@@ -67,13 +68,17 @@ class RunLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{self._path.parent} is in use by {_holder(fd)}; "
-                              "stop that process first, or choose another directory") from None  # fmt: skip
+            raise ConfigError(
+                f"{self._path.parent} is in use by {_holder(fd)}; stop that process first, or choose another directory"
+            ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 raise
-            warnings.warn(f"{self._path}: this file system has no locks ({error.strerror}); "
-                          "nothing stops a second learner from using the run directory", stacklevel=3)  # fmt: skip
+            warnings.warn(
+                f"{self._path}: this file system has no locks ({error.strerror}); "
+                "nothing stops a second learner from using the run directory",
+                stacklevel=3,
+            )
 
 
 def _holder(fd: int) -> str:

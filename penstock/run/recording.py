@@ -106,17 +106,23 @@ def record(
     config = replace(exp.env_config, kwargs={**exp.env_config.kwargs, **(env_kwargs or {})})
     step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
     policy = load(run_dir, which)
-    made_by: dict[str, Any] = {"run": str(run_dir), "checkpoint": step, "algo": exp.algo_name, "deterministic": deterministic,
-               "seed": exp.run.seed if seed is None else seed}  # fmt: skip
+    made_by: dict[str, Any] = {
+        "run": str(run_dir),
+        "checkpoint": step,
+        "algo": exp.algo_name,
+        "deterministic": deterministic,
+        "seed": exp.run.seed if seed is None else seed,
+    }
     returns: list[float] = []
     native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
     played = _Player(
         config, policy, episodes, exp.sampler.spec.B if native else max(min(episodes, _B), 1), deterministic
     )
     try:
-        with _signals() as stopped, DatasetWriter(
-            folder, policy.spec, env=config.name, append=append, made_by=made_by
-        ) as writer:  # fmt: skip
+        with (
+            _signals() as stopped,
+            DatasetWriter(folder, policy.spec, env=config.name, append=append, made_by=made_by) as writer,
+        ):
             before, steps_before, flushed = writer.episodes, writer.steps, time.monotonic()
             for episode in played.episodes(made_by["seed"] + ((before + 1) << 40), stopped):
                 writer.append(episode)
@@ -143,11 +149,15 @@ def _check_format(target: Path, file_format: Format, append: bool) -> None:
             f"{target} holds a Minari dataset, which cannot be added to in any format; choose another directory"
         )
     if append and file_format == "minari" and (target / INDEX).is_file():
-        raise ConfigError(f"{target} holds a dataset in penstock's format, to which --format minari cannot be added; leave out "
-                          "--format, or choose another directory")  # fmt: skip
+        raise ConfigError(
+            f"{target} holds a dataset in penstock's format, to which --format minari cannot be added; leave out "
+            "--format, or choose another directory"
+        )
     if append and file_format == "penstock" and (target / STAGING / INDEX).is_file():
-        raise ConfigError(f"{target} holds a half-written Minari dataset, to which --format penstock cannot be added; use "
-                          "--format minari, or choose another directory")  # fmt: skip
+        raise ConfigError(
+            f"{target} holds a half-written Minari dataset, to which --format penstock cannot be added; use "
+            "--format minari, or choose another directory"
+        )
 
 
 class _Player:
@@ -185,8 +195,11 @@ class _Player:
                 count, last = count + 1, chunk
                 yield episode
             if (chunk - last) * _T >= _MAX_STEPS:
-                warnings.warn(f"recording gave up with {count} of {sum(self._counts)} episodes: none has ended in "
-                              f"{_MAX_STEPS:,} steps; give {self._name} a time limit", stacklevel=2)  # fmt: skip
+                warnings.warn(
+                    f"recording gave up with {count} of {sum(self._counts)} episodes: none has ended in "
+                    f"{_MAX_STEPS:,} steps; give {self._name} a time limit",
+                    stacklevel=2,
+                )
                 return
 
     def close(self) -> None:

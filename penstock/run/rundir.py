@@ -47,8 +47,10 @@ def check_free(path: Path) -> None:
     """Raises ConfigError if there is something in it already."""
     try:
         if path.exists() and (not path.is_dir() or any(p.name != ".lock" for p in path.iterdir())):
-            raise ConfigError(f"run directory {path} is not empty; nothing in it was touched. Go on with it by `penstock "
-                              f"resume {path}` (ps.resume), or choose another run.dir")  # fmt: skip
+            raise ConfigError(
+                f"run directory {path} is not empty; nothing in it was touched. Go on with it by `penstock "
+                f"resume {path}` (ps.resume), or choose another run.dir"
+            )
     except OSError as error:
         raise CheckpointError(
             f"cannot read run directory {path}: {error.strerror or error}; choose another run.dir"
@@ -75,11 +77,16 @@ def make_run_dir(exp: Experiment, path: Path) -> Path:
 def _fingerprint() -> dict[str, Any]:
     """What the promise of equal bits depends on besides the settings."""
     return {
-        "versions": {"penstock": VERSION, "torch": torch.__version__, "numpy": np.__version__,
-                     "gymnasium": gymnasium.__version__, "python": platform.python_version()},
+        "versions": {
+            "penstock": VERSION,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "gymnasium": gymnasium.__version__,
+            "python": platform.python_version(),
+        },
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-    }  # fmt: skip
+    }
 
 
 def changes_since(run_dir: Path) -> list[str]:
@@ -111,7 +118,7 @@ def write_config(trainer: Trainer) -> None:
         "git": _git(),
         **_fingerprint(),
         "env_reproducible": trainer.report.reproducible,
-    }  # fmt: skip
+    }
     try:
         write_atomic(run_dir / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
         write_atomic(run_dir / META, (json.dumps(meta, indent=1) + "\n").encode())
@@ -151,8 +158,9 @@ def undamaged(path: Path) -> Generator[None]:
     except PenstockError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); "
-                              "copy it from another run of the same settings") from error  # fmt: skip
+        raise CheckpointError(
+            f"{path} is damaged ({type(error).__name__}: {error}); copy it from another run of the same settings"
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

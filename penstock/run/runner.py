@@ -80,14 +80,20 @@ class Runner:
             with self._signals():
                 progress.note(self._headline())
                 if not trainer.report.reproducible:
-                    self._say(progress, "the environment does not repeat itself from a seed and actions: a resumed run starts new "
-                              "episodes")  # fmt: skip
+                    self._say(
+                        progress,
+                        "the environment does not repeat itself from a seed and actions: a resumed run starts new "
+                        "episodes",
+                    )
                 if self.resumed and (changed := changes_since(self.run_dir)):
                     self._say(progress, f"since the run began: {', '.join(changed)}; the last bits may differ")
                 if self.resumed and trainer.sampler.cut_slots:
                     unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
-                    self._say(progress, f"{len(trainer.sampler.cut_slots)} of {trainer.sampler.batch_spec.B} slots could not "
-                              "be brought back and start a new episode")  # fmt: skip
+                    self._say(
+                        progress,
+                        f"{len(trainer.sampler.cut_slots)} of {trainer.sampler.batch_spec.B} slots could not "
+                        "be brought back and start a new episode",
+                    )
                 while (trainer.pending or trainer.env_steps < config.steps) and self._signal is None:
                     before, best = trainer.env_steps, trainer.best_score
                     interrupted, trainer.pending = trainer.pending, {}
@@ -154,8 +160,12 @@ class Runner:
         metrics, episodes = self.trainer.evaluate(give_up=lambda: self._signal is not None)
         if self._signal is not None and not metrics:
             return {}
-        row = {"step": self.trainer.env_steps, **metrics, "returns": episodes.return_.tolist(),
-               "lengths": episodes.length.tolist()}  # fmt: skip
+        row = {
+            "step": self.trainer.env_steps,
+            **metrics,
+            "returns": episodes.return_.tolist(),
+            "lengths": episodes.length.tolist(),
+        }
         path = self.run_dir / EVALUATIONS
         try:
             path.parent.mkdir(exist_ok=True)
@@ -209,9 +219,11 @@ class Runner:
         else:
             parts = 1 if policy.minibatch is None else max(round(T * B / policy.minibatch), 1)
             trained_on = f", {_number(policy.epochs * parts, 'update')} each"
-        return (f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
-                f"{describe(spec.action)}; {count:,} parameters; {_number(B, 'slot')} x {_number(T, 'step')} = "
-                f"{_number(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {self.run_dir}")  # fmt: skip
+        return (
+            f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
+            f"{describe(spec.action)}; {count:,} parameters; {_number(B, 'slot')} x {_number(T, 'step')} = "
+            f"{_number(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {self.run_dir}"
+        )
 
     def _summary(self, title: str, result: Result, took: float, rate: float) -> None:
         metrics, run = result.metrics, self.run_dir

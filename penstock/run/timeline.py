@@ -19,9 +19,13 @@ WARM_UP, WINDOW = 3, 20
 NAMES = {STEP: "step", ACT: "act", WAIT: "wait", LEARN: "learn", SERVE: "serve", SEND: "send", SERVER_WAIT: "wait"}
 _SERVER = "action server"
 _EXPLAINED = {
-    "step": "step: environments", "act": "act: forward, own agent", "serve": "serve: forward for workers",
-    "send": "send: waking workers", "learn": "learn", "wait": "wait",
-}  # fmt: skip
+    "step": "step: environments",
+    "act": "act: forward, own agent",
+    "serve": "serve: forward for workers",
+    "send": "send: waking workers",
+    "learn": "learn",
+    "wait": "wait",
+}
 _COLOURS = {
     "step": "#0072B2",
     "act": "#E69F00",
@@ -93,10 +97,17 @@ def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
             if mine:
                 events.append({"ph": "M", "name": "thread_name", "pid": track.pid, "tid": tid, "args": {"name": title}})
             events += [
-                {"ph": "X", "name": NAMES[kind], "cat": NAMES[kind], "pid": track.pid, "tid": tid,
-                 "ts": (start - origin) / 1e3, "dur": (stop - start) / 1e3}
+                {
+                    "ph": "X",
+                    "name": NAMES[kind],
+                    "cat": NAMES[kind],
+                    "pid": track.pid,
+                    "tid": tid,
+                    "ts": (start - origin) / 1e3,
+                    "dur": (stop - start) / 1e3,
+                }
                 for start, stop, kind in sorted(mine)
-            ]  # fmt: skip
+            ]
     lost = {track.name: track.lost for track in tracks if track.lost}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"lost_spans": lost}}
 

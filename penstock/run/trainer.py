@@ -58,13 +58,17 @@ class Trainer:
             self.policy.load_parameters(init)
         rows, minibatch = exp.sampler.spec.T, self.policy.minibatch
         if self.policy.recurrent and minibatch is not None and minibatch < rows:
-            raise ConfigError(f"minibatch={minibatch} with a recurrent net and sampler.T={rows}: minibatches are whole columns of T "
-                              f"rows; use minibatch >= {rows}")  # fmt: skip
+            raise ConfigError(
+                f"minibatch={minibatch} with a recurrent net and sampler.T={rows}: minibatches are whole columns of T "
+                f"rows; use minibatch >= {rows}"
+            )
         check_teacher(exp.algo, exp.sampler, self.policy.experience is not None)
         depth = getattr(exp.sampler, "depth", 0)
         if depth and not getattr(exp.algo, "takes_stale", False):
-            raise ConfigError(f"sampler.depth={depth} with {type(exp.algo).__name__}, which learns from nothing but batches of its "
-                              "present policy; use depth=0, a synchronous sampler, or PPO")  # fmt: skip
+            raise ConfigError(
+                f"sampler.depth={depth} with {type(exp.algo).__name__}, which learns from nothing but batches of its "
+                "present policy; use depth=0, a synchronous sampler, or PPO"
+            )
         self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
         try:
             self.sampler = exp.sampler.build(exp.env_config, exp.run.seed)
@@ -193,14 +197,28 @@ class Trainer:
         state = {
             "policy": policy,
             "sampler": self.sampler.state_dict(),
-            "trainer": {"itr": self.itr, "env_steps": self.env_steps, "episodes_seen": self.episodes_seen,
-                        "finished": self.finished, "pending": dict(self.pending), "best_score": self.best_score,
-                        "elapsed_s": self.elapsed_s, "threads": self.threads, "recent": {**recent, "columns": dict(self.recent.columns)}},
-        }  # fmt: skip
+            "trainer": {
+                "itr": self.itr,
+                "env_steps": self.env_steps,
+                "episodes_seen": self.episodes_seen,
+                "finished": self.finished,
+                "pending": dict(self.pending),
+                "best_score": self.best_score,
+                "elapsed_s": self.elapsed_s,
+                "threads": self.threads,
+                "recent": {**recent, "columns": dict(self.recent.columns)},
+            },
+        }
         return save_checkpoint(
-            self.run_dir, self.env_steps, state, agent, self.policy.arrays(), keep=self.exp.run.keep,
-            keep_replays=self.exp.run.keep_replays, score=score,
-        )  # fmt: skip
+            self.run_dir,
+            self.env_steps,
+            state,
+            agent,
+            self.policy.arrays(),
+            keep=self.exp.run.keep,
+            keep_replays=self.exp.run.keep_replays,
+            score=score,
+        )
 
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
         """Goes on from a checkpoint, the newest good one if none is given; `sampler.cut_slots` says what was lost."""

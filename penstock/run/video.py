@@ -47,10 +47,38 @@ class VideoWriter:
         self._temporary = path.with_name(f".{path.stem}.tmp-{os.getpid()}{path.suffix}")
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe that nobody reads would fill and block ffmpeg)
         height, width = size
-        command = [program, "-hide_banner", "-loglevel", "error", "-nostdin", "-y",
-                   "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "pipe:0",
-                   "-an", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-c:v", "libx264", "-preset", "veryfast",
-                   "-crf", "20", "-pix_fmt", "yuv420p", "-movflags", "+faststart", str(self._temporary)]  # fmt: skip
+        command = [
+            program,
+            "-hide_banner",
+            "-loglevel",
+            "error",
+            "-nostdin",
+            "-y",
+            "-f",
+            "rawvideo",
+            "-pix_fmt",
+            "rgb24",
+            "-s",
+            f"{width}x{height}",
+            "-r",
+            str(fps),
+            "-i",
+            "pipe:0",
+            "-an",
+            "-vf",
+            "pad=ceil(iw/2)*2:ceil(ih/2)*2",
+            "-c:v",
+            "libx264",
+            "-preset",
+            "veryfast",
+            "-crf",
+            "20",
+            "-pix_fmt",
+            "yuv420p",
+            "-movflags",
+            "+faststart",
+            str(self._temporary),
+        ]
         try:
             # A session of its own: Ctrl-C in the terminal must not reach ffmpeg before the frames end.
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(

@@ -32,8 +32,14 @@ class ActionServer:
         self._waited = self._took = 0.0
 
     def serve_actions(
-        self, pool: Any, agent: Agent, batch: SampleBatch, views: list[GroupViews], states: list[Tree], noise: Noise | None
-    ) -> None:  # fmt: skip
+        self,
+        pool: Any,
+        agent: Agent,
+        batch: SampleBatch,
+        views: list[GroupViews],
+        states: list[Tree],
+        noise: Noise | None,
+    ) -> None:
         """Fills a training batch; arguments as of `collect`."""
         started, waited = time.perf_counter(), pool.wait_s
         acting = self._acting(agent)
@@ -46,14 +52,26 @@ class ActionServer:
         self._waited += pool.wait_s - waited
 
     def serve_actions_evaluation(
-        self, pool: Any, agent: Agent, batch: SampleBatch, views: list[GroupViews], states: list[Tree], noise: Noise | None
-    ) -> None:  # fmt: skip
+        self,
+        pool: Any,
+        agent: Agent,
+        batch: SampleBatch,
+        views: list[GroupViews],
+        states: list[Tree],
+        noise: Noise | None,
+    ) -> None:
         """The same for a batch of an evaluation, whose waits are not counted."""
         collect(pool, self._acting(agent), batch, views, states, noise)
 
     def serve(
-        self, pool: Any, agent: Agent, batch: SampleBatch, views: list[GroupViews], states: list[Tree], noise: Noise | None
-    ) -> None:  # fmt: skip
+        self,
+        pool: Any,
+        agent: Agent,
+        batch: SampleBatch,
+        views: list[GroupViews],
+        states: list[Tree],
+        noise: Noise | None,
+    ) -> None:
         """`serve_actions` or `serve_actions_evaluation`, as the pool is."""
         serve = self.serve_actions_evaluation if pool.evaluation else self.serve_actions
         serve(pool, agent, batch, views, states, noise)

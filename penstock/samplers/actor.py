@@ -29,8 +29,14 @@ class Actor:
     """
 
     def __init__(
-        self, pool: SerialPool, first_slot: int, agent: Agent, parameters: dict[str, Any], batches: list[SampleBatch], states: Tree
-    ) -> None:  # fmt: skip
+        self,
+        pool: SerialPool,
+        first_slot: int,
+        agent: Agent,
+        parameters: dict[str, Any],
+        batches: list[SampleBatch],
+        states: Tree,
+    ) -> None:
         torch.set_num_threads(1)
         live_in(agent, parameters)
         self._pool, self._first_slot, self._agent, self._states = _Counting(pool), first_slot, agent, states

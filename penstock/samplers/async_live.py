@@ -32,7 +32,7 @@ from penstock.samplers.async_process import (
     MakeInner,
     SetInner,
     plain_episodes,
-)  # fmt: skip
+)
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
 from penstock.samplers.stage import examples
 from penstock.workers import control
@@ -47,9 +47,7 @@ class AsyncLive:
     `obtain_samples(k)` publishes the agent's parameters as version k, releases batch k - 1, and waits for batch k.
     """
 
-    def __init__(
-        self, inner: Any, depth: int, weights: str, config: EnvConfig, seed: int, workers: Workers
-    ) -> None:  # fmt: skip
+    def __init__(self, inner: Any, depth: int, weights: str, config: EnvConfig, seed: int, workers: Workers) -> None:
         self.batch_spec, self._depth, self._exact = inner.spec, depth, weights == "exact"
         self._inner, self._config, self._seed, self._workers = inner, config, seed, workers
         self._block = workers.control.blocks[0]
@@ -91,15 +89,30 @@ class AsyncLive:
         episode = (self._opened + T + 1).tolist()
         agent = self._agent_or_raise()
         stats, journal = EpisodeStats(B, 0.0), Journal(B, 0)
-        pool = {"episode": episode, "ended": [True] * B, "idle": [False] * B, "left": [None] * B, "tick": 0, "began": [0] * B,
-                "snapshot": [None] * B, "restarts": done}  # fmt: skip
+        pool = {
+            "episode": episode,
+            "ended": [True] * B,
+            "idle": [False] * B,
+            "left": [None] * B,
+            "tick": 0,
+            "began": [0] * B,
+            "snapshot": [None] * B,
+            "restarts": done,
+        }
         state = {
-            "collected": done > 0, "pool": pool, "faults": {},
-            "row": {"obs": tree_map(lambda x: x[-1].copy(), row.obs), "first": row.first[-1].copy(),
-                    "prev_action": tree_map(lambda x: x[-1].copy(), row.prev_action), "prev_reward": row.prev_reward[-1].copy()},
+            "collected": done > 0,
+            "pool": pool,
+            "faults": {},
+            "row": {
+                "obs": tree_map(lambda x: x[-1].copy(), row.obs),
+                "first": row.first[-1].copy(),
+                "prev_action": tree_map(lambda x: x[-1].copy(), row.prev_action),
+                "prev_reward": row.prev_reward[-1].copy(),
+            },
             "agent_states": tree_map(lambda x: x.cpu().numpy(), agent.initial_state(B)),
-            "stats": stats.state_dict(), "journal": journal.state_dict(),
-        }  # fmt: skip
+            "stats": stats.state_dict(),
+            "journal": journal.state_dict(),
+        }
         self._opened += T + 1
         self._continues = SetInner(state, done)
 
@@ -133,8 +146,10 @@ class AsyncLive:
         """
         agent = self._agent_or_raise()
         if itr != self._next and self._released:
-            raise ConfigError(f"obtain_samples({itr}) where batch {self._next} is next: an AsyncSampler works ahead, so batches "
-                              "are numbered one after the other")  # fmt: skip
+            raise ConfigError(
+                f"obtain_samples({itr}) where batch {self._next} is next: an AsyncSampler works ahead, so batches "
+                "are numbered one after the other"
+            )
         if not self._released:
             self._block[control.DONE] = self._next = self._first = itr  # before anything was asked for
         self._publish(agent, itr)
@@ -146,8 +161,11 @@ class AsyncLive:
         self._opened += batch.first[1:].sum(0)
         lag = itr - batch.version[batch.valid]
         if len(lag):
-            self._metrics |= {"sampler/lag": float(lag.mean()), "sampler/lag_min": float(lag.min()),
-                              "sampler/lag_max": float(lag.max())}  # fmt: skip
+            self._metrics |= {
+                "sampler/lag": float(lag.mean()),
+                "sampler/lag_min": float(lag.min()),
+                "sampler/lag_max": float(lag.max()),
+            }
         return batch, self._results.pop(itr)
 
     def evaluate_agent(
@@ -209,8 +227,10 @@ class AsyncLive:
         if not state["released"]:
             return
         if state["released"] - state["next"] != self._depth:
-            raise CheckpointError(f"the checkpoint holds {state['released'] - state['next']} batches ahead; this sampler has depth="
-                                  f"{self._depth}")  # fmt: skip
+            raise CheckpointError(
+                f"the checkpoint holds {state['released'] - state['next']} batches ahead; this sampler has depth="
+                f"{self._depth}"
+            )
         self._released, self._next, self._opened = state["released"], state["next"], state["opened"].copy()
         for name, kept in state["waiting"].items():
             batch = self._batches[int(name) % len(self._batches)]
@@ -265,6 +285,9 @@ class AsyncLive:
 
     def _agent_or_raise(self) -> Agent:
         if self._agent is None:
-            raise ConfigError("the sampler was shut down; build another" if self._closed else
-                              "the sampler has no agent yet; call sampler.initialize(policy.agent) first")  # fmt: skip
+            raise ConfigError(
+                "the sampler was shut down; build another"
+                if self._closed
+                else "the sampler has no agent yet; call sampler.initialize(policy.agent) first"
+            )
         return self._agent

@@ -50,8 +50,10 @@ class AsyncSampler:
         if self.depth < 0:
             raise ConfigError(f"sampler.depth={self.depth}; expected 0 or more, usually 1")
         if isinstance(self.inner, AsyncSampler) or not callable(getattr(self.inner, "build", None)):
-            raise ConfigError(f"sampler.inner={self.inner!r}; expected a synchronous sampler's settings, e.g. "
-                              "ps.CpuSampler(T=128, B=16, workers=2)")  # fmt: skip
+            raise ConfigError(
+                f"sampler.inner={self.inner!r}; expected a synchronous sampler's settings, e.g. "
+                "ps.CpuSampler(T=128, B=16, workers=2)"
+            )
         if self.fault_policy == "drop":
             raise ConfigError(
                 "sampler.fault_policy='drop' would leave no slot of an AsyncSampler; set it at the inner sampler"

@@ -14,7 +14,7 @@ from penstock.core import trace
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.layout import padded_rows
 from penstock.core.noise import Purpose, uniform
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 
 
 class Noise(NamedTuple):
@@ -121,7 +121,7 @@ def collect(
     noises = [view.noise(uniforms, slots) for view, slots in zip(views, pool.groups)]
     pool.bind(batch)
     for slots, view, state in zip(pool.groups, views, states):
-        tree_map(lambda x, s, v=view, b=slots: x.__setitem__(b, s[: v.n].cpu().numpy()), batch.state, state)
+        tree_assign(batch.state, slots, tree_map(lambda x, n=view.n: x[:n].cpu().numpy(), state))
 
     def act(group: int, row: int) -> None:
         view = views[group]

@@ -57,8 +57,10 @@ class CpuSampler:
 
     def __post_init__(self) -> None:
         if self.groups != 1:
-            raise ConfigError(f"sampler.groups={self.groups} with CpuSampler, whose workers wait for nobody and have one group; "
-                              "use AlternatingSampler (--sampler alternating), or leave groups out")  # fmt: skip
+            raise ConfigError(
+                f"sampler.groups={self.groups} with CpuSampler, whose workers wait for nobody and have one group; "
+                "use AlternatingSampler (--sampler alternating), or leave groups out"
+            )
         check_process_settings(self)
 
     @property
@@ -79,17 +81,27 @@ class CpuSampler:
         config = as_env_config(env)
         workers = start_workers(self, config, seed, self.workers, slab)
         try:
-            pool = ProcessPool(workers, TRAINING, config, seed, self.B, reset=self.reset,
-                               max_decorrelation_steps=self.max_decorrelation_steps)  # fmt: skip
+            pool = ProcessPool(
+                workers,
+                TRAINING,
+                config,
+                seed,
+                self.B,
+                reset=self.reset,
+                max_decorrelation_steps=self.max_decorrelation_steps,
+            )
         except BaseException:
             workers.close()
             raise
         crew = Crew(
-            lambda B: ProcessPool(workers, EVALUATION, config, seed, B), fill=collect_in_workers,
+            lambda B: ProcessPool(workers, EVALUATION, config, seed, B),
+            fill=collect_in_workers,
             place=lambda pool, batches, states, agent: pool.attach(batches, states, agent),
-            remote_agents=True, metrics=workers.faults.metrics, faults=workers.faults.counts,
+            remote_agents=True,
+            metrics=workers.faults.metrics,
+            faults=workers.faults.counts,
             refuse=lambda pool, slot, row, message: pool.disown(slot, row, message),
-        )  # fmt: skip
+        )
         return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew)
 
 
@@ -98,14 +110,20 @@ def check_process_settings(settings: Any) -> None:
     check_fields(settings)
     groups = getattr(settings, "groups", 1)
     if min(settings.T, settings.B, settings.workers, groups) < 1:
-        raise ConfigError(f"sampler.T={settings.T}, B={settings.B}, workers={settings.workers}, groups={groups}; each must be at "
-                          "least 1")  # fmt: skip
+        raise ConfigError(
+            f"sampler.T={settings.T}, B={settings.B}, workers={settings.workers}, groups={groups}; each must be at "
+            "least 1"
+        )
     if settings.max_decorrelation_steps < 0 or settings.journal_steps < 0:
-        raise ConfigError(f"sampler.max_decorrelation_steps={settings.max_decorrelation_steps}, "
-                          f"journal_steps={settings.journal_steps}; neither may be negative")  # fmt: skip
+        raise ConfigError(
+            f"sampler.max_decorrelation_steps={settings.max_decorrelation_steps}, "
+            f"journal_steps={settings.journal_steps}; neither may be negative"
+        )
     if min(settings.step_timeout_s, settings.start_timeout_s) <= 0:
-        raise ConfigError(f"sampler.step_timeout_s={settings.step_timeout_s}, start_timeout_s={settings.start_timeout_s}; both "
-                          "must be positive, usually 60 and 300")  # fmt: skip
+        raise ConfigError(
+            f"sampler.step_timeout_s={settings.step_timeout_s}, start_timeout_s={settings.start_timeout_s}; both "
+            "must be positive, usually 60 and 300"
+        )
     needed = settings.workers * groups
     if needed > settings.B:
         text = f"{settings.workers} workers" + (f" x {groups} groups" if groups > 1 else "")
@@ -113,8 +131,10 @@ def check_process_settings(settings: Any) -> None:
         fix = f"B>={needed}" + (f" or workers<={most}" if most else f" or groups<={settings.B}")
         raise ConfigError(f"sampler.B={settings.B} leaves {needed - settings.B} of {text} without a slot; use {fix}")
     if settings.affinity is not None and len(settings.affinity.workers) != settings.workers:
-        raise ConfigError(f"sampler.affinity places {len(settings.affinity.workers)} workers and sampler.workers="
-                          f"{settings.workers}; make them equal")  # fmt: skip
+        raise ConfigError(
+            f"sampler.affinity places {len(settings.affinity.workers)} workers and sampler.workers="
+            f"{settings.workers}; make them equal"
+        )
 
 
 def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, slab: int | None) -> Workers:
@@ -124,6 +144,13 @@ def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, s
     if settings.affinity is not None:
         cpus, own = settings.affinity.workers, settings.affinity.server + settings.affinity.learner
     return Workers(
-        settings.workers, seed, Faults(settings.fault_policy), settings.step_timeout_s, settings.start_timeout_s, cpus,
-        computing, slab=slab, own=tuple(dict.fromkeys(own)),
-    )  # fmt: skip
+        settings.workers,
+        seed,
+        Faults(settings.fault_policy),
+        settings.step_timeout_s,
+        settings.start_timeout_s,
+        cpus,
+        computing,
+        slab=slab,
+        own=tuple(dict.fromkeys(own)),
+    )

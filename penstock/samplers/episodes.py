@@ -81,8 +81,14 @@ class Episodes:
 
     def _at(self, index: Any) -> Episodes:
         columns = {key: values[index] for key, values in self.columns.items()}
-        return Episodes(self.return_[index], self.length[index], self.discounted_return[index], self.slot[index],
-                        self.terminated[index], columns)  # fmt: skip
+        return Episodes(
+            self.return_[index],
+            self.length[index],
+            self.discounted_return[index],
+            self.slot[index],
+            self.terminated[index],
+            columns,
+        )
 
 
 def join_episodes(parts: Sequence[Episodes]) -> Episodes:

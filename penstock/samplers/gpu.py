@@ -92,9 +92,16 @@ class GpuSampler:
         workers = start_workers(self, config, seed, self.workers + 1, slab)
         try:
             pool = ProcessPool(
-                workers, TRAINING, config, seed, self.B, groups=self.groups, reset=self.reset, exclusive=not self.overlap,
+                workers,
+                TRAINING,
+                config,
+                seed,
+                self.B,
+                groups=self.groups,
+                reset=self.reset,
+                exclusive=not self.overlap,
                 max_decorrelation_steps=self.max_decorrelation_steps,
-            )  # fmt: skip
+            )
         except NativeEnvError:
             workers.close()
             return _over_native_groups(self, config, seed, slab)
@@ -108,11 +115,14 @@ class GpuSampler:
 
         server = ActionServer(self.device, self.cuda_graph)
         crew = Crew(
-            evaluation, fill=server.serve,
-            place=server.place, close=server.close,
-            metrics=lambda: {**workers.faults.metrics(), **server.metrics()}, faults=workers.faults.counts,
+            evaluation,
+            fill=server.serve,
+            place=server.place,
+            close=server.close,
+            metrics=lambda: {**workers.faults.metrics(), **server.metrics()},
+            faults=workers.faults.counts,
             refuse=lambda pool, slot, row, message: pool.disown(slot, row, message),
-        )  # fmt: skip
+        )
         return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew, self.device)
 
 
@@ -137,16 +147,24 @@ class NoOverlapAlternatingSampler(GpuSampler):
 def _over_native_groups(settings: GpuSampler, config: EnvConfig, seed: int, slab: int | None) -> LiveSampler:
     """The live sampler over a native batched environment for each group, and no worker processes."""
     if settings.reset != "next_step" or settings.max_decorrelation_steps:
-        raise ConfigError("a native batched environment resets in the next step by itself; use reset='next_step' and "
-                          "max_decorrelation_steps=0")  # fmt: skip
+        raise ConfigError(
+            "a native batched environment resets in the next step by itself; use reset='next_step' and "
+            "max_decorrelation_steps=0"
+        )
     default = next(f.default for f in fields(settings) if f.name == "workers")
     if settings.workers != default or settings.affinity is not None:
-        raise ConfigError(f"sampler.workers={settings.workers} with {config.name}, a native batched environment, which steps in "
-                          "threads of its own and needs no worker processes; leave workers and affinity out")  # fmt: skip
+        raise ConfigError(
+            f"sampler.workers={settings.workers} with {config.name}, a native batched environment, which steps in "
+            "threads of its own and needs no worker processes; leave workers and affinity out"
+        )
     pool = functools.partial(
-        NativeGroups, config, seed, groups=settings.groups, exclusive=not settings.overlap,
+        NativeGroups,
+        config,
+        seed,
+        groups=settings.groups,
+        exclusive=not settings.overlap,
         step_timeout_s=settings.step_timeout_s,
-    )  # fmt: skip
+    )
     server = ActionServer(settings.device)
     place = None if slab is None else functools.partial(place_in, slab)
     crew = Crew(lambda B: pool(B, evaluation=True), settings.B, fill=server.serve, place=place, metrics=server.metrics)

@@ -14,7 +14,7 @@ from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError, EnvContractError
 from penstock.core.noise import Purpose
 from penstock.core.spec import BatchSpec, allocate
-from penstock.core.tree import tree_leaves, tree_map, tree_paths
+from penstock.core.tree import tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool
 from penstock.envs.pools.serial import SerialPool
@@ -37,9 +37,16 @@ class LiveSampler:
     """
 
     def __init__(
-        self, batch_spec: BatchSpec, pool: EnvPool, config: EnvConfig, seed: int, discount: float, journal_steps: int,
-        crew: Crew | None = None, device: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        batch_spec: BatchSpec,
+        pool: EnvPool,
+        config: EnvConfig,
+        seed: int,
+        discount: float,
+        journal_steps: int,
+        crew: Crew | None = None,
+        device: str | None = None,
+    ) -> None:
         self.batch_spec, self.spec = batch_spec, pool.spec
         self._pool, self._config, self._seed, self._discount = pool, config, seed, discount
         self._crew = crew or Crew(lambda B: SerialPool(config, seed, slice(0, B), evaluation=True))
@@ -138,8 +145,11 @@ class LiveSampler:
             if give_up is not None and give_up():
                 return found
         if len(found) < episodes:
-            warnings.warn(f"evaluation gave up with {len(found)} of {episodes} episodes: some slot has not ended one in "
-                          f"{_EVAL_MAX_STEPS:,} steps; give {self._config.name} a time limit", stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"evaluation gave up with {len(found)} of {episodes} episodes: some slot has not ended one in "
+                f"{_EVAL_MAX_STEPS:,} steps; give {self._config.name} a time limit",
+                stacklevel=2,
+            )
         return found
 
     @property
@@ -183,14 +193,17 @@ class LiveSampler:
         return {
             "collected": self._collected,
             "pool": self._pool.get_state(),
-            "row": {"obs": tree_map(lambda x: x[-1].copy(), row.obs), "first": row.first[-1].copy(),
-                    "prev_action": tree_map(lambda x: x[-1].copy(), row.prev_action),
-                    "prev_reward": row.prev_reward[-1].copy()},
+            "row": {
+                "obs": tree_map(lambda x: x[-1].copy(), row.obs),
+                "first": row.first[-1].copy(),
+                "prev_action": tree_map(lambda x: x[-1].copy(), row.prev_action),
+                "prev_reward": row.prev_reward[-1].copy(),
+            },
             "agent_states": self._stage.get_states(),
             "faults": dict(self._crew.faults),
             "stats": self._stats.state_dict(),
             "journal": self._journal.state_dict(),
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
@@ -202,7 +215,7 @@ class LiveSampler:
                 f"the checkpoint holds {len(row['first'])} slots; this sampler has B={self.batch_spec.B}"
             )
         for name in ("obs", "prev_action"):
-            tree_map(lambda x, y: x.__setitem__(-1, y), getattr(batch, name), row[name])
+            tree_assign(getattr(batch, name), -1, row[name])
         batch.first[-1], batch.prev_reward[-1] = row["first"], row["prev_reward"]
         self._collected = True
         self._stats.load_state_dict(state["stats"])
@@ -217,8 +230,11 @@ class LiveSampler:
 
     def _agent_or_raise(self) -> Agent:
         if self._agent is None:
-            raise ConfigError("the sampler was shut down; build another" if self._closed else
-                              "the sampler has no agent yet; call sampler.initialize(policy.agent) first")  # fmt: skip
+            raise ConfigError(
+                "the sampler was shut down; build another"
+                if self._closed
+                else "the sampler has no agent yet; call sampler.initialize(policy.agent) first"
+            )
         return self._agent
 
     def _evaluation_stage(self, agent: Agent, B: int) -> Stage:

@@ -26,11 +26,15 @@ def check_teacher(algo: Any, sampler: Any, replays: bool) -> None:
     """
     name, offline = type(algo).__name__, getattr(algo, "offline", False)
     if offline and not isinstance(sampler, OfflineSampler):
-        raise ConfigError(f"{name} learns from the actions of others, and {type(sampler).__name__} would show it its own; use "
-                          "ps.OfflineSampler(DIR), --sampler offline --sampler.dataset DIR")  # fmt: skip
+        raise ConfigError(
+            f"{name} learns from the actions of others, and {type(sampler).__name__} would show it its own; use "
+            "ps.OfflineSampler(DIR), --sampler offline --sampler.dataset DIR"
+        )
     if isinstance(sampler, OfflineSampler) and not (offline or replays):
-        raise ConfigError(f"{name} learns from the actions of its present policy, and a dataset has those of others; use BC, MARWIL "
-                          "or CQL, or an algorithm with replay. One of your own says so by `offline = True`")  # fmt: skip
+        raise ConfigError(
+            f"{name} learns from the actions of its present policy, and a dataset has those of others; use BC, MARWIL "
+            "or CQL, or an algorithm with replay. One of your own says so by `offline = True`"
+        )
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,15 @@ class OfflineSampler:
             ConfigError: no dataset, a damaged or half-written one, or one of other spaces than the environment's.
         """
         if slab is not None:
-            raise ConfigError("an OfflineSampler inside an AsyncSampler: reading a dataset leaves nothing to overlap; use "
-                              "the OfflineSampler itself")  # fmt: skip
+            raise ConfigError(
+                "an OfflineSampler inside an AsyncSampler: reading a dataset leaves nothing to overlap; use "
+                "the OfflineSampler itself"
+            )
         if not self.dataset:
-            raise ConfigError("sampler.dataset is empty; expected the folder of a dataset: ps.OfflineSampler('data/a'), "
-                              "--sampler offline --sampler.dataset data/a")  # fmt: skip
+            raise ConfigError(
+                "sampler.dataset is empty; expected the folder of a dataset: ps.OfflineSampler('data/a'), "
+                "--sampler offline --sampler.dataset data/a"
+            )
         config, source = as_env_config(env), open_dataset(Path(self.dataset).expanduser())
         try:
             B = self.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped

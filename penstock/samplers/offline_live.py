@@ -19,7 +19,7 @@ from penstock.core.batch import Inputs, SampleBatch, allocate_batch, carry_over
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.samplers.episodes import Episodes, EpisodeStats
 from penstock.samplers.live import LiveSampler
@@ -37,8 +37,14 @@ class OfflineLive:
     """
 
     def __init__(
-        self, batch_spec: BatchSpec, source: EpisodeSource, evaluator: LiveSampler, seed: int, shuffle: bool, discount: float
-    ) -> None:  # fmt: skip
+        self,
+        batch_spec: BatchSpec,
+        source: EpisodeSource,
+        evaluator: LiveSampler,
+        seed: int,
+        shuffle: bool,
+        discount: float,
+    ) -> None:
         B = batch_spec.B
         self.batch_spec, self.spec = batch_spec, evaluator.spec
         self._source, self._evaluator, self._seed, self._shuffle = source, evaluator, seed, shuffle
@@ -157,8 +163,10 @@ class OfflineLive:
         if not state["begun"]:
             return
         if state["dataset"] != self._source.fingerprint:
-            raise CheckpointError(f"dataset {self._source.name} has changed since the checkpoint was written, so the run cannot go "
-                                  "on as if it had not stopped; put the old one back, or start anew with --init")  # fmt: skip
+            raise CheckpointError(
+                f"dataset {self._source.name} has changed since the checkpoint was written, so the run cannot go "
+                "on as if it had not stopped; put the old one back, or start anew with --init"
+            )
         if len(state["number"]) != self.batch_spec.B:
             raise CheckpointError(
                 f"the checkpoint holds {len(state['number'])} slots; this sampler has B={self.batch_spec.B}"
@@ -180,7 +188,7 @@ class OfflineLive:
         """Every row that is to be written as a reset row has it."""
         batch = self._batch
         batch.first[1:] = False
-        tree_map(lambda x, null: x.__setitem__(slice(None), null), batch.action, self.spec.null_action)
+        tree_assign(batch.action, slice(None), self.spec.null_action)
         for x in (batch.reward, batch.terminated, batch.truncated, batch.valid):
             x[...] = 0
         for key, columns in batch.info.items():
@@ -206,13 +214,13 @@ class OfflineLive:
     def _show(self, b: int, row: int) -> None:
         """Writes what slot b's agent would see before its next step."""
         batch, episode, at = self._batch, self._playing[b], self._at[b]
-        tree_map(lambda x, y: x[row].__setitem__(b, y[at]), batch.obs, episode.obs)
+        tree_assign(batch.obs, (row, b), episode.obs, at)
         batch.first[row, b] = at == 0
         if at == 0:
-            tree_map(lambda x, null: x[row].__setitem__(b, null), batch.prev_action, self.spec.null_action)
+            tree_assign(batch.prev_action, (row, b), self.spec.null_action)
             batch.prev_reward[row, b] = 0.0
         else:
-            tree_map(lambda x, y: x[row].__setitem__(b, y[at - 1]), batch.prev_action, episode.action)
+            tree_assign(batch.prev_action, (row, b), episode.action, at - 1)
             batch.prev_reward[row, b] = episode.reward[at - 1]
 
     def _play(self, b: int, t: int) -> int:
@@ -220,9 +228,8 @@ class OfflineLive:
         batch, episode, at = self._batch, self._playing[b], self._at[b]
         n = min(len(episode) - at, self.batch_spec.T - t)
         rows, steps = slice(t, t + n), slice(at, at + n)
-        tree_map(lambda x, y: x[t + 1 : t + n + 1].__setitem__((slice(None), b), y[at + 1 : at + n + 1]),
-                 batch.obs, episode.obs)  # fmt: skip
-        tree_map(lambda x, y: x[rows].__setitem__((slice(None), b), y[steps]), batch.action, episode.action)
+        tree_assign(batch.obs, (slice(t + 1, t + n + 1), b), episode.obs, slice(at + 1, at + n + 1))
+        tree_assign(batch.action, (rows, b), episode.action, steps)
         batch.reward[rows, b], batch.valid[rows, b] = episode.reward[steps], True
         for key, column in episode.info.items():
             name = key.removeprefix(ENV)
@@ -248,6 +255,9 @@ class OfflineLive:
 
     def _agent_or_raise(self) -> Agent:
         if self._agent is None:
-            raise ConfigError("the sampler was shut down; build another" if self._closed else
-                              "the sampler has no agent yet; call sampler.initialize(policy.agent) first")  # fmt: skip
+            raise ConfigError(
+                "the sampler was shut down; build another"
+                if self._closed
+                else "the sampler has no agent yet; call sampler.initialize(policy.agent) first"
+            )
         return self._agent

@@ -43,8 +43,10 @@ class SerialSampler:
         if self.T < 1 or self.B < 1:
             raise ConfigError(f"sampler.T={self.T}, sampler.B={self.B}; both must be at least 1")
         if self.max_decorrelation_steps < 0 or self.journal_steps < 0:
-            raise ConfigError(f"sampler.max_decorrelation_steps={self.max_decorrelation_steps}, "
-                              f"journal_steps={self.journal_steps}; neither may be negative")  # fmt: skip
+            raise ConfigError(
+                f"sampler.max_decorrelation_steps={self.max_decorrelation_steps}, "
+                f"journal_steps={self.journal_steps}; neither may be negative"
+            )
 
     @property
     def spec(self) -> BatchSpec:
@@ -64,8 +66,10 @@ class SerialSampler:
         place = None if slab is None else functools.partial(place_in, slab)
         if makes_vector_env(config):
             if self.reset != "next_step" or self.max_decorrelation_steps:
-                raise ConfigError("a native batched environment resets in the next step by itself; use reset='next_step' "
-                                  "and max_decorrelation_steps=0")  # fmt: skip
+                raise ConfigError(
+                    "a native batched environment resets in the next step by itself; use reset='next_step' "
+                    "and max_decorrelation_steps=0"
+                )
             # No journal: nothing can be replayed into a native pool.
             pool, crew = (
                 VectorPool(config, seed, self.B),

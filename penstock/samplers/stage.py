@@ -16,7 +16,7 @@ from penstock.core.batch import Inputs, SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.layout import ROW_MULTIPLE
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.pools.pool import EnvPool
 from penstock.samplers.collector import Fill, GroupViews, collect
 
@@ -76,7 +76,7 @@ class Stage:
     def forget_slots(self, slots: list[int]) -> None:
         """Recurrent states of these slots as before an episode."""
         rows, fresh = self.get_states(), tree_map(lambda x: x.cpu().numpy(), self._agent.initial_state(1))
-        tree_map(lambda x, y: x.__setitem__(slots, y[0]), rows, fresh)
+        tree_assign(rows, slots, fresh, 0)
         self.set_states(rows)
 
     def get_states(self) -> Tree:

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch, allocate_batch, poison
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool
@@ -56,8 +56,11 @@ def _run(
 ) -> list[list[bytes]]:
     """The bits of every batch of a new pool."""
     B = pool.groups[-1].stop
-    expect([s for g in pool.groups for s in range(g.start, g.stop)] == list(range(B)), "groups",
-            f"{pool.groups} are not consecutive, or not all slots")  # fmt: skip
+    expect(
+        [s for g in pool.groups for s in range(g.start, g.stop)] == list(range(B)),
+        "groups",
+        f"{pool.groups} are not consecutive, or not all slots",
+    )
     keys = getattr(pool, "info_keys", ())
     made = [allocate_batch(pool.spec, BatchSpec(T, B), {"mark": np.float32(0)}, None, keys) for _ in range(buffers)]
     for batch in made:
@@ -90,7 +93,7 @@ def _fill(pool: EnvPool, batch: SampleBatch, actions: Tree, released: SampleBatc
 
     def send(group: int) -> None:
         slots, row = pool.groups[group], rows[group]
-        tree_map(lambda x, a: x.__setitem__((row, slots), a[row, slots]), batch.action, actions)
+        tree_assign(batch.action, (row, slots), actions, (row, slots))
         pool.send(group, row)
 
     for group in range(len(rows)):

@@ -114,16 +114,23 @@ class RecordCheck:
         seed, step = int(seeds[t, b]), int(steps[t, b])
         expect(not self._ended[b], place, "a valid row after an end; expected a reset")
         expect(not batch.first[t + 1, b], place, "`first` after a valid row")
-        expect((seeds[t + 1, b], steps[t + 1, b]) == (seed, step + 1), place,
-                f"step {step} of seed {seed} is followed by step {steps[t + 1, b]} of seed {seeds[t + 1, b]}")  # fmt: skip
-        expect(batch.reward[t, b] == rewards[t, b], place,
-                f"reward {batch.reward[t, b]}; expected {rewards[t, b]}, which answers this row's action")  # fmt: skip
+        expect(
+            (seeds[t + 1, b], steps[t + 1, b]) == (seed, step + 1),
+            place,
+            f"step {step} of seed {seed} is followed by step {steps[t + 1, b]} of seed {seeds[t + 1, b]}",
+        )
+        expect(
+            batch.reward[t, b] == rewards[t, b],
+            place,
+            f"reward {batch.reward[t, b]}; expected {rewards[t, b]}, which answers this row's action",
+        )
         last = step + 1 == SeedEcho.length_of(seed)
         ends = tuple(bool(last and end) for end in SeedEcho.end_of(seed))
         got = bool(batch.terminated[t, b]), bool(batch.truncated[t, b])
         expect(got == ends, place, f"(terminated, truncated) = {got}; expected {ends}")
-        self._check_columns(batch, t, b, {"echo": step if step % 2 == 0 else np.nan,
-                                          "is_success": seed % 2 if last else np.nan}, place)  # fmt: skip
+        self._check_columns(
+            batch, t, b, {"echo": step if step % 2 == 0 else np.nan, "is_success": seed % 2 if last else np.nan}, place
+        )
         self._ended[b] = bool(last)
         self._rewards[b].append(float(batch.reward[t, b]))
         self.env_steps += 1

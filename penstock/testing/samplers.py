@@ -169,10 +169,15 @@ def bits(batch: SampleBatch) -> dict[str, bytes]:
         lambda x: np.where(batch.valid.reshape(*batch.valid.shape, *[1] * (x.ndim - 2)), x, 0), agent_info
     )
     readable = {
-        "inputs": tuple(batch.inputs), "terminated": batch.terminated, "truncated": batch.truncated,
-        "valid": batch.valid, "info": masked, "env": batch.info.get("env"), "state": batch.state,
+        "inputs": tuple(batch.inputs),
+        "terminated": batch.terminated,
+        "truncated": batch.truncated,
+        "valid": batch.valid,
+        "info": masked,
+        "env": batch.info.get("env"),
+        "state": batch.state,
         "version": np.where(batch.valid, batch.version, 0),
-    }  # fmt: skip
+    }
     return {path: x.tobytes() for path, x in zip(tree_paths(readable), tree_leaves(readable))}
 
 

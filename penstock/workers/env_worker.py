@@ -131,12 +131,20 @@ class SamplingProcess(Host):
         ledger = view(self.boot.slabs[mail.slab], mail.ledger)
         mark: Any = self.block[control.MARK : control.MARK + control.MARK_WORDS]
         pools: list[SerialPool | None] = [
-            None if slots is None else SerialPool(
-                mail.config, mail.seed, slots, reset=mail.reset, max_decorrelation_steps=mail.decorrelate,
-                evaluation=mail.evaluation, mark=mark, ledger=None if mail.keep else ledger[slots],
+            None
+            if slots is None
+            else SerialPool(
+                mail.config,
+                mail.seed,
+                slots,
+                reset=mail.reset,
+                max_decorrelation_steps=mail.decorrelate,
+                evaluation=mail.evaluation,
+                mark=mark,
+                ledger=None if mail.keep else ledger[slots],
             )
             for slots in mail.shares
-        ]  # fmt: skip
+        ]
         for pool, slots in zip(pools, mail.shares):
             if pool is not None:
                 pool.ledger = ledger[slots]

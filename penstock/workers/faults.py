@@ -61,8 +61,11 @@ class Faults:
         now = time.monotonic()
         recent = [t for t in self._restarts.get(worker, []) if now - t < _BUDGET_S]
         if len(recent) >= _BUDGET:
-            raise Fault(fault.kind, f"{fault.message}\nworker {worker} was replaced {_BUDGET} times within "
-                        f"{_BUDGET_S / 60:.0f} minutes; mend the environment, or use fault_policy='drop'").error()  # fmt: skip
+            raise Fault(
+                fault.kind,
+                f"{fault.message}\nworker {worker} was replaced {_BUDGET} times within "
+                f"{_BUDGET_S / 60:.0f} minutes; mend the environment, or use fault_policy='drop'",
+            ).error()
         self._restarts[worker] = [*recent, now]
         self.counts["restarts"] += 1
         self._warn(worker, f"{fault.message.splitlines()[0]}; the worker is replaced")

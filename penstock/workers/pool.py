@@ -89,8 +89,14 @@ class ProcessPool(ProcessSlots):
         B = self.groups[-1].stop
         ledger = self.ledger.tolist()
         # Of slots without a worker: they go on with their next episode.
-        gone: dict[str, Any] = {"episode": [n for n, _, _ in ledger], "ended": [True] * B, "idle": [False] * B,
-                "left": [None if n < 0 else n for _, n, _ in ledger], "began": [0] * B, "snapshot": [None] * B}  # fmt: skip
+        gone: dict[str, Any] = {
+            "episode": [n for n, _, _ in ledger],
+            "ended": [True] * B,
+            "idle": [False] * B,
+            "left": [None if n < 0 else n for _, n, _ in ledger],
+            "began": [0] * B,
+            "snapshot": [None] * B,
+        }
         parts: list[tuple[slice, Any]] = []
         for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ())):
             parts += [(s, mine) for s, mine in zip(self.shares[w], answer or ()) if s is not None and mine is not None]

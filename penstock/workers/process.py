@@ -66,9 +66,11 @@ class Child:
         path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, json.dumps(asdict(boot))],
-            pass_fds=boot.fds(), process_group=0, stdin=subprocess.DEVNULL,
+            pass_fds=boot.fds(),
+            process_group=0,
+            stdin=subprocess.DEVNULL,
             env={**os.environ, **_THREAD_SETTINGS, "PYTHONPATH": path},
-        )  # fmt: skip
+        )
         self.release()
         self.pidfd = os.pidfd_open(self.process.pid)
 

@@ -10,7 +10,7 @@ from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec, describe
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import last, place
 from penstock.envs.pools.serial import MAKING, RESETTING
@@ -48,8 +48,8 @@ def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
     T = batch.spec.T
     if row >= T:
         return 0
-    tree_map(lambda x: x.__setitem__((slice(row + 1, None), slots), x[row, slots]), batch.obs)
-    tree_map(lambda x, null: x.__setitem__((slice(row, None), slots), null), batch.action, null_action)
+    tree_assign(batch.obs, (slice(row + 1, None), slots), batch.obs, (row, slots))
+    tree_assign(batch.action, (slice(row, None), slots), null_action)
     batch.first[row + 1 :, slots] = False
     for x in (batch.reward, batch.terminated, batch.truncated, batch.valid):
         x[row:, slots] = 0
@@ -61,7 +61,7 @@ def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
 def carry_columns(source: SampleBatch, out: SampleBatch, slots: slice) -> None:
     """Row T of some columns of one batch becomes row 0 of the next, which may be the same buffer."""
     for name in ROWS_AND_NEXT:
-        tree_map(lambda x, y: x.__setitem__((0, slots), y[-1, slots]), getattr(out, name), getattr(source, name))
+        tree_assign(getattr(out, name), (0, slots), getattr(source, name), (-1, slots))
 
 
 def at_work(name: str, seed: int, mark: Sequence[int], ledger: Sequence[int], action: Tree) -> str:

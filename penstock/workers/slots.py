@@ -34,9 +34,18 @@ class ProcessSlots:
     """
 
     def __init__(
-        self, workers: Workers, number: int, config: EnvConfig, seed: int, B: int, *, groups: int = 1, reset: Reset = "next_step",
-        max_decorrelation_steps: int = 0, exclusive: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        workers: Workers,
+        number: int,
+        config: EnvConfig,
+        seed: int,
+        B: int,
+        *,
+        groups: int = 1,
+        reset: Reset = "next_step",
+        max_decorrelation_steps: int = 0,
+        exclusive: bool = False,
+    ) -> None:
         self._workers, self._number, self._config, self.seed = workers, number, config, seed
         self.evaluation = number == EVALUATION
         self._reset: Reset = reset
@@ -158,8 +167,18 @@ class ProcessSlots:
 
     def _make(self, w: int, keep: bool) -> MakePool:
         n = self._number
-        return MakePool(n, self._config, self.seed, tuple(self.shares[w]), self._reset, self._decorrelate, n == EVALUATION,
-                        self._ledger_places, 2 * n + 1, keep)  # fmt: skip
+        return MakePool(
+            n,
+            self._config,
+            self.seed,
+            tuple(self.shares[w]),
+            self._reset,
+            self._decorrelate,
+            n == EVALUATION,
+            self._ledger_places,
+            2 * n + 1,
+            keep,
+        )
 
     def _share_parameters(self, agent: Agent) -> tuple[Tree, Agent]:
         """Puts copies of the parameters into their slab; gives their places and an agent to send."""

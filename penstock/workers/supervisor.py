@@ -55,11 +55,18 @@ class Workers:
     """
 
     def __init__(
-        self, count: int, seed: int, faults: Faults, step_timeout_s: float, start_timeout_s: float,
-        cpus: Sequence[tuple[int, ...]] = (), computing: int | None = None,
-        module: str = "penstock.workers.env_worker", slab: int | None = None,
+        self,
+        count: int,
+        seed: int,
+        faults: Faults,
+        step_timeout_s: float,
+        start_timeout_s: float,
+        cpus: Sequence[tuple[int, ...]] = (),
+        computing: int | None = None,
+        module: str = "penstock.workers.env_worker",
+        slab: int | None = None,
         own: tuple[int, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         require_linux()
         self._module = module
         self.count, self.faults, self._seed = count, faults, seed
@@ -171,8 +178,19 @@ class Workers:
         for i in range(control.WORDS):
             block[i] = 0
         block[control.COMMAND] = 1
-        boot = Boot(worker.index, self.count, os.getpid(), self._control_fd, worker.bell.fd, self.bell.fd, worker.mail,
-                    worker.report, worker.crash, self._alive, tuple(self.slabs))  # fmt: skip
+        boot = Boot(
+            worker.index,
+            self.count,
+            os.getpid(),
+            self._control_fd,
+            worker.bell.fd,
+            self.bell.fd,
+            worker.mail,
+            worker.report,
+            worker.crash,
+            self._alive,
+            tuple(self.slabs),
+        )
         worker.launch(self._module, boot, Start(self._cpus[worker.index], self._seed, self.spin_s, messages))
 
     def _answer(self, w: int) -> Any:
@@ -198,8 +216,13 @@ class Workers:
     def _look(self, ready: Callable[[], bool]) -> bool:
         for worker in self.workers:
             block = self.control.blocks[worker.index]
-            if not worker.up and worker.process is not None and worker.start_at is None \
-                    and block[control.DONE_COMMAND] == block[control.COMMAND] and not worker.exited:  # fmt: skip
+            if (
+                not worker.up
+                and worker.process is not None
+                and worker.start_at is None
+                and block[control.DONE_COMMAND] == block[control.COMMAND]
+                and not worker.exited
+            ):
                 worker.up = "answer" in (worker.read_report() or {})
         return ready()
 
@@ -238,8 +261,12 @@ class Workers:
                 if token != worker.token:
                     worker.token, worker.moved_at = token, now
                 elif now - worker.moved_at > limit:
-                    self._died(worker, f"not started within {limit:g} s (start_timeout_s)" if starting
-                               else f"no progress for {limit:g} s (step_timeout_s)")  # fmt: skip
+                    self._died(
+                        worker,
+                        f"not started within {limit:g} s (start_timeout_s)"
+                        if starting
+                        else f"no progress for {limit:g} s (step_timeout_s)",
+                    )
 
     def _owes(self, worker: Child) -> bool:
         b = self.control.blocks[worker.index]

@@ -70,8 +70,10 @@ def refuse_obs(where: str, obs: Any, spec: Tree, action: Any) -> None:
 def refuse_reward(where: str, reward: Any, action: Any) -> None:
     """Raises if a reward is not finite in float32."""
     if not -LARGEST_REWARD < reward < LARGEST_REWARD:
-        raise EnvContractError(f"{where}: reward: got {reward}, expected a finite number that fits float32; look for a "
-                               f"division by zero{last(action)}")  # fmt: skip
+        raise EnvContractError(
+            f"{where}: reward: got {reward}, expected a finite number that fits float32; look for a "
+            f"division by zero{last(action)}"
+        )
 
 
 def place(name: str, evaluation: bool, slot: int, phase: str, episode: int, step: int, seed: int) -> str:

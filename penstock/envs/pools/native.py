@@ -16,7 +16,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
-from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import check_vector_env
 from penstock.envs.contract import describe_violation, value_limits
 from penstock.envs.make import EnvConfig
@@ -73,7 +73,7 @@ class NativeEnv:
         self._ended = np.zeros_like(self._ended)
         self._store(out, obs, 0)
         out.first[0, slots], out.prev_reward[0, slots] = True, 0.0
-        tree_map(lambda leaf, x: x.__setitem__((0, slots), leaf.null()), self.spec.action, out.prev_action)
+        tree_assign(out.prev_action, (0, slots), self.spec.null_action)
 
     def begin(self, out: SampleBatch, row: int) -> None:
         """Starts the step with the actions of this row, which it copies."""
@@ -99,8 +99,10 @@ class NativeEnv:
             self._fail("step", error)
         for name, x in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
             if np.shape(x) != (self.num_envs,):
-                raise EnvContractError(f"{self._where('step')}: {name}: got shape {list(np.shape(x))}, expected "
-                                       f"[{self.num_envs}], one for each environment")  # fmt: skip
+                raise EnvContractError(
+                    f"{self._where('step')}: {name}: got shape {list(np.shape(x))}, expected "
+                    f"[{self.num_envs}], one for each environment"
+                )
         reset, slots = self._ended, self.slots
         self._store(out, obs, row + 1)
         out.first[row + 1, slots] = reset
@@ -118,8 +120,9 @@ class NativeEnv:
                     column[row, slots] = np.where(known, info[key], np.nan)
         if not np.isfinite(rewards).all():
             b = int(np.argmin(np.isfinite(rewards)))
-            raise EnvContractError(f"slot {slots.start + b} of {self._where('step')}: reward is {rewards[b]}; expected a "
-                                   "finite number")  # fmt: skip
+            raise EnvContractError(
+                f"slot {slots.start + b} of {self._where('step')}: reward is {rewards[b]}; expected a finite number"
+            )
         self._tick += 1
 
     def close(self) -> None:
@@ -177,8 +180,10 @@ class NativeEnv:
 
     def _store(self, out: SampleBatch, obs: Tree, row: int) -> None:
         if tree_structure(obs) != self._structure:
-            raise EnvContractError(f"{self._where('step')}: the observation's structure is {tree_structure(obs)}; "
-                                   f"expected {self._structure}")  # fmt: skip
+            raise EnvContractError(
+                f"{self._where('step')}: the observation's structure is {tree_structure(obs)}; "
+                f"expected {self._structure}"
+            )
         for x, y in zip(tree_leaves(out.obs), tree_leaves(obs)):
             expected = (self.num_envs, *x.shape[2:])
             if np.shape(y) != expected or getattr(y, "dtype", None) != x.dtype:
@@ -243,20 +248,26 @@ def two_halves(env: gym.vector.VectorEnv[Any, Any, Any], name: str, timeout_s: f
     config: Any = getattr(env, "config", None)
     ready = getattr(env, "batch_size", None) or (config.get("batch_size") if isinstance(config, dict) else None)
     if ready not in (None, env.num_envs):
-        raise ConfigError(f"{name} returns the first batch_size={ready} of num_envs={env.num_envs} that are ready, so its "
-                          "rows are not those of the slots; leave batch_size out")  # fmt: skip
+        raise ConfigError(
+            f"{name} returns the first batch_size={ready} of num_envs={env.num_envs} that are ready, so its "
+            "rows are not those of the slots; leave batch_size out"
+        )
     made = type(env)
     for first, second in (("send", "recv"), ("step_async", "step_wait")):
         if callable(getattr(made, first, None)) and callable(getattr(made, second, None)):
             if _depth(made, "step") < max(_depth(made, first), _depth(made, second)):
-                raise ConfigError(f"{made.__name__} overrides step() and not {first}() and {second}(), by which two or more "
-                                  "groups step; override those, or use groups=1")  # fmt: skip
+                raise ConfigError(
+                    f"{made.__name__} overrides step() and not {first}() and {second}(), by which two or more "
+                    "groups step; override those, or use groups=1"
+                )
             begin: Any = getattr(env, first)
             finish: Any = getattr(env, second)
             return Halves(begin, functools.partial(finish, timeout=timeout_s) if second == "step_wait" else finish)
     why = "a wrapper hides its halves" if isinstance(env, gym.vector.VectorWrapper) else "it steps in one call only"
-    raise ConfigError(f"{name} made {made.__name__}, which cannot step beside another group: {why}; use one group "
-                      "(SerialSampler), or AtariVectorEnv, EnvPool or gymnasium's AsyncVectorEnv")  # fmt: skip
+    raise ConfigError(
+        f"{name} made {made.__name__}, which cannot step beside another group: {why}; use one group "
+        "(SerialSampler), or AtariVectorEnv, EnvPool or gymnasium's AsyncVectorEnv"
+    )
 
 
 def _depth(cls: type, method: str) -> int:

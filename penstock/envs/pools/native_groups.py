@@ -33,9 +33,16 @@ class NativeGroups:
     """
 
     def __init__(
-        self, config: EnvConfig, seed: int, B: int, groups: int, evaluation: bool = False, *, exclusive: bool = False,
+        self,
+        config: EnvConfig,
+        seed: int,
+        B: int,
+        groups: int,
+        evaluation: bool = False,
+        *,
+        exclusive: bool = False,
         step_timeout_s: float = 60.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not 1 <= groups <= B:
             raise ConfigError(f"groups={groups} of sampler.B={B} slots; expected 1 to {B}")
         edges = [g * B // groups for g in range(groups + 1)]

@@ -12,7 +12,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.pools.transfer import write_tree
 from penstock.envs.wrappers import MASK
@@ -91,7 +91,7 @@ def random_steps(
         pool.write_checked(tree_map(lambda x: x[0], out.obs), b, obs, "step", env_action)
         actions.append(tree_map(lambda x: x[0], action))
         rewards.append(float(reward))
-        tree_map(lambda x, a: x[0].__setitem__(b, a[0]), out.prev_action, action)
+        tree_assign(out.prev_action, (0, b), action, 0)
         out.first[0, b], out.prev_reward[0, b] = False, reward
         if terminated or truncated:
             pool.finish(b)
@@ -102,9 +102,15 @@ def snapshot(pool: Slots) -> dict[str, Any]:
     """What brings the slots back between two batches, besides the record: where each is, and states that envs offer."""
     ahead = pool.reset_ahead
     states = [env.get_state() if has_state(env) and b not in ahead else None for b, env in enumerate(pool.envs)]
-    return {"episode": [n - (b in ahead) for b, n in enumerate(pool.episode)], "ended": list(pool.ended),
-            "idle": list(pool.idle), "left": [None if left == math.inf else left for left in pool.left],
-            "tick": pool.tick, "began": list(pool.began), "snapshot": states}  # fmt: skip
+    return {
+        "episode": [n - (b in ahead) for b, n in enumerate(pool.episode)],
+        "ended": list(pool.ended),
+        "idle": list(pool.idle),
+        "left": [None if left == math.inf else left for left in pool.left],
+        "tick": pool.tick,
+        "began": list(pool.began),
+        "snapshot": states,
+    }
 
 
 def restore(pool: Slots, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:

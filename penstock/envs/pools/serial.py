@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.contract import describe_reset_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, place, refuse_obs, refuse_step
@@ -45,10 +45,18 @@ class SerialPool:
     """
 
     def __init__(
-        self, config: EnvConfig, seed: int, slots: slice, *, reset: Reset = "next_step", max_decorrelation_steps: int = 0,
-        episodes: Sequence[int] | None = None, evaluation: bool = False, mark: MutableSequence[int] | None = None,
+        self,
+        config: EnvConfig,
+        seed: int,
+        slots: slice,
+        *,
+        reset: Reset = "next_step",
+        max_decorrelation_steps: int = 0,
+        episodes: Sequence[int] | None = None,
+        evaluation: bool = False,
+        mark: MutableSequence[int] | None = None,
         ledger: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         B = slots.stop - slots.start
         self.mark = [0] * 6 if mark is None else mark
         self.ledger = np.zeros((B, 3), np.int64) if ledger is None else ledger
@@ -145,9 +153,12 @@ class SerialPool:
                 mark[0] = b
                 result = step(action)
                 obs, reward, terminated, truncated, info = result
-                if not (write(obs_row, b, obs) and (reward.__class__ is float or reward.__class__ in _NUMBERS)
-                        and (terminated.__class__ is bool or terminated.__class__ in _FLAGS)
-                        and (truncated.__class__ is bool or truncated.__class__ in _FLAGS)):  # fmt: skip
+                if not (
+                    write(obs_row, b, obs)
+                    and (reward.__class__ is float or reward.__class__ in _NUMBERS)
+                    and (terminated.__class__ is bool or terminated.__class__ in _FLAGS)
+                    and (truncated.__class__ is bool or truncated.__class__ in _FLAGS)
+                ):
                     reward = self._violation(b, result, action, obs_row)
                 rewards[b] = reward
                 if terminated or truncated:
@@ -212,7 +223,7 @@ class SerialPool:
         """Row 0 of slot b is a reset, with nothing before it."""
         self.write_checked(tree_map(lambda x: x[0], out.obs), b, self.reset_env(b), "reset")
         self.ended[b], out.first[0, b], out.prev_reward[0, b] = False, True, 0.0
-        tree_map(lambda leaf, x: x[0].__setitem__(b, leaf.null()), self.spec.action, out.prev_action)
+        tree_assign(out.prev_action, (0, b), self.spec.null_action)
 
     def finish(self, b: int) -> None:
         """The slot's episode is over."""
@@ -227,7 +238,7 @@ class SerialPool:
         out = self._out
         assert out is not None
         if self.idle[b]:
-            tree_map(lambda x, y: x[row + 1].__setitem__(b, y[row, b]), out.obs, out.obs)
+            tree_assign(out.obs, (row + 1, b), out.obs, (row, b))
             return
         obs = self._ahead.pop(b) if b in self._ahead else self.reset_env(b)
         if not self._write(obs_row, b, obs):

@@ -59,9 +59,16 @@ class CrashEnv(SeedEcho):
     """
 
     def __init__(
-        self, way: str = "raise", where: Literal["init", "reset", "step", "never"] = "step", seed: int = 0, slot: int = 0,
-        episode: int = 1, at: int = 0, once: str | None = None, nap_s: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        way: str = "raise",
+        where: Literal["init", "reset", "step", "never"] = "step",
+        seed: int = 0,
+        slot: int = 0,
+        episode: int = 1,
+        at: int = 0,
+        once: str | None = None,
+        nap_s: float = 0.0,
+    ) -> None:
         if way not in WAYS:
             raise ConfigError(f"way={way!r}; {nearest(way, WAYS)}")
         super().__init__()

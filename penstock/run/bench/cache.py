@@ -50,8 +50,11 @@ def auto_sampler(exp: Experiment) -> Any:
     started = time.monotonic()
     verdict = bench(exp, BUDGET_S, same_device=True)
     kept = "" if path is None else _keep(path, key, verdict)
-    _say(exp, f"sampler: {describe(verdict.best.sampler)}, {verdict.best.steps_per_s:,.0f} steps/s, measured in "
-         f"{time.monotonic() - started:.0f} s{kept}; {verdict.why}")  # fmt: skip
+    _say(
+        exp,
+        f"sampler: {describe(verdict.best.sampler)}, {verdict.best.steps_per_s:,.0f} steps/s, measured in "
+        f"{time.monotonic() - started:.0f} s{kept}; {verdict.why}",
+    )
     return verdict.best.sampler
 
 

@@ -206,14 +206,23 @@ def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
         why = f"{part}: alternating, one group steps while the other is served"
     else:
         each = math.ceil(B / workers)
-        why = (f"{part}: gpu, {_workers(workers)} step, and one forward of {B} rows ({_us(act)}) stands for "
-               f"{workers} of {each} ({_us(costs.forward(each))} each)")  # fmt: skip
+        why = (
+            f"{part}: gpu, {_workers(workers)} step, and one forward of {B} rows ({_us(act)}) stands for "
+            f"{workers} of {each} ({_us(costs.forward(each))} each)"
+        )
     return why + (f" ({measured} of {of} settings fitted into the budget)" if measured < of else "")
 
 
 def _measure_parts(
-    exp: Experiment, base: Any, policy: Any, spec: EnvSpec, machine: Machine, budget_s: float, native: bool, say: Callable[[str], None]
-) -> Costs:  # fmt: skip
+    exp: Experiment,
+    base: Any,
+    policy: Any,
+    spec: EnvSpec,
+    machine: Machine,
+    budget_s: float,
+    native: bool,
+    say: Callable[[str], None],
+) -> Costs:
     say("the parts of a step")
     slice_s = min(max(budget_s / 30, 0.1), 2.0)
     step_us, p99_us = measure_env(exp.env_config, spec, exp.run.seed, slice_s, base.B if native else 0)
@@ -223,9 +232,7 @@ def _measure_parts(
     return Costs(step_us, p99_us, forward, shake_us)
 
 
-def _measured(
-    exp: Experiment, row: Row, agent: Any, deadline: float, left: int, say: Callable[[str], None]
-) -> Row:  # fmt: skip
+def _measured(exp: Experiment, row: Row, agent: Any, deadline: float, left: int, say: Callable[[str], None]) -> Row:
     """The row with its speed: whole batches for its share of the time that is left, the first one not counted."""
     now = time.monotonic()
     if now >= deadline:

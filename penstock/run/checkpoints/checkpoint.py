@@ -103,8 +103,10 @@ def save_checkpoint(
         _write(unnamed, step, plain, weights, large, score)
         path = _commit(unnamed, folder / f"{step:012d}")
     except OSError as error:
-        raise CheckpointError(f"cannot write the checkpoint of step {step} in {folder}: {error.strerror or error}; "
-                              "older checkpoints are untouched") from error  # fmt: skip
+        raise CheckpointError(
+            f"cannot write the checkpoint of step {step} in {folder}: {error.strerror or error}; "
+            "older checkpoints are untouched"
+        ) from error
     finally:
         shutil.rmtree(unnamed, ignore_errors=True)
     try:
@@ -163,8 +165,10 @@ def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False)
     for manifest in readable:
         try:
             if replay and manifest.replay_dropped:
-                raise CheckpointError(f"the replay of {manifest.path} is gone, as the run keeps that of its newest "
-                                      "checkpoints only (run.keep_replays)")  # fmt: skip
+                raise CheckpointError(
+                    f"the replay of {manifest.path} is gone, as the run keeps that of its newest "
+                    "checkpoints only (run.keep_replays)"
+                )
             verify(manifest.path, replay=replay)
         except CheckpointError as error:
             broken.append((manifest.step, str(error)))
@@ -192,8 +196,10 @@ def _check_space(folder: Path, small: int, replay: int) -> None:
         of_replay = (
             f", of which the replay {replay / 1e6:.1f} MB (run.keep_replays says how many stay)" if replay else ""
         )
-        raise CheckpointError(f"{folder} has {free / 1e6:.1f} MB free and a checkpoint needs {needed / 1e6:.1f} MB{of_replay}; "
-                              "free some space or keep fewer")  # fmt: skip
+        raise CheckpointError(
+            f"{folder} has {free / 1e6:.1f} MB free and a checkpoint needs {needed / 1e6:.1f} MB{of_replay}; "
+            "free some space or keep fewer"
+        )
 
 
 def _write(

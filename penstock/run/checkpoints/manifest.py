@@ -50,22 +50,28 @@ class Manifest:
 
 
 def manifest_bytes(
-    step: int, score: float | None, files: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str] | None = None, *,
+    step: int,
+    score: float | None,
+    files: Mapping[str, Mapping[str, Any]],
+    versions: Mapping[str, str] | None = None,
+    *,
     replay_dropped: bool = False,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The one text of a manifest; the hash of itself that it holds makes a flipped bit in it visible too.
 
     Args:
         versions: None for those of this process.
     """
-    return _canonical({
-        "format": FORMAT,
-        "step": int(step),
-        "score": float(score) if score is not None and math.isfinite(score) else None,
-        "files": files,
-        "versions": _versions() if versions is None else versions,
-        **({"replay_dropped": True} if replay_dropped else {}),
-    })  # fmt: skip
+    return _canonical(
+        {
+            "format": FORMAT,
+            "step": int(step),
+            "score": float(score) if score is not None and math.isfinite(score) else None,
+            "files": files,
+            "versions": _versions() if versions is None else versions,
+            **({"replay_dropped": True} if replay_dropped else {}),
+        }
+    )
 
 
 def without_replay(manifest: Manifest) -> bytes:
@@ -96,8 +102,10 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{file} is damaged: it has no format number")
     if content["format"] != FORMAT:
         written = content.get("versions")
-        raise CheckpointError(f"{file} has format {content['format']}, written with {written}; this penstock reads "
-                              f"format {FORMAT}: install the version that wrote it")  # fmt: skip
+        raise CheckpointError(
+            f"{file} has format {content['format']}, written with {written}; this penstock reads "
+            f"format {FORMAT}: install the version that wrote it"
+        )
     content.pop("sha256", None)
     if _canonical(content) != text:
         raise CheckpointError(f"{file} is damaged: its text and its own sha256 differ")

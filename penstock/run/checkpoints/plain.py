@@ -44,8 +44,10 @@ def to_plain(value: Any, path: str = "state") -> Any:
         return {_NUMPY: value.dtype.str, "shape": list(value.shape), "bytes": torch.from_numpy(flat)}
     if isinstance(value, np.generic) and not isinstance(item := value.item(), np.generic):
         return to_plain(item, path)
-    raise CheckpointError(f"{path} is {_describe(value)}, which a checkpoint cannot hold; expected dict, list, "
-                          "tuple, tensor, numpy array of numbers, int, float, str, bool or None")  # fmt: skip
+    raise CheckpointError(
+        f"{path} is {_describe(value)}, which a checkpoint cannot hold; expected dict, list, "
+        "tuple, tensor, numpy array of numbers, int, float, str, bool or None"
+    )
 
 
 def from_plain(plain: Any) -> Any:

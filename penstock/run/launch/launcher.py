@@ -103,10 +103,24 @@ class Launcher:
         with open(log, "ab", buffering=0) as out:
             out.write(f"{PROMPT}{shlex.join(command)}\n".encode())
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _CHILD, str(os.getpid()), cpus, sys.executable, "-m", "penstock", *command],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment(k),
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    _CHILD,
+                    str(os.getpid()),
+                    cpus,
+                    sys.executable,
+                    "-m",
+                    "penstock",
+                    *command,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._environment(k),
                 process_group=0,  # a Ctrl-C in the terminal reaches the launcher alone, which passes it on
-            )  # fmt: skip
+            )
         self._view.started(run, k)
         return _Child(run, process, time.monotonic())
 

@@ -159,13 +159,19 @@ def require_same(queue: Queue, sweep: Sweep) -> None:
     """Raises ConfigError that says in what a sweep differs from the one a directory holds."""
     for name, before, now in (
         ("ALGO", queue.sweep.algo, sweep.algo),
-        ("--grid", {k: ",".join(v) for k, v in queue.sweep.grid.items()}, {k: ",".join(v) for k, v in sweep.grid.items()}),
+        (
+            "--grid",
+            {k: ",".join(v) for k, v in queue.sweep.grid.items()},
+            {k: ",".join(v) for k, v in sweep.grid.items()},
+        ),
         ("--seeds", list(queue.sweep.seeds), list(sweep.seeds)),
         ("the options of train", " ".join(queue.sweep.options), " ".join(sweep.options)),
-    ):  # fmt: skip
+    ):
         if before != now:
-            raise ConfigError(f"{queue.folder} holds another sweep: {name} was {before} and is {now}. Choose another --dir, or go on "
-                              f"with what is there by `penstock launch {queue.folder}`")  # fmt: skip
+            raise ConfigError(
+                f"{queue.folder} holds another sweep: {name} was {before} and is {now}. Choose another --dir, or go on "
+                f"with what is there by `penstock launch {queue.folder}`"
+            )
 
 
 def choose(queue: Queue, retry: Sequence[str] | None) -> list[Run]:

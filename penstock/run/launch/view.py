@@ -102,12 +102,13 @@ class LaunchView:
             total = self._steps.get(run.name, 0)
             state = reason_of(run) if run.status == "failed" else run.status
             table.add_row(
-                Text(run.name), Text(state, _STYLES[run.status]),
+                Text(run.name),
+                Text(state, _STYLES[run.status]),
                 str(self._slots[run.name] + 1) if run.status == "running" and run.name in self._slots else "",
                 f"{row['step']:,} / {total:,}" if "step" in row else "",
                 _return(row),
                 clock(run.seconds + running.get(run.name, 0.0)) if run.attempts else "",
-            )  # fmt: skip
+            )
         if len(runs) > room:
             table.add_row(Text(f"... and {len(runs) - room} more", "dim"))
         return table
@@ -131,8 +132,12 @@ def report(queue: Queue, console: Console | None = None) -> None:
         say(f"  once more:   penstock launch {queue.folder} --retry {run.name}")
         say(f"  what it ran: {shown(queue.command(run))}")
     left = len(queue.runs) - queue.count("finished") - len(failed)
-    say(f"\n{queue.folder}: {queue.count('finished')} of {len(queue.runs)} runs finished"
-        + (f", {len(failed)} failed" if failed else "") + (f", {left} left" if left else ""), "bold")  # fmt: skip
+    say(
+        f"\n{queue.folder}: {queue.count('finished')} of {len(queue.runs)} runs finished"
+        + (f", {len(failed)} failed" if failed else "")
+        + (f", {left} left" if left else ""),
+        "bold",
+    )
     if left:
         say(f"go on:            penstock launch {queue.folder}")
     if failed:

@@ -39,8 +39,10 @@ def bootstrap_band(
     2021 (section 4.1). The same seed gives the same band.
     """
     if x.ndim != 2 or x.shape[0] == 0 or not 0 < level < 1 or resamples < 1:
-        raise ConfigError(f"bootstrap of shape {x.shape}, level={level}, resamples={resamples}; "
-                          "expected [runs >= 1, G], 0 < level < 1, resamples >= 1")  # fmt: skip
+        raise ConfigError(
+            f"bootstrap of shape {x.shape}, level={level}, resamples={resamples}; "
+            "expected [runs >= 1, G], 0 < level < 1, resamples >= 1"
+        )
     n, points = x.shape
     picks = generator(seed, Purpose.BOOTSTRAP).integers(0, n, size=(resamples, n))
     tail = 100 * (1 - level) / 2

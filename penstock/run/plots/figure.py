@@ -61,8 +61,9 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew
             without.append(str(run_dir))
     if not groups:
         looked = ", ".join(str(Path(d) / JSONL) for d in run_dirs) or "no directory at all"
-        raise ConfigError(f"nothing to plot: no row with {metric!r} in {looked}; "
-                          "give run directories, or another metric")  # fmt: skip
+        raise ConfigError(
+            f"nothing to plot: no row with {metric!r} in {looked}; give run directories, or another metric"
+        )
     if without:
         warnings.warn(f"left out, without a row with {metric!r}: {', '.join(without)}", stacklevel=2)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -88,8 +89,16 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
     envs = {run.of.env for run in every}
     longest = max(_last(points.seconds) for run in every for points in (run.own, run.data))
     unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
-    style: Any = {"font.size": 10.5, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,
-             "xtick.color": INK, "ytick.color": INK, "svg.fonttype": "none", "pdf.fonttype": 42}  # fmt: skip
+    style: Any = {
+        "font.size": 10.5,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "svg.fonttype": "none",
+        "pdf.fonttype": 42,
+    }
     with rc_context(style):
         figure = Figure(
             figsize=(10.5, 4.2), layout=ConstrainedLayoutEngine(wspace=0.04)

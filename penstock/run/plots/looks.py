@@ -11,18 +11,40 @@ INK, FAINT, NEUTRAL = "#333333", "#D9D9D9", "#707070"
 FEW = 7
 """Curves that colour alone tells apart at a glance."""
 _COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
-    "#8B1A3A", "#76D862", "#8976EB", "#76624E", "#004E00", "#002789", "#EB89FF",
-    "#B11414", "#9D8900", "#620076", "#D8A0A0", "#274E62", "#3B7600", "#9D2789",
-)  # fmt: skip
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8B1A3A",
+    "#76D862",
+    "#8976EB",
+    "#76624E",
+    "#004E00",
+    "#002789",
+    "#EB89FF",
+    "#B11414",
+    "#9D8900",
+    "#620076",
+    "#D8A0A0",
+    "#274E62",
+    "#3B7600",
+    "#9D2789",
+)
 """First Okabe and Ito's set, told apart by all common kinds of colour vision (Wong 2011, Nature Methods 8, 441), then colours
 that are far from those before them in Oklab."""
 _MARKS, _LINES = ("", "o", "^"), ("-", "--", "-.", ":")
 _COLUMNS, _WRAP, _MARGIN = 4, 100, 0.4
 """Names beside each other, characters of a line of a name, and inches that a legend leaves free beside it."""
 EVALUATION: dict[str, Any] = {
-    "linestyle": "none", "marker": "D", "markersize": 5.5, "markerfacecolor": "white", "markeredgewidth": 1.5,
-}  # fmt: skip
+    "linestyle": "none",
+    "marker": "D",
+    "markersize": 5.5,
+    "markerfacecolor": "white",
+    "markeredgewidth": 1.5,
+}
 DATA: dict[str, Any] = {"linestyle": (0, (1, 1.5)), "linewidth": 1.0}
 
 
@@ -34,8 +56,13 @@ def curve_look(index: int, count: int) -> dict[str, Any]:
     colour = _COLOURS[index % len(_COLOURS)]
     line = _LINES[index // len(_COLOURS) % len(_LINES)]
     mark = _MARKS[index % len(_COLOURS) // FEW]
-    return {"color": colour, "linestyle": line, "marker": mark, "markersize": 4.5,
-            "linewidth": 1.8 if count <= FEW else 1.4}  # fmt: skip
+    return {
+        "color": colour,
+        "linestyle": line,
+        "marker": mark,
+        "markersize": 4.5,
+        "linewidth": 1.8 if count <= FEW else 1.4,
+    }
 
 
 def marks_every(index: int, points: int) -> int | tuple[float, float]:
@@ -51,8 +78,9 @@ def legend(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]], title: st
     labels = [plain("\n".join(textwrap.wrap(name, _WRAP))) for name, _ in entries]
     tried = sorted({_balanced(len(labels), columns) for columns in range(1, _COLUMNS + 1)}, reverse=True)
     for columns in tried:
-        below = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False,
-                              title=title, title_fontsize=9)  # fmt: skip
+        below = figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, title=title, title_fontsize=9
+        )
         width, height = below.get_window_extent().size / figure.dpi + _MARGIN
         if width <= figure.get_figwidth() or columns == tried[-1]:
             figure.set_size_inches(max(width, figure.get_figwidth()), figure.get_figheight() + height - _MARGIN)

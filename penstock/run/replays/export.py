@@ -35,8 +35,16 @@ ABOUT = "about.json"
 FORMAT = "penstock replay export 2"
 _CHUNK_BYTES = 1 << 24
 _ONE_MORE = ("obs", "first")
-_RECORD = {"obs": "obs", "first": "first", "prev_action": "action", "prev_reward": "reward", "terminated": "terminated",
-           "truncated": "truncated", "valid": "valid", "info": "info"}  # fmt: skip
+_RECORD = {
+    "obs": "obs",
+    "first": "first",
+    "prev_action": "action",
+    "prev_reward": "reward",
+    "terminated": "terminated",
+    "truncated": "truncated",
+    "valid": "valid",
+    "info": "info",
+}
 """Names in the storage and in the file."""
 
 
@@ -72,8 +80,10 @@ def export(replay: StoredReplay, to: Path | str, *, frames: bool = False) -> int
     """
     to = Path(to)
     if to.suffix not in (".npz", ""):
-        raise ConfigError(f"--to {to} ends in {to.suffix!r}; expected .npz for one file, or a name without a suffix for a folder of "
-                          f".npy files: use {to.with_suffix('.npz').name} or {to.name.replace('.', '-')}")  # fmt: skip
+        raise ConfigError(
+            f"--to {to} ends in {to.suffix!r}; expected .npz for one file, or a name without a suffix for a folder of "
+            f".npy files: use {to.with_suffix('.npz').name} or {to.name.replace('.', '-')}"
+        )
     if to.exists():
         raise ConfigError(f"{to} is there already and was not touched; choose another --to")
     if not to.parent.is_dir():
@@ -170,8 +180,10 @@ def _spec(replay: StoredReplay, needed: bool) -> tuple[EnvSpec, Any]:
         return EnvSpec.from_plain(plain), plain
     except (CheckpointError, ConfigError, LookupError) as error:
         if needed:
-            raise CheckpointError(f"{replay.path} keeps stacks frame by frame, and their size is in the run's {CONFIG}: {error}; "
-                                  "use --frames") from error  # fmt: skip
+            raise CheckpointError(
+                f"{replay.path} keeps stacks frame by frame, and their size is in the run's {CONFIG}: {error}; "
+                "use --frames"
+            ) from error
         return EnvSpec((), ()), None
 
 

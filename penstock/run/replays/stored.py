@@ -90,14 +90,18 @@ def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
     folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path
     run = folder.absolute().parent.parent if (folder / MANIFEST).is_file() else folder
     if run == folder and not (folder / "checkpoints").is_dir():
-        raise ConfigError(f"{path} is no run, checkpoint or exported replay; name a folder such as runs/a or "
-                          "runs/a/checkpoints/000000050000")  # fmt: skip
+        raise ConfigError(
+            f"{path} is no run, checkpoint or exported replay; name a folder such as runs/a or "
+            "runs/a/checkpoints/000000050000"
+        )
     try:
         folder = find_checkpoint(folder, which, replay=True) if run == folder else folder
         checkpoint = load_checkpoint(folder, replay=True)
         if not checkpoint.array_files and read_manifest(folder).replay_dropped:
-            raise CheckpointError(f"{folder} holds no replay: it is gone, as the run keeps that of its newest checkpoints "
-                                  "only (run.keep_replays)")  # fmt: skip
+            raise CheckpointError(
+                f"{folder} holds no replay: it is gone, as the run keeps that of its newest checkpoints "
+                "only (run.keep_replays)"
+            )
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_remedy(run)}") from error
     if not checkpoint.array_files:
