@@ -1,0 +1,56 @@
+"""Checks that an object of a user's own has every member of the Protocol that it stands for."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from penstock.core.errors import ConfigError
+
+
+def require_members(value: Any, protocol: type, page: str) -> None:
+    """Raises ConfigError that names the first member of `protocol` that `value` lacks, its signature, and a page.
+
+    Args:
+        value: an instance, or a class whose instances are meant; of a class only methods and properties are looked for.
+        protocol: a `typing.Protocol`, or a class whose public methods and annotated attributes stand for one.
+        page: where the documentation shows an example, such as `docs/writing-an-algorithm.md`.
+    """
+    for name, signature in members(protocol).items():
+        if not hasattr(value, name) and not (isinstance(value, type) and signature.startswith(f"{name}:")):
+            owner = value if isinstance(value, type) else type(value)
+            raise ConfigError(
+                f"{owner.__module__}.{owner.__qualname__} has no {signature}, which {protocol.__name__} asks for; "
+                f"see {page}"
+            )
+
+
+def members(protocol: type) -> dict[str, str]:
+    """Every public member of a Protocol by name, each as it is written: `spec: EnvSpec` or `recv() -> int`."""
+    found: dict[str, str] = {}
+    for cls in reversed([c for c in protocol.__mro__ if c.__module__ not in ("builtins", "typing", "abc")]):
+        for name, hint in inspect.get_annotations(cls).items():
+            found[name] = f"{name}: {hint if isinstance(hint, str) else getattr(hint, '__name__', hint)}"
+        for name, member in vars(cls).items():
+            if isinstance(member, property) and member.fget is not None:
+                found[name] = f"{name}: {inspect.signature(member.fget).return_annotation}"
+            elif inspect.isfunction(member):
+                found[name] = f"{name}{_signature(member)}"
+    return {name: text for name, text in found.items() if not name.startswith("_")}
+
+
+class _Written(str):
+    """An annotation that is shown as it is written, without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _signature(method: Any) -> inspect.Signature:
+    """A method's signature without `self`."""
+    whole = inspect.signature(method)
+    parameters = [p.replace(annotation=_written(p.annotation)) for p in list(whole.parameters.values())[1:]]
+    return whole.replace(parameters=parameters, return_annotation=_written(whole.return_annotation))
+
+
+def _written(annotation: Any) -> Any:
+    return _Written(annotation) if isinstance(annotation, str) else annotation
