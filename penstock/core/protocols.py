@@ -12,7 +12,7 @@ def require_members(value: Any, protocol: type, page: str) -> None:
     """Raises ConfigError that names the first member of `protocol` that `value` lacks, its signature, and a page.
 
     Args:
-        value: an instance, or a class whose instances are meant; of a class only methods and properties are looked for.
+        value: an instance, or a class whose instances are meant; of a class only methods are looked for.
         protocol: a `typing.Protocol`, or a class whose public methods and annotated attributes stand for one.
         page: where the documentation shows an example, such as `docs/writing-an-algorithm.md`.
     """
