@@ -13,7 +13,7 @@ import numpy as np
 from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.vector import makes_vector_env
+from penstock.envs.pools.native import makes_vector_env
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.entry import load
 from penstock.run.experiment import Experiment

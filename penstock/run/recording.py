@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.core.noise import Purpose
+from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec
 from penstock.datasets.cutter import EpisodeCutter
 from penstock.datasets.episode import Episode
@@ -25,14 +25,15 @@ from penstock.datasets.minari import import_h5py, is_minari, minari_id, write_mi
 from penstock.datasets.reader import INDEX, STAGING, Dataset
 from penstock.datasets.writer import DatasetWriter, check_vacant
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.native import makes_vector_env
+from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import SerialPool
-from penstock.envs.pools.vector import VectorPool, makes_vector_env
 from penstock.learn.policy import Policy
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.entry import load
 from penstock.run.rundir import read_experiment
-from penstock.samplers.collector import Noise, collect
-from penstock.samplers.stage import Crew, Stage, agent_device
+from penstock.samplers.collector import collect
+from penstock.samplers.live import Buffers
 
 Format = Literal["penstock", "minari"]
 
@@ -167,29 +168,28 @@ class _Player:
         self._counts = [episodes // B + (b < episodes % B) for b in range(B)]
         self._agent, self._deterministic, self._name = policy.agent, deterministic, config.name
         native = makes_vector_env(config)
-        self._pool = pool = VectorPool(config, 0, B) if native else SerialPool(config, 0, slice(0, B))
+        self._pool = pool = NativeGroups(config, 0, B) if native else SerialPool(config, 0, slice(0, B))
         try:
             if pool.spec != policy.spec:
                 raise ConfigError(
                     f"the policy was trained on {policy.spec}; {config.name} as it is made now has {pool.spec}"
                 )
             self._agent.set_slots(B)
-            device = agent_device(self._agent)
-            self._stage = Stage(pool, self._agent, BatchSpec(_T, B), Crew(lambda B: pool), 1, device)
+            self._buffers = Buffers(pool, self._agent, BatchSpec(_T, B))
         except BaseException:
             pool.close()
             raise
 
     def episodes(self, seed: int, stopped: list[int]) -> Generator[Episode]:
         """Episodes as they end, until all have or a signal is noted."""
-        stage, batch = self._stage, self._stage.batches[0]
+        buffers, batch = self._buffers, self._buffers.batches[0]
         self._pool.restart(seed, self._counts)
         keys = ["logp"] if hasattr(batch.info.get("logp"), "shape") else []
         cutter = EpisodeCutter(len(self._counts), keys, self._counts)  # a native batched environment plays on
         count, chunk, last = 0, 0, 0
         while count < sum(self._counts) and not stopped:
             noise = None if self._deterministic else Noise(seed, Purpose.ACT, chunk)
-            collect(self._pool, self._agent, batch, stage.views[0], stage.states, noise)
+            collect(self._pool, [self._agent], [batch], buffers.views[0], buffers.states, noise)
             chunk += 1
             for episode in cutter.add(batch):
                 count, last = count + 1, chunk

@@ -190,10 +190,6 @@ class Trainer:
             raise ConfigError("Trainer.save without a run directory; pass run_dir=Path('runs/a') to Trainer")
         policy = self.policy.state_dict()
         agent = policy.pop("agent")
-        recent = {
-            name: getattr(self.recent, name)
-            for name in ("return_", "length", "discounted_return", "slot", "terminated")
-        }
         state = {
             "policy": policy,
             "sampler": self.sampler.state_dict(),
@@ -206,7 +202,7 @@ class Trainer:
                 "best_score": self.best_score,
                 "elapsed_s": self.elapsed_s,
                 "threads": self.threads,
-                "recent": {**recent, "columns": dict(self.recent.columns)},
+                "recent": self.recent.to_plain(),
             },
         }
         return save_checkpoint(

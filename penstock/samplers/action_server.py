@@ -4,77 +4,74 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import agent_device
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import ConfigError
+from penstock.core.noise import Noise
 from penstock.core.tree import Tree
-from penstock.samplers.collector import GroupViews, Noise, collect
+from penstock.samplers.collector import GroupViews
 from penstock.samplers.cuda import GraphedAgent, cuda_capture, pin, unpin
+from penstock.samplers.traced import loop
 
 
 class ActionServer:
-    """Runs the one loop over worker processes, with the agent itself or with a copy on another device.
+    """Runs the one loop over worker processes, with the agents themselves or with copies on another device.
 
     Args:
-        device: where to act; None for where the agent is. graph: use CUDA graphs, where that is a CUDA device.
+        device: where to act; None for where the agents are. graph: use CUDA graphs, where that is a CUDA device.
     """
 
+    remote = False
+    """Agents act here, in the loop."""
+
     def __init__(self, device: str | None, graph: bool = True) -> None:
-        self._graph = graph
-        self._graphed: GraphedAgent | None = None
+        self._graph, self._collect = graph, loop()
+        self._graphed: dict[int, GraphedAgent] = {}
+        self._copies: dict[int, Agent] = {}
         self._pinned: list[list[SampleBatch]] = []
-        self._device = None if device is None else torch.device(device)
-        self._copy: Agent | None = None
+        self.device = None if device is None else torch.device(device)
         self._waited = self._took = 0.0
 
     def serve_actions(
         self,
         pool: Any,
-        agent: Agent,
-        batch: SampleBatch,
-        views: list[GroupViews],
+        agents: Sequence[Agent],
+        batches: Sequence[SampleBatch],
+        views: Sequence[GroupViews],
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """Fills a training batch; arguments as of `collect`."""
+        """Fills training batches; arguments as of `collect`."""
         started, waited = time.perf_counter(), pool.wait_s
-        acting = self._acting(agent)
+        acting: list[Any] = self._acting(agents)
         if self._graph and views[0].device.type == "cuda":
-            if self._graphed is None:
-                self._graphed = GraphedAgent(acting, cuda_capture)
-            acting = self._graphed
-        collect(pool, acting, batch, views, states, noise)
+            for policy, agent in enumerate(acting):
+                acting[policy] = self._graphed.setdefault(policy, GraphedAgent(agent, cuda_capture))
+        self._collect(pool, acting, batches, views, states, noise)
         self._took += time.perf_counter() - started
         self._waited += pool.wait_s - waited
 
     def serve_actions_evaluation(
         self,
         pool: Any,
-        agent: Agent,
-        batch: SampleBatch,
-        views: list[GroupViews],
+        agents: Sequence[Agent],
+        batches: Sequence[SampleBatch],
+        views: Sequence[GroupViews],
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """The same for a batch of an evaluation, whose waits are not counted."""
-        collect(pool, self._acting(agent), batch, views, states, noise)
+        """Fills batches of an evaluation, whose waits are not counted."""
+        self._collect(pool, self._acting(agents), batches, views, states, noise)
 
-    def serve(
-        self,
-        pool: Any,
-        agent: Agent,
-        batch: SampleBatch,
-        views: list[GroupViews],
-        states: list[Tree],
-        noise: Noise | None,
-    ) -> None:
+    def serve(self, pool: Any, *rest: Any) -> None:
         """`serve_actions` or `serve_actions_evaluation`, as the pool is."""
         serve = self.serve_actions_evaluation if pool.evaluation else self.serve_actions
-        serve(pool, agent, batch, views, states, noise)
+        serve(pool, *rest)
 
     def metrics(self) -> dict[str, float]:
         """Shares of the sampling time: waiting for environments, and acting."""
@@ -87,32 +84,28 @@ class ActionServer:
         self, pool: Any, batches: list[SampleBatch], states: Tree, agent: Agent
     ) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers to where the workers see them; they are locked in memory where a CUDA device reads them."""
-        batches, states = pool.attach(batches, states, None)
-        here = next((p.device for p in agent.parameters()), torch.device("cpu"))
-        if (self._device or here).type == "cuda":
-            pin(batches)
-            self._pinned.append(batches)
-        return batches, states
+        there, states = pool.place(batches, states)
+        if there is not batches and (self.device or agent_device(agent)).type == "cuda":
+            pin(there)
+            self._pinned.append(there)
+        return there, states
 
     def close(self) -> None:
-        """Unlocks memory and forgets graphs."""
+        """Unlocks memory and forgets graphs and copies."""
         for batches in self._pinned:
             unpin(batches)
-        self._pinned, self._graphed, self._copy = [], None, None
+        self._pinned = []
+        self._graphed.clear()
+        self._copies.clear()
 
-    def _acting(self, agent: Agent) -> Agent:
-        here = next((p.device for p in agent.parameters()), torch.device("cpu"))
-        if self._device is None or self._device == here:
+    def _acting(self, agents: Sequence[Agent]) -> list[Agent]:
+        return [self._there(policy, agent) for policy, agent in enumerate(agents)]
+
+    def _there(self, policy: int, agent: Agent) -> Agent:
+        """The agent, or its copy on the server's device with the same parameters."""
+        if self.device is None or self.device == agent_device(agent):
             return agent
-        if self._copy is None:
-            self._copy = copy.deepcopy(agent).to(self._device)
-        self._copy.load_state_dict(agent.state_dict())
-        return self._copy
-
-
-def require_device(name: str, setting: str) -> None:
-    """Raises ConfigError if this machine or this torch has no such device."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"{setting}={name!r} is not here: {str(error).splitlines()[0]}; use 'cpu'") from error
+        if policy not in self._copies:
+            self._copies[policy] = copy.deepcopy(agent).to(self.device)
+        self._copies[policy].load_state_dict(agent.state_dict())
+        return self._copies[policy]

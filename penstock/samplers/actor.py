@@ -1,18 +1,20 @@
-"""The part of a CpuSampler's worker that runs the agent: the one loop, over the worker's own slots."""
+"""Actor: runs the one loop over the slots of a CpuSampler's worker, with the worker's own copy of the agent."""
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import live_in
 from penstock.core.batch import SampleBatch
-from penstock.core.noise import Purpose
+from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.pools.serial import SerialPool
-from penstock.samplers.collector import GroupViews, Noise, collect
+from penstock.samplers.collector import GroupViews
+from penstock.samplers.traced import loop
 from penstock.workers import control
 
 DETERMINISTIC = -1
@@ -23,15 +25,14 @@ class Actor:
     """An agent whose parameters lie in shared memory, where the learner writes them between two batches.
 
     Args:
-        first_slot: number of the worker's first slot, which addresses its noise.
-        parameters: by name as `parameters_of` gives them. batches: the worker's columns of every buffer.
+        pool: the worker's slots, whose numbers address their noise.
+        parameters: by name as `parameters_of` returns them. batches: the worker's columns of every buffer.
         states: [b, ...] recurrent states before the next batch, in shared memory.
     """
 
     def __init__(
         self,
         pool: SerialPool,
-        first_slot: int,
         agent: Agent,
         parameters: dict[str, Any],
         batches: list[SampleBatch],
@@ -39,10 +40,10 @@ class Actor:
     ) -> None:
         torch.set_num_threads(1)
         live_in(agent, parameters)
-        self._pool, self._first_slot, self._agent, self._states = _Counting(pool), first_slot, agent, states
-        self._batches = batches
+        self._pool, self._agent, self._states = _Counting(pool), agent, states
+        self._slots, self._batches, self._collect = pool, batches, loop()
         cpu = torch.device("cpu")
-        self._views = [GroupViews(batch, pool.groups[0], pool.spec.null_action, cpu) for batch in batches]
+        self._views = [GroupViews(batch, pool.groups[0].slots, pool.spec.null_action, cpu) for batch in batches]
 
     def collect(self, block: MutableSequence[int], itr: int, mode: int) -> None:
         """Fills the worker's columns of the buffer that the command names."""
@@ -56,8 +57,8 @@ class Actor:
             return torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])]) if padding else rows
 
         states = [tree_map(padded, self._states)]
-        noise = None if mode == DETERMINISTIC else Noise(self._pool.seed, Purpose(mode), itr, self._first_slot)
-        collect(self._pool, self._agent, self._batches[buffer], [view], states, noise)
+        noise = None if mode == DETERMINISTIC else Noise(self._slots.seed, Purpose(mode), itr, self._slots.first_slot)
+        self._collect(self._pool, [self._agent], [self._batches[buffer]], [view], states, noise)
         for x, y in zip(tree_leaves(self._states), tree_leaves(states[0])):
             x[...] = y[: view.n].numpy()
 
@@ -66,15 +67,11 @@ class _Counting:
     """An EnvPool that publishes how many rows are whole."""
 
     def __init__(self, pool: SerialPool) -> None:
-        self._pool, self.groups, self.spec = pool, pool.groups, pool.spec
+        self._pool, self.groups = pool, pool.groups
         self.block: MutableSequence[int] = []
 
-    @property
-    def seed(self) -> int:
-        return self._pool.seed
-
-    def bind(self, out: SampleBatch) -> None:
-        self._pool.bind(out)
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        self._pool.bind(outs)
         self.block[control.ROWS] = 0
 
     def send(self, group: int, row: int) -> None:
@@ -84,22 +81,3 @@ class _Counting:
     def recv(self) -> int:
         self.block[control.ROWS] = self._row
         return 0
-
-
-def live_in(agent: Agent, arrays: dict[str, Any]) -> None:
-    """Makes the agent's parameters and buffers views of `arrays`."""
-    for name, x in parameters_of(agent).items():
-        x.data = torch.from_numpy(arrays[name]).reshape(x.shape)
-
-
-def parameters_of(agent: Agent) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name: all that acting depends on."""
-    return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
-
-
-def copy_parameters(agent: Agent, out: dict[str, torch.Tensor]) -> None:
-    """Writes parameters and buffers into tensors on the CPU that have their names."""
-    sources = [x.detach() for x in parameters_of(agent).values()]
-    targets = list(out.values())
-    with torch.no_grad():
-        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import SampleBatch, allocate_batch
+from penstock.agents.parameters import copy_parameters, parameters_of
+from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.slab import places, share, view
-from penstock.core.spec import EnvSpec, allocate
+from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.make import EnvConfig
-from penstock.samplers.actor import copy_parameters, parameters_of
+from penstock.envs.pools.pool import PoolState
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
@@ -31,12 +32,15 @@ from penstock.samplers.async_process import (
     GetInner,
     MakeInner,
     SetInner,
-    plain_episodes,
 )
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
-from penstock.samplers.stage import examples
+from penstock.samplers.installed import Installed
+from penstock.samplers.live import last_row
 from penstock.workers import control
 from penstock.workers.supervisor import Workers
+
+if TYPE_CHECKING:
+    from penstock.samplers.asynchronous import AsyncSampler
 
 _RESULT_BYTES_PER_ROW = 64
 
@@ -47,14 +51,22 @@ class AsyncLive:
     `obtain_samples(k)` publishes the agent's parameters as version k, releases batch k - 1, and waits for batch k.
     """
 
-    def __init__(self, inner: Any, depth: int, weights: str, config: EnvConfig, seed: int, workers: Workers) -> None:
-        self.batch_spec, self._depth, self._exact = inner.spec, depth, weights == "exact"
-        self._inner, self._config, self._seed, self._workers = inner, config, seed, workers
+    def __init__(
+        self,
+        settings: AsyncSampler,
+        config: EnvConfig,
+        seed: int,
+        workers: Workers,
+        first_slot: int = 0,
+        total_slots: int | None = None,
+    ) -> None:
+        inner = settings.inner
+        self.batch_spec, self._depth, self._exact = inner.spec, settings.depth, settings.weights == "exact"
+        self._workers, self._name = workers, f"{type(inner).__name__} on {config.name}"
+        self._make = MakeInner(inner, config, seed, first_slot, total_slots)
         self._block = workers.control.blocks[0]
-        self._agent: Agent | None = None
         self._attached: AttachInner | None = None
         self._continues: SetInner | None = None
-        self._closed = False
         self._next = self._first = 0
         self._released = 0
         self._results: dict[int, Episodes] = {}
@@ -65,18 +77,20 @@ class AsyncLive:
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
         made = workers.start(self)[0][0]
         self.spec = EnvSpec.from_plain(made["spec"])
-        self._info_keys = made["info_keys"]
+        self.info_keys = tuple(made["info_keys"])
+        """Keys of the env info in every batch."""
+        self._installed = Installed(self.spec, self.batch_spec, self.info_keys, first_slot, total_slots)
 
-    # What the supervisor asks: see `Owner`.
+    # What the supervisor asks: see `Supervised`.
 
     def messages(self, w: int, replaces: bool) -> list[Any]:
-        out: list[Any] = [MakeInner(self._inner, self._config, self._seed)]
+        out: list[Any] = [self._make]
         if self._attached is not None:
             out += [self._attached, *([self._continues] if self._continues is not None else [])]
         return out
 
     def whereabouts(self, w: int, block: Any) -> str:
-        return f"the process of {type(self._inner).__name__} on {self._config.name}, in batch {block[control.DONE]}"
+        return f"the process of {self._name}, in batch {block[control.DONE]}"
 
     def lost(self, w: int) -> None:
         """The tree is started anew: it goes on after the last whole batch, every slot with an episode of its own."""
@@ -86,32 +100,22 @@ class AsyncLive:
         B, T = self.batch_spec.B, self.batch_spec.T
         row = self._batches[(done - 1) % len(self._batches)]
         # More episodes than these cannot have begun in the batch that was lost.
-        episode = (self._opened + T + 1).tolist()
-        agent = self._agent_or_raise()
-        stats, journal = EpisodeStats(B, 0.0), Journal(B, 0)
-        pool = {
-            "episode": episode,
-            "ended": [True] * B,
-            "idle": [False] * B,
-            "left": [None] * B,
-            "tick": 0,
-            "began": [0] * B,
-            "snapshot": [None] * B,
-            "restarts": done,
-        }
+        pool = PoolState(
+            episode=(self._opened + T + 1).tolist(),
+            ended=[True] * B,
+            idle=[False] * B,
+            left=[None] * B,
+            began=[0] * B,
+            snapshot=[None] * B,
+            restarts=done,
+        )
         state = {
             "collected": done > 0,
-            "pool": pool,
-            "faults": {},
-            "row": {
-                "obs": tree_map(lambda x: x[-1].copy(), row.obs),
-                "first": row.first[-1].copy(),
-                "prev_action": tree_map(lambda x: x[-1].copy(), row.prev_action),
-                "prev_reward": row.prev_reward[-1].copy(),
-            },
-            "agent_states": tree_map(lambda x: x.cpu().numpy(), agent.initial_state(B)),
-            "stats": stats.state_dict(),
-            "journal": journal.state_dict(),
+            "pool": pool.to_plain(),
+            "row": last_row(row),
+            "agent_states": tree_map(lambda x: x.cpu().numpy(), self._installed.agent.initial_state(B)),
+            "stats": EpisodeStats(B, 0.0).state_dict(),
+            "journal": Journal(B, 0).state_dict(),
         }
         self._opened += T + 1
         self._continues = SetInner(state, done)
@@ -120,23 +124,18 @@ class AsyncLive:
 
     def initialize(self, agent: Agent) -> dict[str, Any]:
         """Takes the agent whose parameters are published; gives examples of one step, as `LiveSampler.initialize`."""
-        if agent.spec != self.spec:
-            raise ConfigError(f"the agent was built for {agent.spec}; this sampler's environment has {self.spec}")
-        self._agent = agent
-        agent.set_slots(self.batch_spec.B)
-        info, state = examples(agent, self.spec)
+        shown = self._installed.take(agent)
         n = self._depth + 2
-        example = [allocate_batch(self.spec, self.batch_spec, info, state, self._info_keys) for _ in range(n)]
+        example = [self._installed.allocate() for _ in range(n)]
         arrays = {name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()}
         where, there = share(self._workers.slabs[PARAMETERS], [arrays] * (n + 1), f"{n + 1} copies of the parameters")
         self._published = [{name: torch.from_numpy(x) for name, x in version.items()} for version in there]
         size = 1 << 16
-        size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self._info_keys))
+        size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self.info_keys))
         self._attached = AttachInner(copy.deepcopy(agent).cpu(), where, n, self._depth, self._exact, size)
         self._workers.call([[self._attached]])
         self._batches = view(self._workers.slabs[BATCHES], places(example)[0])
-        one = tree_map(lambda x: x[0], allocate(self.spec.obs, 1)), tree_map(lambda leaf: leaf.null(), self.spec.action)
-        return {"obs": one[0], "action": one[1], "info": info, "state": state}
+        return shown
 
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
         """Batch `itr`, which is valid until the next call, and the episodes that ended in it.
@@ -144,7 +143,7 @@ class AsyncLive:
         Raises:
             EnvWorkerError: an environment raised or broke its contract. ConfigError: `itr` is not the next one.
         """
-        agent = self._agent_or_raise()
+        agent = self._installed.agent
         if itr != self._next and self._released:
             raise ConfigError(
                 f"obtain_samples({itr}) where batch {self._next} is next: an AsyncSampler works ahead, so batches "
@@ -172,7 +171,7 @@ class AsyncLive:
         self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
     ) -> Episodes:
         """As `LiveSampler.evaluate_agent`, with the agent's parameters as they are now, after the batch in the making."""
-        agent = self._agent_or_raise()
+        agent = self._installed.agent
         self._write(agent, -1)
         self._block[STOP] = 0
 
@@ -196,9 +195,7 @@ class AsyncLive:
 
     def blank_batch(self) -> SampleBatch:
         """A batch of zeros in which every row is valid, for timing."""
-        batch = allocate_batch(self.spec, self.batch_spec, *examples(self._agent_or_raise(), self.spec))
-        batch.valid[...] = True
-        return batch
+        return self._installed.blank_batch()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches: the inner sampler's state after the batches ahead, and those batches."""
@@ -210,7 +207,7 @@ class AsyncLive:
         waiting = {
             str(itr): {
                 "rows": [x.copy() for x in tree_leaves(self._batches[itr % len(self._batches)])],
-                "episodes": plain_episodes(e),
+                "episodes": e.to_plain(),
             }
             for itr, e in sorted(self._results.items())
         }
@@ -244,7 +241,7 @@ class AsyncLive:
 
     def shutdown(self) -> None:
         """Ends the process tree. A second call does nothing."""
-        self._agent, self._closed = None, True
+        self._installed.close()
         self._workers.close()
 
     def _publish(self, agent: Agent, version: int) -> None:
@@ -282,12 +279,3 @@ class AsyncLive:
                 found = decode(os.pread(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
                 self._results[itr] = Episodes(**found["episodes"])
                 self._metrics |= found["metrics"]
-
-    def _agent_or_raise(self) -> Agent:
-        if self._agent is None:
-            raise ConfigError(
-                "the sampler was shut down; build another"
-                if self._closed
-                else "the sampler has no agent yet; call sampler.initialize(policy.agent) first"
-            )
-        return self._agent

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import parameters_of
 from penstock.core.slab import view
 from penstock.core.tree import Tree
 from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
-from penstock.samplers.actor import parameters_of
-from penstock.samplers.episodes import Episodes
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.host import Host, run_process
 from penstock.workers.messages import Boot, Start
+from penstock.workers.shares import Shared
 
 BATCHES, RESULTS, PARAMETERS = 0, 1, 4
 """Slabs."""
@@ -36,6 +36,8 @@ class MakeInner:
     inner: Any
     config: EnvConfig
     seed: int
+    first_slot: int
+    total_slots: int | None
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class AsyncHost(Host):
         version = max(itr - rules.depth, block[FIRST]) if rules.exact else block[NEWEST]
         self.load(version % (rules.depth + 2))
         _, episodes = self.inner.obtain_samples(itr, version)
-        result = encode({"episodes": plain_episodes(episodes), "metrics": self.inner.metrics()})
+        result = encode({"episodes": episodes.to_plain(), "metrics": self.inner.metrics()})
         at = (itr % rules.buffers) * rules.result_size
         os.pwrite(self.boot.slabs[RESULTS], len(result).to_bytes(8, "little") + result, at)
         block[control.DONE] = itr + 1
@@ -118,8 +120,14 @@ class AsyncHost(Host):
 
     def read(self, message: Any) -> Any:
         if isinstance(message, MakeInner):
-            self.inner = message.inner.build(message.config, message.seed, slab=self.boot.slabs[BATCHES])
-            self.inner.watched_by(self.block[control.MARK : control.MARK + control.MARK_WORDS])
+            shared = Shared(self.boot.slabs[BATCHES], self.block[control.MARK : control.MARK + control.MARK_WORDS])
+            self.inner = message.inner.build(
+                message.config,
+                message.seed,
+                first_slot=message.first_slot,
+                total_slots=message.total_slots,
+                shared=shared,
+            )
             return {"spec": self.inner.spec.to_plain(), "info_keys": list(self.inner.info_keys)}
         if isinstance(message, AttachInner):
             torch.set_num_threads(1)
@@ -135,19 +143,13 @@ class AsyncHost(Host):
             found = self.inner.evaluate_agent(
                 message.itr, message.episodes, message.deterministic, lambda: bool(self.block[STOP])
             )
-            return plain_episodes(found)
+            return found.to_plain()
         if isinstance(message, GetInner):
             return self.inner.state_dict()
         assert isinstance(message, SetInner)
         self.inner.load_state_dict(message.state)
         self.block[control.DONE] = message.done
         return self.inner.cut_slots
-
-
-def plain_episodes(episodes: Episodes) -> dict[str, Any]:
-    """The fields of `Episodes`, which makes one again of them."""
-    names = ("return_", "length", "discounted_return", "slot", "terminated")
-    return {**{name: getattr(episodes, name) for name in names}, "columns": dict(episodes.columns)}
 
 
 def main() -> None:

@@ -64,8 +64,19 @@ class AsyncSampler:
         """T and B of the inner sampler."""
         return self.inner.spec
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0) -> AsyncLive:
+    def build(
+        self,
+        env: EnvConfig | str | Callable[..., Any],
+        seed: int = 0,
+        *,
+        first_slot: int = 0,
+        total_slots: int | None = None,
+    ) -> AsyncLive:
         """The live sampler, its process started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Args:
+            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
+            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
@@ -86,7 +97,7 @@ class AsyncSampler:
             module="penstock.samplers.async_process",
         )
         try:
-            return AsyncLive(self.inner, self.depth, self.weights, config, seed, workers)
+            return AsyncLive(self, config, seed, workers, first_slot, total_slots)
         except BaseException:
             workers.close()
             raise

@@ -1,36 +1,19 @@
-"""The one loop in which an agent meets an environment; every sampler and every evaluation call it."""
+"""The one loop in which agents meet environments; every sampler and every evaluation call it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.agents.agent import Agent
-from penstock.core import trace
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.layout import padded_rows
-from penstock.core.noise import Purpose, uniform
+from penstock.core.noise import Noise
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
-
-
-class Noise(NamedTuple):
-    """The address of a batch's noise; `first_slot` is the number of the pool's first slot."""
-
-    seed: int
-    purpose: Purpose
-    batch: int
-    first_slot: int = 0
-
-    def rows(self, T: int, B: int, n: int, ranks: bool = False) -> np.ndarray[Any, Any]:
-        """[T, B, n] uniforms; with `ranks` the last of the n is the slot's number."""
-        out = uniform(self.seed, self.purpose, self.batch, slice(self.first_slot, self.first_slot + B), T, n)
-        if ranks:
-            out[..., -1] = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
-        return out
+from penstock.envs.pools.pool import Group
 
 
 class GroupViews:
@@ -94,46 +77,46 @@ class Acting(Protocol):
 class Stepping(Protocol):
     """The part of an `EnvPool` that the loop needs."""
 
-    groups: tuple[slice, ...]
+    groups: tuple[Group, ...]
 
-    def bind(self, out: SampleBatch) -> None: ...
+    def bind(self, outs: Sequence[SampleBatch]) -> None: ...
     def send(self, group: int, row: int) -> None: ...
     def recv(self) -> int: ...
 
 
 def collect(
     pool: Stepping,
-    agent: Acting,
-    batch: SampleBatch,
-    views: list[GroupViews],
+    agents: Sequence[Acting],
+    batches: Sequence[SampleBatch],
+    views: Sequence[GroupViews],
     states: list[Tree],
     noise: Noise | None,
 ) -> None:
-    """Fills `batch` with T rows of every slot; a group's row is served as soon as its step before has come back.
+    """Fills the batches with T rows of every slot; a group is served as soon as its step before has come back.
 
     Args:
-        views: of `batch`, one for each of the pool's groups.
+        agents, batches: one for each of the pool's policies.
+        views: one for each of the pool's groups, of its policy's batch.
         states: recurrent state [padded, ...] of each group, replaced by the state after the batch.
         noise: the address of the uniforms to act by, or None to act deterministically.
     """
-    T, B = batch.spec
-    uniforms = None if noise is None else noise.rows(T, B, agent.noise_size, agent.env_ranks)
-    noises = [view.noise(uniforms, slots) for view, slots in zip(views, pool.groups)]
-    pool.bind(batch)
-    for slots, view, state in zip(pool.groups, views, states):
-        tree_assign(batch.state, slots, tree_map(lambda x, n=view.n: x[:n].cpu().numpy(), state))
-
-    def act(group: int, row: int) -> None:
-        view = views[group]
-        action, info, states[group] = agent.act(view.input(row), states[group], noises[group][row])
-        for out, value in zip(view.outputs[row], tree_leaves((action, info))):
-            out.copy_(value if view.direct else value[: view.n])
-
-    act_once, send, recv = _noted(pool, act)
+    T = batches[0].spec.T
+    uniforms = [
+        None if noise is None else noise.rows(T, batch.spec.B, agent.noise_size, agent.env_ranks, policy)
+        for policy, (agent, batch) in enumerate(zip(agents, batches))
+    ]
+    acting = [agents[policy] for policy, _ in pool.groups]
+    noises = [view.noise(uniforms[policy], slots) for view, (policy, slots) in zip(views, pool.groups)]
+    pool.bind(batches)
+    for (policy, slots), view, state in zip(pool.groups, views, states):
+        tree_assign(batches[policy].state, slots, tree_map(lambda x, n=view.n: x[:n].cpu().numpy(), state))
 
     def serve(group: int, row: int) -> None:
-        act_once(group, row)
-        send(group, row)
+        view = views[group]
+        action, info, states[group] = acting[group].act(view.input(row), states[group], noises[group][row])
+        for out, value in zip(view.outputs[row], tree_leaves((action, info))):
+            out.copy_(value if view.direct else value[: view.n])
+        pool.send(group, row)
 
     with torch.inference_mode():
         rows = [0] * len(pool.groups)
@@ -141,7 +124,7 @@ def collect(
             serve(group, 0)
         unfinished = len(rows)
         while unfinished:
-            group = recv()
+            group = pool.recv()
             views[group].null_ignored(rows[group])
             rows[group] += 1
             if rows[group] < T:
@@ -150,20 +133,7 @@ def collect(
                 unfinished -= 1
 
 
-def _noted(
-    pool: Stepping, act: Callable[[int, int], None]
-) -> tuple[Callable[[int, int], None], Callable[[int, int], None], Callable[[], int]]:
-    """`act`, `send` and `recv`, which note what they do if a trace is going on."""
-    if trace.ring is None:
-        return act, pool.send, pool.recv
-    if getattr(pool, "remote", False):
-        return (
-            trace.timed(trace.SERVE, act),
-            trace.timed(trace.SEND, pool.send),
-            trace.timed(trace.SERVER_WAIT, pool.recv),
-        )
-    return trace.timed(trace.ACT, act), trace.timed(trace.STEP, pool.send), pool.recv
-
-
-Fill: TypeAlias = Callable[[Any, Agent, SampleBatch, list[GroupViews], list[Tree], "Noise | None"], None]
-"""`collect`, or what stands in for it: (pool, agent, batch, views, states, noise)."""
+Collect: TypeAlias = Callable[
+    [Any, Sequence[Any], Sequence[SampleBatch], Sequence[GroupViews], list[Tree], "Noise | None"], None
+]
+"""`collect`, or a stand-in for it: (pool, agents, batches, views, states, noise)."""

@@ -7,21 +7,32 @@ acts. A small forward in every worker costs more than one large one, and the obs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.agents.parameters import copy_parameters, parameters_of
+from penstock.core.batch import SampleBatch
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.noise import Noise
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
+from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.serial import Reset
+from penstock.samplers.actor import DETERMINISTIC
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.stage import Crew
 from penstock.workers.faults import FaultPolicy, Faults
-from penstock.workers.pool import EVALUATION, TRAINING, ProcessPool, collect_in_workers
+from penstock.workers.messages import Acting
+from penstock.workers.pool import TRAINING, ProcessPool
 from penstock.workers.process import pickled
+from penstock.workers.shares import Shared
 from penstock.workers.supervisor import Workers
 
 
@@ -68,18 +79,28 @@ class CpuSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0, slab: int | None = None) -> LiveSampler:
+    def build(
+        self,
+        env: EnvConfig | str | Callable[..., Any],
+        seed: int = 0,
+        *,
+        first_slot: int = 0,
+        total_slots: int | None = None,
+        shared: Shared | None = None,
+    ) -> LiveSampler:
         """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            slab: descriptor of the shared memory to hold the batches, if another process is to see them.
+            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
+            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
+            shared: memory that another process is to see the batches in.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
             EnvWorkerError: the environment's own code raised while it was made.
         """
         config = as_env_config(env)
-        workers = start_workers(self, config, seed, self.workers, slab)
+        workers = start_workers(self, config, seed + first_slot, self.workers, shared)
         try:
             pool = ProcessPool(
                 workers,
@@ -89,20 +110,59 @@ class CpuSampler:
                 self.B,
                 reset=self.reset,
                 max_decorrelation_steps=self.max_decorrelation_steps,
+                first_slot=first_slot,
+            )
+            return LiveSampler(
+                self.spec,
+                pool,
+                config,
+                seed,
+                self.discount,
+                self.journal_steps,
+                server=WorkerActors(),
+                first_slot=first_slot,
+                total_slots=total_slots,
             )
         except BaseException:
             workers.close()
             raise
-        crew = Crew(
-            lambda B: ProcessPool(workers, EVALUATION, config, seed, B),
-            fill=collect_in_workers,
-            place=lambda pool, batches, states, agent: pool.attach(batches, states, agent),
-            remote_agents=True,
-            metrics=workers.faults.metrics,
-            faults=workers.faults.counts,
-            refuse=lambda pool, slot, row, message: pool.disown(slot, row, message),
-        )
-        return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew)
+
+
+class WorkerActors:
+    """Has each worker run the one loop over its own slots, with its own copy of the agent."""
+
+    remote = True
+    """Recurrent states are in shared memory and updated there."""
+    device = None
+
+    def serve(
+        self,
+        pool: ProcessPool,
+        agents: Sequence[Agent],
+        batches: Sequence[SampleBatch],
+        views: Any,
+        states: list[Tree],
+        noise: Noise | None,
+    ) -> None:
+        """Publishes the parameters, between two batches, and has the batch filled; arguments as of `collect`."""
+        there = {name: torch.from_numpy(x) for name, x in pool.parameters.items()}
+        copy_parameters(agents[0], there)
+        mode = DETERMINISTIC if noise is None else int(noise.purpose)
+        pool.collect(batches[0], 0 if noise is None else noise.batch, mode)
+
+    def place(
+        self, pool: ProcessPool, batches: list[SampleBatch], states: Tree, agent: Agent
+    ) -> tuple[list[SampleBatch], Tree]:
+        """Moves buffers, recurrent states and parameters into shared memory, and sends every worker a copy of the agent."""
+        arrays = {name: np.ascontiguousarray(x.detach().cpu().numpy()) for name, x in parameters_of(agent).items()}
+        return pool.place(batches, states, Acting("penstock.samplers.actor:Actor", copy.deepcopy(agent).cpu(), arrays))
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing: workers wait for nobody."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing: the workers end with their pool."""
 
 
 def check_process_settings(settings: Any) -> None:
@@ -137,7 +197,7 @@ def check_process_settings(settings: Any) -> None:
         )
 
 
-def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, slab: int | None) -> Workers:
+def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, shared: Shared | None) -> Workers:
     """The worker processes of a sampler; the environment's settings are tried for pickling before any is started."""
     pickled({f.name: getattr(config, f.name) for f in fields(config)})
     cpus, own = (), ()
@@ -151,6 +211,6 @@ def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, s
         settings.start_timeout_s,
         cpus,
         computing,
-        slab=slab,
+        slab=None if shared is None else shared.slab,
         own=tuple(dict.fromkeys(own)),
     )

@@ -45,6 +45,10 @@ class Episodes:
     def __len__(self) -> int:
         return len(self.return_)
 
+    def to_plain(self) -> dict[str, Any]:
+        """The fields by name, for a message or a checkpoint; `Episodes(**plain)` is the inverse."""
+        return {**{name: getattr(self, name) for name in _PER_EPISODE}, "columns": dict(self.columns)}
+
     @property
     def mean_return(self) -> float:
         """NaN if there are none."""
@@ -56,7 +60,7 @@ class Episodes:
         return float(self.length.mean()) if len(self) else float("nan")
 
     def last(self, n: int) -> Episodes:
-        """The n that ended last."""
+        """Returns the n that ended last."""
         return self._at(slice(max(len(self) - n, 0), None))
 
     def first_of_each_slot(self, counts: Sequence[int]) -> Episodes:
@@ -81,26 +85,23 @@ class Episodes:
 
     def _at(self, index: Any) -> Episodes:
         columns = {key: values[index] for key, values in self.columns.items()}
-        return Episodes(
-            self.return_[index],
-            self.length[index],
-            self.discounted_return[index],
-            self.slot[index],
-            self.terminated[index],
-            columns,
-        )
+        return Episodes(*(getattr(self, name)[index] for name in _PER_EPISODE), columns=columns)
+
+
+_PER_EPISODE = ("return_", "length", "discounted_return", "slot", "terminated")
 
 
 def join_episodes(parts: Sequence[Episodes]) -> Episodes:
-    """One after the other."""
+    """Joins episodes, one after the other."""
     if len(parts) < 2:
         return parts[0] if parts else Episodes()
-    names = ("return_", "length", "discounted_return", "slot", "terminated")
     keys = dict.fromkeys(key for part in parts for key in part.columns)
     columns = {
         key: np.concatenate([part.columns.get(key, np.full(len(part), np.nan)) for part in parts]) for key in keys
     }
-    return Episodes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names), columns=columns)
+    return Episodes(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in _PER_EPISODE), columns=columns
+    )
 
 
 class EpisodeStats:

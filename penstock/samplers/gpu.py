@@ -7,11 +7,11 @@ that would fight for the same cores.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from penstock.agents.parameters import require_device
 from penstock.core.errors import ConfigError, NativeEnvError
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
@@ -19,13 +19,12 @@ from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import resized
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import Reset
-from penstock.samplers.action_server import ActionServer, require_device
+from penstock.samplers.action_server import ActionServer
 from penstock.samplers.cpu import check_process_settings, start_workers
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.serial import place_in
-from penstock.samplers.stage import Crew
 from penstock.workers.faults import FaultPolicy
-from penstock.workers.pool import EVALUATION, TRAINING, ProcessPool
+from penstock.workers.pool import TRAINING, ProcessPool
+from penstock.workers.shares import Shared
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,21 @@ class GpuSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0, slab: int | None = None) -> LiveSampler:
+    def build(
+        self,
+        env: EnvConfig | str | Callable[..., Any],
+        seed: int = 0,
+        *,
+        first_slot: int = 0,
+        total_slots: int | None = None,
+        shared: Shared | None = None,
+    ) -> LiveSampler:
         """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            slab: descriptor of the shared memory to hold the batches, if another process is to see them.
+            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
+            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
+            shared: memory that another process is to see the batches in.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
@@ -88,8 +97,8 @@ class GpuSampler:
         if self.device is not None:
             require_device(self.device, "sampler.device")
         if resized(config, self.B) is not config:  # it takes `num_envs`
-            return _over_native_groups(self, config, seed, slab)
-        workers = start_workers(self, config, seed, self.workers + 1, slab)
+            return self._over_native_groups(config, seed, first_slot, total_slots, shared)
+        workers = start_workers(self, config, seed + first_slot, self.workers + 1, shared)
         try:
             pool = ProcessPool(
                 workers,
@@ -101,29 +110,62 @@ class GpuSampler:
                 reset=self.reset,
                 exclusive=not self.overlap,
                 max_decorrelation_steps=self.max_decorrelation_steps,
+                first_slot=first_slot,
+            )
+            return LiveSampler(
+                self.spec,
+                pool,
+                config,
+                seed,
+                self.discount,
+                self.journal_steps,
+                server=ActionServer(self.device, self.cuda_graph),
+                first_slot=first_slot,
+                total_slots=total_slots,
             )
         except NativeEnvError:
             workers.close()
-            return _over_native_groups(self, config, seed, slab)
+            return self._over_native_groups(config, seed, first_slot, total_slots, shared)
         except BaseException:
             workers.close()
             raise
 
-        def evaluation(B: int) -> ProcessPool:
-            groups = min(self.groups, B)
-            return ProcessPool(workers, EVALUATION, config, seed, B, groups=groups, exclusive=not self.overlap)
-
-        server = ActionServer(self.device, self.cuda_graph)
-        crew = Crew(
-            evaluation,
-            fill=server.serve,
-            place=server.place,
-            close=server.close,
-            metrics=lambda: {**workers.faults.metrics(), **server.metrics()},
-            faults=workers.faults.counts,
-            refuse=lambda pool, slot, row, message: pool.disown(slot, row, message),
+    def _over_native_groups(
+        self, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None, shared: Shared | None
+    ) -> LiveSampler:
+        """The live sampler over a native batched environment for each group, and no worker processes."""
+        if self.reset != "next_step" or self.max_decorrelation_steps:
+            raise ConfigError(
+                "a native batched environment resets in the next step by itself; use reset='next_step' and "
+                "max_decorrelation_steps=0"
+            )
+        default = next(f.default for f in fields(self) if f.name == "workers")
+        if self.workers != default or self.affinity is not None:
+            raise ConfigError(
+                f"sampler.workers={self.workers} with {config.name}, a native batched environment, which steps in "
+                "threads of its own and needs no worker processes; leave workers and affinity out"
+            )
+        pool = NativeGroups(
+            config,
+            seed,
+            self.B,
+            self.groups,
+            exclusive=not self.overlap,
+            step_timeout_s=self.step_timeout_s,
+            first_slot=first_slot,
         )
-        return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew, self.device)
+        return LiveSampler(
+            self.spec,
+            pool,
+            config,
+            seed,
+            self.discount,
+            0,
+            server=ActionServer(self.device),
+            slab=None if shared is None else shared.slab,
+            first_slot=first_slot,
+            total_slots=total_slots,
+        )
 
 
 @dataclass(frozen=True)
@@ -142,31 +184,3 @@ class NoOverlapAlternatingSampler(GpuSampler):
     """Groups of slots that take turns, 2 to 8; each worker has some slots of each."""
     overlap: bool = False
     """Groups may step at the same time; without it the next one starts when the one before has finished."""
-
-
-def _over_native_groups(settings: GpuSampler, config: EnvConfig, seed: int, slab: int | None) -> LiveSampler:
-    """The live sampler over a native batched environment for each group, and no worker processes."""
-    if settings.reset != "next_step" or settings.max_decorrelation_steps:
-        raise ConfigError(
-            "a native batched environment resets in the next step by itself; use reset='next_step' and "
-            "max_decorrelation_steps=0"
-        )
-    default = next(f.default for f in fields(settings) if f.name == "workers")
-    if settings.workers != default or settings.affinity is not None:
-        raise ConfigError(
-            f"sampler.workers={settings.workers} with {config.name}, a native batched environment, which steps in "
-            "threads of its own and needs no worker processes; leave workers and affinity out"
-        )
-    pool = functools.partial(
-        NativeGroups,
-        config,
-        seed,
-        groups=settings.groups,
-        exclusive=not settings.overlap,
-        step_timeout_s=settings.step_timeout_s,
-    )
-    server = ActionServer(settings.device)
-    place = None if slab is None else functools.partial(place_in, slab)
-    crew = Crew(lambda B: pool(B, evaluation=True), settings.B, fill=server.serve, place=place, metrics=server.metrics)
-    # No journal: nothing can be replayed into a native pool.
-    return LiveSampler(settings.spec, pool(settings.B), config, seed, settings.discount, 0, crew, settings.device)

@@ -13,9 +13,10 @@ from penstock.core.spec import BatchSpec
 from penstock.datasets.episode import check_spec
 from penstock.datasets.reader import open_dataset
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.pools.vector import makes_vector_env
+from penstock.envs.pools.native import makes_vector_env
 from penstock.samplers.offline_live import OfflineLive
 from penstock.samplers.serial import SerialSampler
+from penstock.workers.shares import Shared
 
 
 def check_teacher(algo: Any, sampler: Any, replays: bool) -> None:
@@ -64,13 +65,24 @@ class OfflineSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0, slab: int | None = None) -> OfflineLive:
+    def build(
+        self,
+        env: EnvConfig | str | Callable[..., Any],
+        seed: int = 0,
+        *,
+        first_slot: int = 0,
+        total_slots: int | None = None,
+        shared: Shared | None = None,
+    ) -> OfflineLive:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Args:
+            first_slot, total_slots: its place among the slots of several samplers, to which episodes are dealt in turn.
 
         Raises:
             ConfigError: no dataset, a damaged or half-written one, or one of other spaces than the environment's.
         """
-        if slab is not None:
+        if shared is not None:
             raise ConfigError(
                 "an OfflineSampler inside an AsyncSampler: reading a dataset leaves nothing to overlap; use "
                 "the OfflineSampler itself"
@@ -88,7 +100,9 @@ class OfflineSampler:
                 check_spec(source.spec, evaluator.spec, self.dataset, config.name)
                 if self.verify:
                     source.verify()
-                return OfflineLive(self.spec, source, evaluator, seed, self.shuffle, self.discount)
+                return OfflineLive(
+                    self.spec, source, evaluator, seed, self.shuffle, self.discount, first_slot, total_slots
+                )
             except BaseException:
                 evaluator.shutdown()
                 raise

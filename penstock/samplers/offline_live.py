@@ -2,7 +2,8 @@
 
 Episodes are numbered over all passes: number n is episode `order(n // E)[n % E]` of E. A slot whose episode has ended
 spends a reset row and takes the next number; slots that end in the same row take theirs in order. So every batch is a
-function of seed, data and the position, and the position is all that a resumed run needs.
+function of seed, data and the position, and the position is all that a resumed run needs. A sampler of some of the slots
+counts the others' rows too, by the lengths of their episodes, and reads only its own.
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import Inputs, SampleBatch, allocate_batch, carry_over
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.agents.parameters import agent_device
+from penstock.core.batch import Inputs, SampleBatch, carry_over
+from penstock.core.errors import CheckpointError
 from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.samplers.episodes import Episodes, EpisodeStats
+from penstock.samplers.installed import Installed
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.stage import agent_device
 
 NO_VERSION = -1
 """`version` of every row: no parameters of this learner chose the action."""
 
 
 class OfflineLive:
-    """Used like a `LiveSampler`; the episodes that `obtain_samples` gives are those of the data.
+    """A `Sampler` whose `obtain_samples` returns the episodes of the data.
 
     Args:
         evaluator: plays the evaluations, and knows the environment; shut down with this sampler.
+        first_slot: number of the first slot among `total_slots` of several samplers; None for B.
     """
 
     def __init__(
@@ -44,18 +47,24 @@ class OfflineLive:
         seed: int,
         shuffle: bool,
         discount: float,
+        first_slot: int = 0,
+        total_slots: int | None = None,
     ) -> None:
         B = batch_spec.B
         self.batch_spec, self.spec = batch_spec, evaluator.spec
         self._source, self._evaluator, self._seed, self._shuffle = source, evaluator, seed, shuffle
         self._stats = EpisodeStats(B, discount)
-        self._agent: Agent | None = None
+        self.info_keys = evaluator.info_keys
+        """Keys of the env info in every batch; NaN where the dataset has no such column."""
+        self._installed = Installed(self.spec, batch_spec, self.info_keys, first_slot, total_slots)
+        self._first_slot, slots = first_slot, self._installed.total_slots
         self._order: tuple[int, Any] = (-1, None)
-        self._begun = self._closed = False
+        self._begun = False
         self._steps = 0
         self._next = 0  # number of the next episode
-        self._number, self._at = [-1] * B, [0] * B  # of each slot's episode, and its steps played
-        self._playing: list[Episode] = []
+        self._number, self._at = [-1] * slots, [0] * slots  # of each slot's episode, and its steps played
+        self._length = [0] * slots
+        self._playing: dict[int, Episode] = {}  # of the slots of this sampler, by number among all
         self._state: Tree = None
         self.cut_slots: list[int] = []
         """Always empty: a position in a dataset can be restored whatever the environment is."""
@@ -66,15 +75,14 @@ class OfflineLive:
         Returns:
             examples of one step of one slot: obs, action, recorded info and recurrent state.
         """
-        examples = self._evaluator.initialize(agent)
-        agent.set_slots(self.batch_spec.B)
-        examples["info"] = {
+        self._evaluator.initialize(agent)
+        shown = self._installed.take(agent)
+        shown["info"] = self._installed.info = {
             key: np.zeros(shape, dtype) for key, (dtype, shape) in self._source.info.items() if not key.startswith(ENV)
         }
-        self._agent, self._examples = agent, examples
-        self._batch = self._allocate()
+        self._batch = self._installed.allocate()
         self._state = tree_map(lambda x: x.clone(), agent.initial_state(self.batch_spec.B))
-        return examples
+        return shown
 
     def obtain_samples(self, itr: int, version: int | None = None) -> tuple[SampleBatch, Episodes]:
         """The next T rows of every slot, and the episodes of the data that ended in them.
@@ -85,28 +93,28 @@ class OfflineLive:
         Raises:
             ConfigError: a file of the dataset is damaged.
         """
-        self._agent_or_raise()
-        T, B = self.batch_spec
-        batch = self._batch
+        _ = self._installed.agent
+        T, _ = self.batch_spec
+        batch, slots = self._batch, range(self._installed.total_slots)
         if self._begun:
             carry_over(batch, batch)
         else:
             self._begun = True
-            self._playing = [self._take(b) for b in range(B)]
-            for b in range(B):
-                self._show(b, 0)
+            for slot in slots:
+                self._take(slot)
+                self._show(slot, 0)
         self._blank()
-        due = [(0, b) for b in range(B)]
+        due = [(0, slot) for slot in slots]
         while due:
-            t, b = heapq.heappop(due)
+            t, slot = heapq.heappop(due)
             if t == T:
                 continue
-            if self._at[b] < len(self._playing[b]):
-                heapq.heappush(due, (t + self._play(b, t), b))
+            if self._at[slot] < self._length[slot]:
+                heapq.heappush(due, (t + self._play(slot, t), slot))
             else:  # row t is the reset row of the next episode
-                self._playing[b] = self._take(b)
-                self._show(b, t + 1)
-                heapq.heappush(due, (t + 1, b))
+                self._take(slot)
+                self._show(slot, t + 1)
+                heapq.heappush(due, (t + 1, slot))
         self._steps += batch.env_steps
         self._remember()
         return batch, self._stats.update(batch)
@@ -115,7 +123,6 @@ class OfflineLive:
         self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
     ) -> Episodes:
         """Exactly `episodes` finished episodes in real environments: see `LiveSampler.evaluate_agent`."""
-        self._agent_or_raise()
         return self._evaluator.evaluate_agent(itr, episodes, deterministic, give_up)
 
     @property
@@ -123,17 +130,9 @@ class OfflineLive:
         """The live buffer, as the last `obtain_samples` left it."""
         return self._batch
 
-    @property
-    def info_keys(self) -> tuple[str, ...]:
-        """Keys of the env info in every batch; NaN where the dataset has no such column."""
-        return self._evaluator.info_keys
-
     def blank_batch(self) -> SampleBatch:
         """A batch of zeros in which every row is valid, for timing."""
-        self._agent_or_raise()
-        batch = self._allocate()
-        batch.valid[...] = True
-        return batch
+        return self._installed.blank_batch()
 
     def metrics(self) -> dict[str, float]:
         """`sampler/passes`: how often the steps of the dataset have been played."""
@@ -141,7 +140,7 @@ class OfflineLive:
 
     def shutdown(self) -> None:
         """Closes environments and files. A second call does nothing."""
-        self._agent, self._closed = None, True
+        self._installed.close()
         self._evaluator.shutdown()
         self._source.close()
 
@@ -167,22 +166,18 @@ class OfflineLive:
                 f"dataset {self._source.name} has changed since the checkpoint was written, so the run cannot go "
                 "on as if it had not stopped; put the old one back, or start anew with --init"
             )
-        if len(state["number"]) != self.batch_spec.B:
+        if len(state["number"]) != len(self._number):
             raise CheckpointError(
-                f"the checkpoint holds {len(state['number'])} slots; this sampler has B={self.batch_spec.B}"
+                f"the checkpoint holds {len(state['number'])} slots; this sampler has B={self.batch_spec.B} of "
+                f"{len(self._number)}"
             )
         self._begun, self._next, self._steps = True, state["next"], state["steps"]
         self._number, self._at = list(state["number"]), list(state["at"])
-        self._playing = [self._load(number) for number in self._number]
-        for b in range(self.batch_spec.B):
-            self._show(b, -1)
+        for slot in range(len(self._number)):
+            self._load(slot)
+            self._show(slot, -1)
         tree_map(lambda x, y: x.copy_(torch.from_numpy(y)), self._state, state["agent_state"])
         self._stats.load_state_dict(state["stats"])
-
-    def _allocate(self) -> SampleBatch:
-        return allocate_batch(
-            self.spec, self.batch_spec, self._examples["info"], self._examples["state"], self.info_keys
-        )
 
     def _blank(self) -> None:
         """Every row that is to be written as a reset row has it."""
@@ -196,24 +191,32 @@ class OfflineLive:
                 x[...] = np.nan if key == "env" else 0
         batch.version[...] = NO_VERSION
 
-    def _take(self, b: int) -> Episode:
-        """Gives slot b the next episode."""
-        self._number[b], self._at[b] = self._next, 0
+    def _take(self, slot: int) -> None:
+        """Deals the next episode to a slot."""
+        self._number[slot], self._at[slot] = self._next, 0
         self._next += 1
-        return self._load(self._number[b])
+        self._load(slot)
 
-    def _load(self, number: int) -> Episode:
+    def _load(self, slot: int) -> None:
+        """Looks up the episode of the slot's number; reads it if the slot is this sampler's."""
         count = len(self._source.lengths)
-        pass_, i = divmod(number, count)
-        if not self._shuffle:
-            return self._source.episode(i)
-        if self._order[0] != pass_:
-            self._order = pass_, generator(self._seed, Purpose.DATASET, pass_).permutation(count)
-        return self._source.episode(int(self._order[1][i]))
+        pass_, i = divmod(self._number[slot], count)
+        if self._shuffle:
+            if self._order[0] != pass_:
+                self._order = pass_, generator(self._seed, Purpose.DATASET, pass_).permutation(count)
+            i = int(self._order[1][i])
+        self._length[slot] = int(self._source.lengths[i])
+        if self._is_own(slot):
+            self._playing[slot] = self._source.episode(i)
 
-    def _show(self, b: int, row: int) -> None:
-        """Writes what slot b's agent would see before its next step."""
-        batch, episode, at = self._batch, self._playing[b], self._at[b]
+    def _is_own(self, slot: int) -> bool:
+        return self._first_slot <= slot < self._first_slot + self.batch_spec.B
+
+    def _show(self, slot: int, row: int) -> None:
+        """Writes the inputs of the slot's agent before its next step."""
+        if not self._is_own(slot):
+            return
+        batch, episode, at, b = self._batch, self._playing[slot], self._at[slot], slot - self._first_slot
         tree_assign(batch.obs, (row, b), episode.obs, at)
         batch.first[row, b] = at == 0
         if at == 0:
@@ -223,10 +226,14 @@ class OfflineLive:
             tree_assign(batch.prev_action, (row, b), episode.action, at - 1)
             batch.prev_reward[row, b] = episode.reward[at - 1]
 
-    def _play(self, b: int, t: int) -> int:
-        """Writes slot b's steps from row t to the end of its episode or of the batch; gives how many."""
-        batch, episode, at = self._batch, self._playing[b], self._at[b]
-        n = min(len(episode) - at, self.batch_spec.T - t)
+    def _play(self, slot: int, t: int) -> int:
+        """Writes the slot's steps from row t to the end of its episode or of the batch; returns their number."""
+        at = self._at[slot]
+        n = min(self._length[slot] - at, self.batch_spec.T - t)
+        self._at[slot] += n
+        if not self._is_own(slot):
+            return n
+        batch, episode, b = self._batch, self._playing[slot], slot - self._first_slot
         rows, steps = slice(t, t + n), slice(at, at + n)
         tree_assign(batch.obs, (slice(t + 1, t + n + 1), b), episode.obs, slice(at + 1, at + n + 1))
         tree_assign(batch.action, (rows, b), episode.action, steps)
@@ -236,28 +243,18 @@ class OfflineLive:
             columns = batch.info if name == key else batch.info.get("env", {})
             if name in columns:
                 columns[name][rows, b] = column[steps]
-        self._at[b] += n
-        if self._at[b] == len(episode):
+        if at + n == len(episode):
             batch.terminated[t + n - 1, b], batch.truncated[t + n - 1, b] = episode.terminated, episode.truncated
         return n
 
     def _remember(self) -> None:
-        """What a recurrent agent remembers before row 0 and after the batch, each batch by the parameters of its time."""
+        """Unrolls the recurrent state from row 0 to after the batch, each batch by the parameters of its time."""
         if self._state is None:
             return
-        agent, state = self._agent_or_raise(), self._state
+        agent, state = self._installed.agent, self._state
         tree_map(lambda x, y: np.copyto(x, y.cpu().numpy()), self._batch.state, state)
         inputs = tree_map(lambda x: torch.from_numpy(x).to(agent_device(agent)), tuple(self._batch.inputs_t))
         with torch.inference_mode():
             for t in range(self.batch_spec.T):
                 _, _, state = agent.act(Inputs(*tree_map(lambda x, t=t: x[t], inputs)), state, None)
         self._state = tree_map(lambda x: x.clone(), state)
-
-    def _agent_or_raise(self) -> Agent:
-        if self._agent is None:
-            raise ConfigError(
-                "the sampler was shut down; build another"
-                if self._closed
-                else "the sampler has no agent yet; call sampler.initialize(policy.agent) first"
-            )
-        return self._agent

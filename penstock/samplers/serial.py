@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.batch import SampleBatch
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.slab import share
 from penstock.core.spec import BatchSpec
-from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.native import makes_vector_env
+from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import Reset, SerialPool
-from penstock.envs.pools.vector import VectorPool, makes_vector_env
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.stage import Crew
+from penstock.workers.shares import Shared
 
 
 @dataclass(frozen=True)
@@ -53,40 +49,52 @@ class SerialSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
-    def build(self, env: EnvConfig | str | Callable[..., Any], seed: int = 0, slab: int | None = None) -> LiveSampler:
+    def build(
+        self,
+        env: EnvConfig | str | Callable[..., Any],
+        seed: int = 0,
+        *,
+        first_slot: int = 0,
+        total_slots: int | None = None,
+        shared: Shared | None = None,
+    ) -> LiveSampler:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            slab: descriptor of the shared memory to hold the batches, if another process is to see them.
+            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
+            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
+            shared: memory that another process is to see the batches in.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
         """
         config = as_env_config(env)
-        place = None if slab is None else functools.partial(place_in, slab)
+        journal_steps = self.journal_steps
         if makes_vector_env(config):
             if self.reset != "next_step" or self.max_decorrelation_steps:
                 raise ConfigError(
                     "a native batched environment resets in the next step by itself; use reset='next_step' "
                     "and max_decorrelation_steps=0"
                 )
-            # No journal: nothing can be replayed into a native pool.
-            pool, crew = (
-                VectorPool(config, seed, self.B),
-                Crew(lambda B: VectorPool(config, seed, B, evaluation=True), self.B, place=place),
+            pool = NativeGroups(config, seed, self.B, first_slot=first_slot)
+            journal_steps = 0  # nothing can be replayed into a native pool
+        else:
+            pool = SerialPool(
+                config,
+                seed,
+                slice(first_slot, first_slot + self.B),
+                reset=self.reset,
+                max_decorrelation_steps=self.max_decorrelation_steps,
+                mark=None if shared is None else shared.mark,
             )
-            return LiveSampler(self.spec, pool, config, seed, self.discount, 0, crew)
-        pool = SerialPool(
-            config, seed, slice(0, self.B), reset=self.reset, max_decorrelation_steps=self.max_decorrelation_steps
+        return LiveSampler(
+            self.spec,
+            pool,
+            config,
+            seed,
+            self.discount,
+            journal_steps,
+            slab=None if shared is None else shared.slab,
+            first_slot=first_slot,
+            total_slots=total_slots,
         )
-        crew = Crew(lambda B: SerialPool(config, seed, slice(0, B), evaluation=True), place=place)
-        return LiveSampler(self.spec, pool, config, seed, self.discount, self.journal_steps, crew)
-
-
-def place_in(
-    slab: int, pool: EnvPool, batches: list[SampleBatch], states: Tree, agent: Any
-) -> tuple[list[SampleBatch], Tree]:
-    """Moves a training pool's buffers into shared memory; those of an evaluation stay."""
-    if len(batches) == 1:
-        return batches, states
-    return share(slab, (batches, states), f"{len(batches)} batches of {batches[0].spec}")[1]

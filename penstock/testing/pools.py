@@ -9,11 +9,12 @@ import numpy as np
 
 from penstock.core.batch import SampleBatch, allocate_batch, poison
 from penstock.core.noise import Purpose, uniform
+from penstock.core.protocols import require_members
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.pool import EnvPool, slots_of
 from penstock.envs.pools.serial import Reset
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.testing.records import RecordCheck, expect, same
@@ -55,14 +56,17 @@ def _run(
     pool: EnvPool, buffers: int, seed: int | None, slot: int, reset: Reset, decorrelated: bool, T: int, batches: int
 ) -> list[list[bytes]]:
     """The bits of every batch of a new pool."""
-    B = pool.groups[-1].stop
+    require_members(pool, EnvPool, "docs/writing-a-pool.md")
+    B = slots_of(pool)
     expect(
-        [s for g in pool.groups for s in range(g.start, g.stop)] == list(range(B)),
+        [b for _, slots in pool.groups for b in range(slots.start, slots.stop)] == list(range(B)),
         "groups",
         f"{pool.groups} are not consecutive, or not all slots",
     )
-    keys = getattr(pool, "info_keys", ())
-    made = [allocate_batch(pool.spec, BatchSpec(T, B), {"mark": np.float32(0)}, None, keys) for _ in range(buffers)]
+    spec = pool.specs[0]
+    made = [
+        allocate_batch(spec, BatchSpec(T, B), {"mark": np.float32(0)}, None, pool.info_keys) for _ in range(buffers)
+    ]
     for batch in made:
         poison(batch)
     check = RecordCheck(B, seed=seed, slot=slot, reset=reset, decorrelated=decorrelated)
@@ -85,14 +89,14 @@ def _fill(pool: EnvPool, batch: SampleBatch, actions: Tree, released: SampleBatc
     """Plays the loop's part for one batch, and checks that a row is there when `recv` says so, and never changes."""
     T, _ = batch.spec
     marks = batch.info["mark"].copy(), batch.version.copy()
-    pool.bind(batch)
+    pool.bind([batch])
     if released is not batch:
         poison(released)
     rows = [0] * len(pool.groups)
     received: list[tuple[int, slice, list[Any]]] = []
 
     def send(group: int) -> None:
-        slots, row = pool.groups[group], rows[group]
+        slots, row = pool.groups[group].slots, rows[group]
         tree_assign(batch.action, (row, slots), actions, (row, slots))
         pool.send(group, row)
 
@@ -100,7 +104,7 @@ def _fill(pool: EnvPool, batch: SampleBatch, actions: Tree, released: SampleBatc
         send(group)
     for _ in range(T * len(rows)):
         group = pool.recv()
-        slots, row = pool.groups[group], rows[group]
+        slots, row = pool.groups[group].slots, rows[group]
         received.append((row, slots, [x.copy() for x in _answer(batch, row, slots)]))
         rows[group] += 1
         if rows[group] < T:
@@ -127,9 +131,9 @@ def _answer(batch: SampleBatch, row: int, slots: slice) -> list[Any]:
 def _random_actions(pool: EnvPool, k: int, spec: BatchSpec) -> Tree:
     """[T, B, *A] actions of batch k; half of the boxes' are out of bounds, since agents give such."""
     T, B = spec
-    noise = uniform(0, Purpose.CHECK, k, slice(0, B), T, action_noise_size(pool.spec.action))
-    actions = sample_action(pool.spec.action, noise.reshape(T * B, -1))
-    scale = tree_map(lambda leaf: 2 if leaf.kind == "box" else 1, pool.spec.action)
+    noise = uniform(0, Purpose.CHECK, k, slice(0, B), T, action_noise_size(pool.specs[0].action))
+    actions = sample_action(pool.specs[0].action, noise.reshape(T * B, -1))
+    scale = tree_map(lambda leaf: 2 if leaf.kind == "box" else 1, pool.specs[0].action)
     return tree_map(lambda x, s: (x * x.dtype.type(s)).reshape(T, B, *x.shape[1:]), actions, scale)
 
 

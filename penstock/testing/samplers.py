@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,30 +13,16 @@ from torch import Tensor, nn
 from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs, SampleBatch, poison
 from penstock.core.noise import Purpose, uniform
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.serial import Reset
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.sampler import Sampler
 from penstock.testing.pools import echo_config
 from penstock.testing.records import Finished, RecordCheck, expect
-
-
-class Sampler(Protocol):
-    """A live sampler: what settings such as `SerialSampler(T=128, B=16)` build."""
-
-    spec: EnvSpec
-    batch_spec: BatchSpec
-
-    def initialize(self, agent: Agent) -> dict[str, Any]: ...
-    def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]: ...
-    def evaluate_agent(self, itr: int, episodes: int = 20, deterministic: bool = True) -> Episodes: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def shutdown(self) -> None: ...
-
 
 Build = Callable[[EnvConfig, int], Sampler]
 """(environment, run seed) -> live sampler, as the `build` of settings: `SerialSampler(T=7, B=5).build`."""

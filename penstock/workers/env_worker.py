@@ -1,4 +1,4 @@
-"""A worker process: `python -m penstock.workers.env_worker`. It steps its slots, and nothing it does can make others wait.
+"""A worker process, `python -m penstock.workers.env_worker`: steps its slots, and can make no other one wait.
 
 It imports torch only if it is given an agent.
 """
@@ -10,8 +10,10 @@ from typing import Any
 
 from penstock.core import trace
 from penstock.core.batch import SampleBatch
+from penstock.core.config import import_object
 from penstock.core.slab import view
 from penstock.core.tree import tree_map
+from penstock.envs.pools.pool import PoolState
 from penstock.envs.pools.serial import SerialPool
 from penstock.workers import control
 from penstock.workers.control import fence
@@ -100,7 +102,7 @@ class SamplingProcess(Host):
             if pool is not None:
                 out = self.batches[number][buffer][g]
                 assert out is not None
-                pool.bind(out)
+                pool.bind([out])
             block[control.DONE + g] = 0
 
     def read(self, message: Any) -> Any:
@@ -115,14 +117,15 @@ class SamplingProcess(Host):
         if isinstance(mail, SetState):
             rows = self.batches[mail.pool][mail.buffer]
             return [
-                None if pool is None or row is None else pool.set_state(state, row, journal)
+                None if pool is None or row is None else pool.set_state(state, [row], journal)
                 for pool, row, state, journal in zip(pools, rows, mail.states, mail.journals)
             ]
         assert isinstance(mail, Call)
-        return [
+        answers = [
             None if args is None or pool is None else getattr(pool, mail.method)(*args)
             for pool, args in zip(pools, mail.args)
         ]
+        return [x.to_plain() if isinstance(x, PoolState) else x for x in answers]
 
     def make(self, mail: MakePool) -> Any:
         for pool in self.pools.pop(mail.pool, []):
@@ -136,7 +139,7 @@ class SamplingProcess(Host):
             else SerialPool(
                 mail.config,
                 mail.seed,
-                slots,
+                slice(mail.first_slot + slots.start, mail.first_slot + slots.stop),
                 reset=mail.reset,
                 max_decorrelation_steps=mail.decorrelate,
                 evaluation=mail.evaluation,
@@ -159,15 +162,12 @@ class SamplingProcess(Host):
         self.batches[mail.pool] = [
             [None if slots is None else batch[:, slots] for slots in shares] for batch in batches
         ]
-        if mail.agent is not None and shares[0] is not None:
-            from penstock.samplers.actor import Actor
-
-            pool = self.pools[mail.pool][0]
-            assert pool is not None
-            parameters = view(self.boot.slabs[mail.parameter_slab], mail.parameters)
+        if mail.acting is not None and shares[0] is not None:
+            actor = import_object(mail.acting.actor)
+            parameters = view(self.boot.slabs[mail.parameter_slab], mail.acting.parameters)
             mine = [b[0] for b in self.batches[mail.pool] if b[0] is not None]
             states = tree_map(lambda x: x[shares[0]], view(fd, mail.states))
-            self.actors[mail.pool] = Actor(pool, shares[0].start, mail.agent, parameters, mine, states)
+            self.actors[mail.pool] = actor(self.pools[mail.pool][0], mail.acting.agent, parameters, mine, states)
 
     def take_over(self, number: int, buffer: int) -> None:
         for g, pool in enumerate(self.pools[number]):

@@ -1,9 +1,9 @@
-"""What a child process is told: descriptors on its command line, and messages that its parent pickles for it alone."""
+"""Messages to a worker process: descriptors on its command line, and what its parent pickles for it alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree
@@ -13,7 +13,7 @@ from penstock.envs.pools.serial import Reset
 
 @dataclass(frozen=True)
 class Boot:
-    """Descriptors and numbers that a worker gets on its command line."""
+    """Descriptors and numbers on the command line of a worker."""
 
     index: int
     workers: int
@@ -28,13 +28,13 @@ class Boot:
     slabs: tuple[int, ...]
 
     def fds(self) -> list[int]:
-        """What the process inherits."""
+        """Descriptors that the process inherits."""
         return [self.control, self.bell, self.learner_bell, self.mail, self.report, self.crash, self.alive, *self.slabs]
 
 
 @dataclass(frozen=True)
 class Start:
-    """The first message: what holds for the whole life of the worker."""
+    """The first message: settings that hold for the whole life of the worker."""
 
     cpus: tuple[int, ...]
     seed: int
@@ -56,20 +56,34 @@ class MakePool:
     evaluation: bool
     ledger: Tree
     slab: int
+    first_slot: int = 0
+    """Number of the batch's first slot among those of all samplers of the run."""
     keep: bool = False
     """The ledger tells of a worker that died, and stays as it is."""
 
 
+class Acting(NamedTuple):
+    """An agent for workers that act themselves."""
+
+    actor: str
+    """`module:class` of what runs the loop in a worker, made from (pool, agent, parameters, batches, states): its
+    `collect(block, itr, mode)` fills the buffer that the command names."""
+    agent: Any
+    """As it can be pickled, with parameters on the CPU."""
+    parameters: Tree
+    """Arrays by name, which the actor makes the agent's own."""
+
+
 @dataclass(frozen=True)
 class Attach:
-    """Message: the batches to write; with an agent also its recurrent states and where its parameters are."""
+    """Message: the batches to write; with an agent also places of its recurrent states [B, ...]."""
 
     pool: int
     slab: int
     batches: list[SampleBatch]
     states: Tree = None
-    agent: Any = None
-    parameters: Tree = None
+    acting: Acting | None = None
+    """With places in `parameter_slab` for `parameters`."""
     parameter_slab: int = 0
 
 

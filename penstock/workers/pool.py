@@ -9,27 +9,134 @@ replacement goes on with the next episodes in the next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.agents.agent import Agent
+import numpy as np
+
 from penstock.core import trace
 from penstock.core.batch import SampleBatch
-from penstock.core.tree import Tree
-from penstock.samplers.collector import Noise
+from penstock.core.slab import share
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import Tree, tree_map
+from penstock.envs.make import EnvConfig
+from penstock.envs.pools.pool import EnvPool, Group, PoolState, slots_of
+from penstock.envs.pools.serial import STEPPING, Reset
 from penstock.workers import control
-from penstock.workers.messages import Call, SetState
-from penstock.workers.shares import carry_columns
-from penstock.workers.slots import EVALUATION as EVALUATION
-from penstock.workers.slots import TRAINING as TRAINING
-from penstock.workers.slots import ProcessSlots
+from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver
+from penstock.workers.shares import at_work, carry_columns, cut, even_split, one_spec, part
+from penstock.workers.supervisor import Workers
+
+TRAINING, EVALUATION = 0, 1
+"""Numbers of a sampler's two pools."""
+PARAMETERS = 4
+"""The slab of the agent's parameters; a pool has slabs 2 * number (batches) and 2 * number + 1 (ledger)."""
 
 
-class ProcessPool(ProcessSlots):
-    """An `EnvPool` over worker processes."""
+class ProcessPool(EnvPool):
+    """B slots of one of a sampler's two pools, spread over its workers, which are told and watched as `Supervised` says.
+
+    Args:
+        number: TRAINING or EVALUATION. first_slot: number of the first slot among those of all samplers of the run.
+        exclusive: never have two groups stepping at a time.
+    """
 
     remote = True
     """Steps are taken in other processes."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        number: int,
+        config: EnvConfig,
+        seed: int,
+        B: int,
+        *,
+        groups: int = 1,
+        reset: Reset = "next_step",
+        max_decorrelation_steps: int = 0,
+        exclusive: bool = False,
+        first_slot: int = 0,
+    ) -> None:
+        self._workers, self._number, self._config, self.seed = workers, number, config, seed
+        self.evaluation, self._first_slot = number == EVALUATION, first_slot
+        self._reset: Reset = reset
+        self._decorrelate, self._exclusive = max_decorrelation_steps, exclusive
+        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        starts = np.cumsum([0, *even_split(B, groups)]).tolist()
+        self.groups = tuple(Group(0, slice(a, b)) for a, b in zip(starts, starts[1:]))
+        self.shares = [[part(group.slots, workers.count, w) for group in self.groups] for w in range(workers.count)]
+        self._owners = [w for w in range(workers.count) if any(self.shares[w])]
+        self._ledger_places, self.ledger = share(
+            workers.slabs[2 * number + 1], np.zeros((B, 3), np.int64), "the ledger"
+        )
+        self._batches: list[SampleBatch] = []
+        self._attached: Attach | None = None
+        self.parameters: Tree = None
+        """Of the agents that act in the workers, in shared memory; to be written only between two batches."""
+        self._current = self._previous = -1
+        self._members: list[list[tuple[Any, int]]] = [[] for _ in self.groups]
+        self._active: set[int] = set()
+        self._out: list[tuple[int, int]] = []
+        self._queue: deque[tuple[int, int]] = deque()
+        self._found = -1
+        self.wait_s = 0.0
+        """Seconds that the loop has waited for environments."""
+        self._collecting = self._binding = False
+        self._unbound: set[int] = set()
+        if number == TRAINING:
+            plain = workers.start(self)
+            made = [answer[0] for answer in plain]
+        else:
+            workers.supervised[1:] = [self]  # in place of one with another number of slots
+            made = [a and a[0] for a in workers.call([[self._make(w, False)] for w in range(workers.count)])]
+        self.spec = one_spec([EnvSpec.from_plain(spec) for spec in made if spec is not None], config)
+        self.specs = (self.spec,)
+
+    # What the supervisor asks: see `Supervised`.
+
+    def messages(self, w: int, replaces: bool) -> list[Any]:
+        out: list[Any] = [self._make(w, replaces)]
+        if self._attached is not None:
+            out += [self._attached, *([TakeOver(self._number, self._previous_of(w))] if replaces else [])]
+        return out
+
+    def whereabouts(self, w: int, block: Any) -> str:
+        mark = block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
+        if mark[5] != self.evaluation:
+            return ""
+        if not mark[1]:
+            first = self._first_slot
+            columns = ", ".join(f"{first + s.start} to {first + s.stop - 1}" for s in self.shares[w] if s)
+            return f"between steps of {self._config.name}, slots {columns}"
+        slot = mark[3] + mark[0] - self._first_slot
+        action = None
+        if mark[1] == STEPPING and self._current >= 0:
+            batch = self._batches[self._current]
+            g = next(g for g, group in enumerate(self.groups) if slot < group.slots.stop)
+            row = max(block[control.ROWS] if self._collecting else block[control.DONE + g], 0)
+            if row < batch.spec.T:
+                action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
+        return at_work(self._config.name, self.seed, mark, self.ledger[slot].tolist(), action)
+
+    def lost(self, w: int) -> None:
+        if w not in self._active:
+            return
+        self._active.discard(w)
+        block = self._workers.control.blocks[w]
+        bound = block[control.ROWS] >= 0 if self._collecting else block[control.COMMAND] == block[control.DONE_COMMAND]
+        if self._binding and not bound:
+            self._unbound.add(w)
+            return
+        for g, slots in enumerate(self.shares[w]):
+            if slots is not None:
+                row = block[control.ROWS] if self._collecting else block[control.DONE + g]
+                self._cut(slots, row)
+                if not self._collecting:
+                    self._members[g] = [m for m in self._members[g] if m[1] != w]
+
+    # The pool.
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         self.seed = seed
@@ -40,7 +147,19 @@ class ProcessPool(ProcessSlots):
 
         self._call("restart", args)
 
-    def bind(self, out: SampleBatch) -> None:
+    def for_evaluation(self, B: int) -> ProcessPool:
+        return ProcessPool(
+            self._workers,
+            EVALUATION,
+            self._config,
+            self.seed,
+            B,
+            groups=min(len(self.groups), B),
+            exclusive=self._exclusive,
+        )
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        (out,) = outs
         self._open(out)
         blocks = self._workers.control.blocks
         for block in blocks:  # before the command: a worker steps where SENT is above DONE
@@ -83,44 +202,44 @@ class ProcessPool(ProcessSlots):
         self.wait_s += time.perf_counter() - started
 
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
-        return self._gather("warmup", [([], [])] * self.groups[-1].stop)
+        return self._gather("warmup", [([], [])] * slots_of(self))
 
-    def get_state(self) -> dict[str, Any]:
-        B = self.groups[-1].stop
-        ledger = self.ledger.tolist()
+    def get_state(self) -> PoolState:
+        B, ledger = slots_of(self), self.ledger.tolist()
         # Of slots without a worker: they go on with their next episode.
-        gone: dict[str, Any] = {
-            "episode": [n for n, _, _ in ledger],
-            "ended": [True] * B,
-            "idle": [False] * B,
-            "left": [None if n < 0 else n for _, n, _ in ledger],
-            "began": [0] * B,
-            "snapshot": [None] * B,
-        }
-        parts: list[tuple[slice, Any]] = []
-        for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ())):
-            parts += [(s, mine) for s, mine in zip(self.shares[w], answer or ()) if s is not None and mine is not None]
-        tick = max((mine["tick"] for _, mine in parts), default=0)
+        whole = PoolState(
+            episode=[n for n, _, _ in ledger],
+            ended=[True] * B,
+            idle=[False] * B,
+            left=[None if n < 0 else n for _, n, _ in ledger],
+            began=[0] * B,
+            snapshot=[None] * B,
+            faults=dict(self._workers.faults.counts),
+        )
+        parts = [
+            (slots, PoolState.from_plain(mine))
+            for w, answer in enumerate(self._call("get_state", lambda slots: None if slots is None else ()))
+            for slots, mine in zip(self.shares[w], answer or ())
+            if slots is not None and mine is not None
+        ]
+        whole.tick = max((mine.tick for _, mine in parts), default=0)
         for slots, mine in parts:
-            mine["began"] = [n + tick - mine["tick"] for n in mine["began"]]
-            for name in gone:
-                gone[name][slots] = mine[name]
-        return {**gone, "tick": tick}
+            mine.began = [n + whole.tick - mine.tick for n in mine.began]
+            whole.put(slots, mine)
+        return whole
 
-    def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
-        buffer = self._index(row)
+    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+        buffer = self._index(outs[0])
         self._current = self._previous = buffer
-        per_slot = ("episode", "ended", "idle", "left", "began", "snapshot")
+        self._workers.faults.counts.clear()
+        self._workers.faults.counts.update(state.faults)
 
-        def message(w: int) -> list[Any]:
-            shares = self.shares[w]
-            states = tuple(
-                None if s is None else {**{k: state[k][s] for k in per_slot}, "tick": state["tick"]} for s in shares
-            )
+        def message(shares: Sequence[slice | None]) -> list[Any]:
+            states = tuple(None if s is None else state.of(s) for s in shares)
             return [SetState(self._number, buffer, states, tuple(None if s is None else journal[s] for s in shares))]
 
         cut: list[int] = []
-        for w, answer in enumerate(self._workers.call([message(w) for w in range(self._workers.count)])):
+        for w, answer in enumerate(self._workers.call([message(shares) for shares in self.shares])):
             found: list[Any] = answer[0] if answer else []
             for slots, lost in zip(self.shares[w], found):
                 cut += [slots.start + b for b in lost] if slots is not None and lost else []
@@ -130,11 +249,41 @@ class ProcessPool(ProcessSlots):
         if self._number == TRAINING:
             self._workers.close()
 
-    def publish(self, agent: Agent) -> None:
-        """Writes the agent's parameters where its copies in the workers read them; only between two batches."""
-        from penstock.samplers.actor import copy_parameters
+    def place(
+        self, batches: list[SampleBatch], states: Tree, acting: Acting | None = None
+    ) -> tuple[list[SampleBatch], Tree]:
+        """Moves the buffers into shared memory, and with `acting` also recurrent states and the agent's parameters."""
+        n, T = self._number, batches[0].spec.T
+        B = slots_of(self)
+        where, (self._batches, states) = share(
+            self._workers.slabs[2 * n], (batches, states), f"{len(batches)} batch(es) of T={T}, B={B}"
+        )
+        attach = Attach(n, 2 * n, where[0])
+        if acting is not None:
+            parameters, self.parameters = share(
+                self._workers.slabs[PARAMETERS], acting.parameters, "the agent's parameters"
+            )
+            attach = Attach(n, 2 * n, where[0], where[1], acting._replace(parameters=parameters), PARAMETERS)
+        self._current = self._previous = -1
+        self._attached = attach
+        self._workers.call([[attach] if any(shares) else None for shares in self.shares])
+        return self._batches, states
 
-        copy_parameters(agent, self._parameters)
+    def disown(self, slot: int, row: int, message: str) -> list[int]:
+        """A row that is in the batch already broke the contract: its worker counts as failed there.
+
+        Returns:
+            the slots that lost their rows from `row` on.
+        """
+        w = next(w for w in self._owners if any(s is not None and s.start <= slot < s.stop for s in self.shares[w]))
+        self._workers.condemn(w, message)
+        mine = [s for s in self.shares[w] if s is not None]
+        for slots in mine:
+            self._cut(slots, row)
+        return [b for s in mine for b in range(s.start, s.stop)]
+
+    def metrics(self) -> dict[str, float]:
+        return self._workers.faults.metrics()
 
     def _ready(self) -> bool:
         for i, (group, row) in enumerate(self._out):
@@ -182,7 +331,7 @@ class ProcessPool(ProcessSlots):
                     carry_columns(self._batches[self._previous], self._batches[self._current], slots)
                 self._cut(slots, 0)
 
-    def _call(self, method: str, args: Any) -> list[Any]:
+    def _call(self, method: str, args: Callable[[slice | None], tuple[Any, ...] | None]) -> list[Any]:
         """Calls every worker's SerialPools; for each worker the answers by group, None if it died of it."""
         answers = self._workers.call(
             [
@@ -199,12 +348,31 @@ class ProcessPool(ProcessSlots):
                     out[slots] = mine
         return out
 
+    def _cut(self, slots: slice, row: int) -> None:
+        """From this row on nothing in these columns of the current batch is valid."""
+        lost = cut(self._batches[self._current], slots, row, self.spec.null_action)
+        if lost:
+            self._workers.faults.counts["lost_steps"] += lost
 
-def collect_in_workers(
-    pool: ProcessPool, agent: Agent, batch: SampleBatch, views: Any, states: list[Tree], noise: Noise | None
-) -> None:
-    """`collect`, run by each worker with its own copy of the agent; `states` are in shared memory and updated there."""
-    from penstock.samplers.actor import DETERMINISTIC
+    def _index(self, out: SampleBatch) -> int:
+        return next(i for i, batch in enumerate(self._batches) if batch is out)
 
-    pool.publish(agent)
-    pool.collect(batch, 0 if noise is None else noise.batch, DETERMINISTIC if noise is None else int(noise.purpose))
+    def _previous_of(self, w: int) -> int:
+        """The last buffer of which this worker wrote row 0."""
+        return self._previous if w in self._unbound else self._current
+
+    def _make(self, w: int, keep: bool) -> MakePool:
+        n = self._number
+        return MakePool(
+            n,
+            self._config,
+            self.seed,
+            tuple(self.shares[w]),
+            self._reset,
+            self._decorrelate,
+            n == EVALUATION,
+            self._ledger_places,
+            2 * n + 1,
+            self._first_slot,
+            keep,
+        )

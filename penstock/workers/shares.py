@@ -1,8 +1,9 @@
-"""Which columns of a batch are whose, and what becomes of those whose worker died."""
+"""Shares of a batch: the columns of each worker, and the invalidation of those whose worker died."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +13,17 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec, describe
 from penstock.core.tree import Tree, tree_assign, tree_leaves
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.messages import last, place
+from penstock.envs.pools.messages import last, slot_at
 from penstock.envs.pools.serial import MAKING, RESETTING
+
+
+class Shared(NamedTuple):
+    """Memory of another process that sees what a sampler in this one does."""
+
+    slab: int
+    """Descriptor of the file that holds the batches."""
+    mark: Any
+    """Six words in which a SerialPool notes the activity of its environments."""
 
 
 def even_split(n: int, parts: int) -> list[int]:
@@ -33,17 +43,18 @@ def one_spec(specs: list[EnvSpec], config: EnvConfig) -> EnvSpec:
     for spec in specs:
         if spec != specs[0]:
             raise ConfigError(
-                f"{config.name} differs between workers: one shows {describe(specs[0].obs)} and takes {describe(specs[0].action)}, "
-                f"another shows {describe(spec.obs)} and takes {describe(spec.action)}; make its spaces the same in every instance"
+                f"{config.name} differs between workers: one shows {describe(specs[0].obs)} and takes "
+                f"{describe(specs[0].action)}, another shows {describe(spec.obs)} and takes {describe(spec.action)}; make its "
+                "spaces the same in every instance"
             )
     return specs[0]
 
 
 def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
-    """From this row on nothing in these columns is valid; the observation stands still, as of an idle slot.
+    """Invalidates these columns from a row on; the observation stands still, as of an idle slot.
 
     Returns:
-        how many rows were lost.
+        the number of rows lost.
     """
     T = batch.spec.T
     if row >= T:
@@ -59,17 +70,21 @@ def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
 
 
 def carry_columns(source: SampleBatch, out: SampleBatch, slots: slice) -> None:
-    """Row T of some columns of one batch becomes row 0 of the next, which may be the same buffer."""
+    """Copies row T of some columns of one batch to row 0 of the next, which may be the same buffer."""
     for name in ROWS_AND_NEXT:
         tree_assign(getattr(out, name), (0, slots), getattr(source, name), (-1, slots))
 
 
 def at_work(name: str, seed: int, mark: Sequence[int], ledger: Sequence[int], action: Tree) -> str:
-    """Which slot was at what, as a message begins: from the `mark` and the slot's line of the `ledger` of a SerialPool."""
+    """Start of a message about a worker that died: its slot and the activity of its environment.
+
+    Args:
+        mark, ledger: as `SerialPool` keeps them; of the ledger the slot's line.
+    """
     local, doing, _, first, tick, evaluation = mark
     slot, (episode, _, began) = first + local, ledger
     if doing == MAKING:
         return f"{'evaluation slot' if evaluation else 'slot'} {slot} of {name} in its construction"
     phase, step = ("reset", 0) if doing == RESETTING else ("step", tick - began - 1)
     episode_seed = env_seed(seed, slot, max(episode, 0), bool(evaluation))
-    return place(name, bool(evaluation), slot, phase, episode, step, episode_seed) + last(action)
+    return slot_at(name, bool(evaluation), slot, phase, episode, step, episode_seed) + last(action)

@@ -28,19 +28,19 @@ _LONGEST_SLEEP_S = 0.25
 _SHUTDOWN_S = 5.0
 
 
-class Owner(Protocol):
-    """Whoever must know that a worker died: its pools."""
+class Supervised(Protocol):
+    """The learner's part of the work that workers do, such as a pool: told of deaths, asked for messages."""
 
     def messages(self, w: int, replaces: bool) -> list[Any]:
-        """What a new worker must be told."""
+        """First messages to a new worker."""
         ...
 
     def whereabouts(self, w: int, block: Any) -> str:
-        """The slot at work and all that is known of it, as a sentence begins."""
+        """Start of a message: the slot at work and all that is known of it; empty if it is another's."""
         ...
 
     def lost(self, w: int) -> None:
-        """Closes what the dead worker owed."""
+        """Closes the rows that a dead worker owed."""
         ...
 
 
@@ -83,7 +83,7 @@ class Workers:
         self.workers = [Child(w) for w in range(count)]
         self.spin_s = spin_limit(count + 1 if computing is None else computing)
         self.spin = Spin(self.spin_s)
-        self.owners: list[Owner] = []
+        self.supervised: list[Supervised] = []
         self.dropped: set[int] = set()
         self.starting_s: float | None = None
         self._closed, self._pinned, self._looked_at = False, bool(own), 0.0
@@ -97,9 +97,9 @@ class Workers:
         """Workers that take part in the next batch."""
         return [w.index for w in self.workers if w.index not in self.dropped]
 
-    def start(self, owner: Owner) -> list[Any]:
+    def start(self, work: Supervised) -> list[Any]:
         """Starts all processes side by side; gives the answers to their first messages."""
-        self.owners.append(owner)
+        self.supervised.append(work)
         for worker in self.workers:
             self._spawn(worker)
         self.settle()
@@ -173,7 +173,7 @@ class Workers:
     def _spawn(self, worker: Child) -> None:
         """A new process with the same descriptors; its bell is drained and its block as if all were done."""
         replaces = worker.process is not None
-        messages = [m for owner in self.owners for m in owner.messages(worker.index, replaces)]
+        messages = [m for work in self.supervised for m in work.messages(worker.index, replaces)]
         block = self.control.blocks[worker.index]
         for i in range(control.WORDS):
             block[i] = 0
@@ -291,7 +291,7 @@ class Workers:
         if placed or cause.kind in ("config", "native"):
             fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {cause.message}")
         else:
-            where = next((text for owner in self.owners if (text := owner.whereabouts(w, block))), f"{process.args}")
+            where = next((text for work in self.supervised if (text := work.whereabouts(w, block))), f"{process.args}")
             fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {where}: {cause.message}")
         self._replace(worker, fault)
 
@@ -304,8 +304,8 @@ class Workers:
         """What the policy says comes after a death."""
         worker.up, w = False, worker.index
         delay = self.faults.decide(w, fault)
-        for owner in self.owners:
-            owner.lost(w)
+        for work in self.supervised:
+            work.lost(w)
         if delay is None:
             self.dropped.add(w)
             worker.release()

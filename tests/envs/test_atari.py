@@ -132,8 +132,8 @@ def test_the_checks_find_it_reproducible_and_restorable():
 
 
 def rows(pool: Any, T: int, batch: SampleBatch | None = None, seed: int = 0) -> SampleBatch:
-    out = batch or allocate_batch(pool.spec, BatchSpec(T, pool.groups[-1].stop), env_info=pool.info_keys)
-    pool.bind(out)
+    out = batch or allocate_batch(pool.spec, BatchSpec(T, pool.groups[-1].slots.stop), env_info=pool.info_keys)
+    pool.bind([out])
     out.action[...] = np.random.default_rng(seed).integers(0, 4, out.action.shape)
     for t in range(T):
         for g in range(len(pool.groups)):

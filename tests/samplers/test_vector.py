@@ -14,7 +14,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.vector import VectorPool
+from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.toy import SeedEcho
 from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import AlternatingSampler, GpuSampler, NoOverlapAlternatingSampler
@@ -108,7 +108,7 @@ def test_evaluation_counts_the_first_episodes_of_each_slot_and_leaves_training_a
     assert many.return_.tolist() == evaluating.evaluate_agent(0, 20).return_.tolist()
     assert many.return_.tolist() != evaluating.evaluate_agent(1, 20).return_.tolist()
     pool: Any = evaluating._eval_stage.pool  # pyright: ignore
-    assert isinstance(pool, VectorPool)
+    assert isinstance(pool, NativeGroups)
     evaluating.shutdown()
     assert not pool._envs
 

@@ -1,4 +1,4 @@
-"""What is said when a slot's environment raises or breaks its contract? Text in one place, for every pool."""
+"""Environment fault messages, shared by all pools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 class Watched(Protocol):
-    """Slots whose last row can be looked at."""
+    """The part of a pool that a check of its last row reads."""
 
     spec: EnvSpec
     episode: list[int]
@@ -76,14 +76,14 @@ def refuse_reward(where: str, reward: Any, action: Any) -> None:
         )
 
 
-def place(name: str, evaluation: bool, slot: int, phase: str, episode: int, step: int, seed: int) -> str:
-    """Which slot, environment, method, episode, step and seed: the start of every message."""
+def slot_at(name: str, evaluation: bool, slot: int, phase: str, episode: int, step: int, seed: int) -> str:
+    """Start of a message: slot, environment, method, episode, step and seed."""
     kind = "evaluation slot" if evaluation else "slot"
     return f"{kind} {slot} of {name} in {phase}() at episode {episode}, step {step}, seed {seed}"
 
 
 def last(action: Any) -> str:
-    """The end of a message: which action came before."""
+    """End of a message: the last action, if there was one."""
     if action is None:
         return ""
     text = repr(action.item() if isinstance(action, np.generic) else action)

@@ -1,4 +1,4 @@
-"""One native batched environment: it is made, reset and stepped in two halves, and what it answers is written to its slots."""
+"""One native batched environment: made, reset, stepped in two halves; its answers are written to its slots."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class NativeEnv:
     """One VectorEnv that stands for the slots `slots` of a batch.
 
     Args:
+        first_slot: number of the batch's first slot, for messages.
         overlapped: a step must return before it is done, so that other groups can be served meanwhile.
 
     Raises:
@@ -43,8 +44,16 @@ class NativeEnv:
     """
 
     def __init__(
-        self, config: EnvConfig, seed: int, slots: slice, B: int, overlapped: bool = False, step_timeout_s: float = 60.0
+        self,
+        config: EnvConfig,
+        seed: int,
+        slots: slice,
+        B: int,
+        overlapped: bool = False,
+        step_timeout_s: float = 60.0,
+        first_slot: int = 0,
     ) -> None:
+        self._number = first_slot + slots.start
         self.slots, self.num_envs = slots, slots.stop - slots.start
         self._config, self._B, self._overlapped, self._timeout_s = config, B, overlapped, step_timeout_s
         self._env: gym.vector.VectorEnv[Any, Any, Any] | None = None
@@ -121,7 +130,7 @@ class NativeEnv:
         if not np.isfinite(rewards).all():
             b = int(np.argmin(np.isfinite(rewards)))
             raise EnvContractError(
-                f"slot {slots.start + b} of {self._where('step')}: reward is {rewards[b]}; expected a finite number"
+                f"slot {self._number + b} of {self._where('step')}: reward is {rewards[b]}; expected a finite number"
             )
         self._tick += 1
 
@@ -201,7 +210,7 @@ class NativeEnv:
         for b in range(self.num_envs):
             message = describe_violation(tree_map(lambda x, b=b: x[b], obs), self.spec.obs, "obs")
             if message:
-                raise EnvContractError(f"slot {self.slots.start + b} of {self._where('step')}: {message}")
+                raise EnvContractError(f"slot {self._number + b} of {self._where('step')}: {message}")
 
     def _where(self, phase: str) -> str:
         return f"{self._config.name} in {phase}(), {self._tick} steps after the reset of all environments"
@@ -230,6 +239,15 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
     if not asked or (given is not None and given != B):
         return config
     return replace(config, kwargs={**config.kwargs, "num_envs": num_envs})
+
+
+def makes_vector_env(config: EnvConfig) -> bool:
+    """True if the settings make a batched environment; one is made and closed to find out, but for registered ids."""
+    if isinstance(config.env, str) and ":" not in config.env:
+        return False
+    env = resized(config, 1).make()
+    env.close()
+    return isinstance(env, gym.vector.VectorEnv)
 
 
 def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> Halves:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,16 +14,19 @@ from penstock.core.noise import env_seed
 from penstock.core.tree import Tree, tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import NativeEnv
+from penstock.envs.pools.pool import EnvPool, Group, PoolState
 
 
-class NativeGroups:
+class NativeGroups(EnvPool):
     """An `EnvPool` of `groups` VectorEnvs of about B / groups environments each, served in the order they were sent.
 
-    A factory that accepts `num_envs` is asked for a group's share; any other must make that many. Each takes one seed
-    for all its environments, so batches depend on B and `groups`, and a resumed run cannot bring its episodes back: this
-    pool stands outside placement invariance and exact resume.
+    With one group each step is a single call of the environment's `step`. A factory that accepts `num_envs` is asked for
+    a group's share; any other must make that many. Each takes one seed for all its environments, so batches depend on B
+    and `groups`, and a resumed run cannot bring its episodes back: this pool stands outside placement invariance and
+    exact resume.
 
     Args:
+        first_slot: number of the first slot among those of all samplers of the run, of which seeds are a function.
         exclusive: never two groups step at the same time; the next begins when the one before has finished.
         step_timeout_s: how long gymnasium's AsyncVectorEnv may take for a step; other libraries have no such limit.
 
@@ -37,42 +39,57 @@ class NativeGroups:
         config: EnvConfig,
         seed: int,
         B: int,
-        groups: int,
+        groups: int = 1,
         evaluation: bool = False,
         *,
+        first_slot: int = 0,
         exclusive: bool = False,
         step_timeout_s: float = 60.0,
     ) -> None:
         if not 1 <= groups <= B:
             raise ConfigError(f"groups={groups} of sampler.B={B} slots; expected 1 to {B}")
         edges = [g * B // groups for g in range(groups + 1)]
-        self.groups = tuple(slice(a, b) for a, b in zip(edges, edges[1:]))
+        self.groups = tuple(Group(0, slice(a, b)) for a, b in zip(edges, edges[1:]))
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         self.evaluation, self.remote = evaluation, groups > 1
         self.wait_s = 0.0
         """Seconds spent waiting for environments."""
-        self._exclusive = exclusive
+        self._config, self._B, self._first_slot = config, B, first_slot
+        self._exclusive, self._timeout_s = exclusive, step_timeout_s
         self._sent: deque[tuple[int, int]] = deque()
         self._envs: list[NativeEnv] = []
         self.restart(seed)
         try:
-            for g, slots in enumerate(self.groups):
-                self._envs.append(NativeEnv(config, self._seed_of(g), slots, B, groups > 1, step_timeout_s))
+            for g, (_, slots) in enumerate(self.groups):
+                self._envs.append(NativeEnv(config, self._seed_of(g), slots, B, groups > 1, step_timeout_s, first_slot))
         except BaseException:
             self.close()
             raise
         self.spec = self._envs[0].spec
+        self.specs = (self.spec,)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with a reset of all environments, which play on without limit."""
         self._seed, self._restarts = seed, 0
         self._out: SampleBatch | None = None
 
-    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
-        """Nothing happens before the first batch."""
-        return [([], [])] * self.groups[-1].stop
+    def evaluation_slots(self, wanted: int) -> int:
+        """As many as in training: the factory may make no other number."""
+        return self._B
 
-    def bind(self, out: SampleBatch) -> None:
+    def for_evaluation(self, B: int) -> NativeGroups:
+        return NativeGroups(
+            self._config,
+            self._seed,
+            B,
+            len(self.groups),
+            evaluation=True,
+            exclusive=self._exclusive,
+            step_timeout_s=self._timeout_s,
+        )
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        (out,) = outs
         previous, self._out = self._out, out
         self._sent.clear()
         if previous is None:
@@ -107,16 +124,16 @@ class NativeGroups:
         while self._envs:
             self._envs.pop().close()
 
-    def get_state(self) -> dict[str, Any]:
-        return {"restarts": self._restarts}
+    def get_state(self) -> PoolState:
+        return PoolState(restarts=self._restarts)
 
-    def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
+    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
         """Native environments cannot be restored: all start anew under another seed, and every slot counts as cut."""
-        self._restarts, self._out = state["restarts"] + 1, None
-        return list(range(self.groups[-1].stop))
+        self._restarts, self._out = state.restarts + 1, None
+        return list(range(self._B))
 
     def _seed_of(self, group: int) -> int:
         """31 bits with room for one seed for each environment after it, since native libraries keep seeds in a C int."""
-        slots = self.groups[group]
-        seed = env_seed(self._seed, slots.start, self._restarts, self.evaluation) >> 1
+        slots = self.groups[group].slots
+        seed = env_seed(self._seed, self._first_slot + slots.start, self._restarts, self.evaluation) >> 1
         return min(seed, (1 << 31) - 1 - (slots.stop - slots.start))

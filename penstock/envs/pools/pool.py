@@ -2,28 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Protocol
 
 from penstock.core.batch import SampleBatch
+from penstock.core.errors import EnvContractError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
 
 
+class Group(NamedTuple):
+    """Slots that step together and are served by one policy's agent in one forward."""
+
+    policy: int
+    """Index into the pool's `specs`, and into the agents and batches of the loop."""
+    slots: slice
+    """Columns of that policy's batch."""
+
+
+@dataclass
+class PoolState:
+    """What a resumed run needs of each slot besides the record; every list is by slot."""
+
+    episode: list[int] = field(default_factory=list[int])
+    """Number of the slot's current episode; -1 before its first."""
+    ended: list[bool] = field(default_factory=list[bool])
+    """The slot resets in the next row that it takes part in."""
+    idle: list[bool] = field(default_factory=list[bool])
+    """The slot takes no part for now."""
+    left: list[int | None] = field(default_factory=list[int | None])
+    """Episodes that it has yet to play; None for no limit."""
+    began: list[int] = field(default_factory=list[int])
+    """`tick` of its reset."""
+    snapshot: list[Any] = field(default_factory=list[Any])
+    """State of its environment, where that offers one; else None."""
+    tick: int = 0
+    """Steps since the pool's first batch."""
+    restarts: int = 0
+    """How often a native pool, whose episodes cannot be restored, began anew."""
+    faults: dict[str, int] = field(default_factory=dict[str, int])
+    """Faults of worker processes by kind since the run began."""
+
+    def of(self, slots: slice) -> PoolState:
+        """The same for some of the slots."""
+        return PoolState(**{name: getattr(self, name)[slots] for name in PER_SLOT}, tick=self.tick)
+
+    def put(self, slots: slice, part: PoolState) -> None:
+        """Replaces these slots."""
+        for name in PER_SLOT:
+            getattr(self, name)[slots] = getattr(part, name)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain data for a checkpoint; `PoolState.from_plain` is the inverse."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> PoolState:
+        """The state that `to_plain` described."""
+        return cls(**plain)
+
+
+PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")
+
+
 class EnvPool(Protocol):
-    """B slots that step in groups. The pool writes the environment's leaves of a batch, the loop writes the agent's.
+    """Slots that step in groups. The pool writes the environment's leaves of a batch, the loop writes the agent's.
 
     On `send(group, row)` a pool reads `action[row]` of the group's slots and, by the time `recv` returns that group,
     has written `obs[row+1]`, `first[row+1]`, `reward[row]`, `terminated[row]`, `truncated[row]`, `valid[row]` and the
-    named env info. A slot whose episode ended ignores its next action and resets, or idles: that row is not valid and has
-    reward 0.
+    named env info. A slot whose episode ended ignores its next action and resets, or idles: that row is not valid and
+    has reward 0. A pool of your own inherits this class and writes the methods whose body here is `...`.
     """
 
-    spec: EnvSpec
-    groups: tuple[slice, ...]
-    """The slots of each group; consecutive, and together all of them."""
+    specs: tuple[EnvSpec, ...]
+    """One for each policy; pools of single-agent environments have one."""
+    groups: tuple[Group, ...]
+    """The slots of each policy's groups are consecutive, and together all columns of its batch."""
     info_keys: tuple[str, ...]
     """Keys of the env info that the pool writes where the batch has columns for them."""
+    evaluation: bool = False
+    """Episodes have evaluation seeds, which no training episode uses."""
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with a reset of all slots.
@@ -33,12 +92,8 @@ class EnvPool(Protocol):
         """
         ...
 
-    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
-        """For each slot the random actions of its current episode from before the first batch, and their rewards."""
-        ...
-
-    def bind(self, out: SampleBatch) -> None:
-        """Makes `out` the batch to write, its row 0 being row T of the batch before, or a reset if there is none."""
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        """Makes `outs`, one for each policy, the batches to write: row 0 is row T of those before, or a reset."""
         ...
 
     def send(self, group: int, row: int) -> None:
@@ -46,22 +101,55 @@ class EnvPool(Protocol):
         ...
 
     def recv(self) -> int:
-        """The group whose step has finished; waits for it."""
+        """Returns the group whose step has finished; waits for it."""
+        ...
+
+    def get_state(self) -> PoolState:
+        """Returns what a resumed run needs of each slot besides the record."""
+        ...
+
+    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+        """Brings every slot back to where `get_state` found it; returns the slots that could not be.
+
+        Args:
+            outs: the batches last written, whose row T each restored slot must show bit for bit.
+            journal: for each slot the actions [L, *A] since its episode began, or None if they were not kept.
+        """
+        ...
+
+    def for_evaluation(self, B: int) -> EnvPool:
+        """A pool of its own with B slots, as `evaluation_slots` said, and evaluation seeds."""
         ...
 
     def close(self) -> None:
         """Ends the environments. A second call does nothing."""
         ...
 
-    def get_state(self) -> dict[str, Any]:
-        """What a resumed run needs of each slot besides the record: episode numbers and, where offered, env states."""
-        ...
+    def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
+        """Moves buffers, and recurrent states [B, ...] of agents that act inside the pool, to where it writes them."""
+        return batches, states
 
-    def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
-        """Brings every slot back to where `get_state` found it; gives the slots that could not be.
+    def disown(self, slot: int, row: int, message: str) -> list[int]:
+        """Called for a slot that broke the contract in a row of the batch; returns the slots that were cut there.
 
-        Args:
-            row: the last batch written, whose row T each restored slot must show bit for bit.
-            journal: for each slot the actions [L, *A] since its episode began, or None if they were not kept.
+        Raises:
+            EnvContractError: the pool has no worker to replace.
         """
-        ...
+        raise EnvContractError(message)
+
+    def evaluation_slots(self, wanted: int) -> int:
+        """Slots of an evaluation for which so many are wanted; a native pool may have no choice."""
+        return wanted
+
+    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
+        """For each slot the random actions of its current episode from before the first batch, and their rewards."""
+        return [([], [])] * slots_of(self)
+
+    def metrics(self) -> dict[str, float]:
+        """Further `sampler/...` and `faults/...` metrics."""
+        return {}
+
+
+def slots_of(pool: EnvPool, policy: int = 0) -> int:
+    """Number of columns of a policy's batch."""
+    return max(group.slots.stop for group in pool.groups if group.policy == policy)

@@ -1,4 +1,4 @@
-"""How does a slot get to where a batch begins? By random steps before the first one, by replay in a resumed run."""
+"""Slot start-up: decorrelation before the first batch; snapshot, and restoring by replay, in a resumed run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.pools.pool import PoolState
 from penstock.envs.pools.transfer import write_tree
 from penstock.envs.wrappers import MASK
 
@@ -98,36 +99,36 @@ def random_steps(
     return actions, rewards
 
 
-def snapshot(pool: Slots) -> dict[str, Any]:
-    """What brings the slots back between two batches, besides the record: where each is, and states that envs offer."""
+def snapshot(pool: Slots) -> PoolState:
+    """The state of every slot between two batches, with that of its environment where it offers one."""
     ahead = pool.reset_ahead
     states = [env.get_state() if has_state(env) and b not in ahead else None for b, env in enumerate(pool.envs)]
-    return {
-        "episode": [n - (b in ahead) for b, n in enumerate(pool.episode)],
-        "ended": list(pool.ended),
-        "idle": list(pool.idle),
-        "left": [None if left == math.inf else left for left in pool.left],
-        "tick": pool.tick,
-        "began": list(pool.began),
-        "snapshot": states,
-    }
+    return PoolState(
+        episode=[n - (b in ahead) for b, n in enumerate(pool.episode)],
+        ended=list(pool.ended),
+        idle=list(pool.idle),
+        left=[None if left == math.inf else left for left in pool.left],
+        began=list(pool.began),
+        snapshot=states,
+        tick=pool.tick,
+    )
 
 
-def restore(pool: Slots, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
+def restore(pool: Slots, state: PoolState, row: SampleBatch, journal: Sequence[Tree | None]) -> list[int]:
     """The inverse of `snapshot`; see `EnvPool.set_state`."""
-    pool.episode, pool.ended, pool.idle = list(state["episode"]), list(state["ended"]), list(state["idle"])
-    pool.left = [math.inf if left is None else left for left in state["left"]]
-    pool.tick = state["tick"]
+    pool.episode, pool.ended, pool.idle = list(state.episode), list(state.ended), list(state.idle)
+    pool.left = [math.inf if left is None else left for left in state.left]
+    pool.tick = state.tick
     lost: list[int] = []
     for b, env in enumerate(pool.envs):
         target = tree_map(lambda x, b=b: x[-1, b], row.obs)
-        if state["snapshot"][b] is not None and has_state(env):
+        if state.snapshot[b] is not None and has_state(env):
             pool.reset_env(b, again=True)
-            env.set_state(state["snapshot"][b])
+            env.set_state(state.snapshot[b])
         elif not pool.ended[b] and (journal[b] is None or not replay(pool, b, journal[b], target)):
             lost.append(b)
             pool.ended[b] = True  # the next row of this slot resets into its next episode
-    pool.began = list(state["began"])
+    pool.began = list(state.began)
     return lost
 
 

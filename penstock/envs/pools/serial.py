@@ -14,7 +14,8 @@ from penstock.core.noise import EpisodeSeeds
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.contract import describe_reset_violation
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, place, refuse_obs, refuse_step
+from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, refuse_obs, refuse_step, slot_at
+from penstock.envs.pools.pool import EnvPool, Group, PoolState
 from penstock.envs.pools.restoring import restore, snapshot, start
 from penstock.envs.pools.transfer import action_reader, obs_writer, row_checker, row_views, write_tree
 from penstock.envs.spaces import env_spec
@@ -25,21 +26,21 @@ _CHECK_EVERY = 64
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
 MAKING, RESETTING, STEPPING = 1, 2, 3
-"""What `mark[1]` says of the slot in `mark[0]`; 0: no environment is at work."""
+"""Values of `mark[1]`, the activity of the slot in `mark[0]`; 0: no environment is at work."""
 
 
-class SerialPool:
+class SerialPool(EnvPool):
     """An `EnvPool` of one group whose `send` steps the environments at once.
 
     Args:
         config: makes each slot's environment. seed: of the run; every episode gets `env_seed(seed, slot, episode)`.
-        slots: global numbers of the slots.
+        slots: numbers of the slots among those of all samplers of the run; they address seeds and noise.
         reset: `next_step` resets in the row after an end. `batch_end` lets a finished slot idle to the end of the
             batch and resets in row 0 of the next.
         max_decorrelation_steps: each slot takes 1 to this many random steps before the first batch; 0 for none.
         episodes: for each slot how many episodes it plays before it idles for good; None for no limit.
         evaluation: use the evaluation seeds, which no training episode uses.
-        mark: kept up to date for whoever must say where this process died: slot within this pool, what it does, a count
+        mark: six words kept up to date, for messages about a process that died: slot within this pool, activity, a count
             that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation.
         ledger: [B, 3] int64 of each slot: number of its episode, episodes left or -1, tick of its reset.
     """
@@ -60,8 +61,8 @@ class SerialPool:
         B = slots.stop - slots.start
         self.mark = [0] * 6 if mark is None else mark
         self.ledger = np.zeros((B, 3), np.int64) if ledger is None else ledger
-        self.groups = (slice(0, B),)
-        self._config, self._slots, self._evaluation = config, slots, evaluation
+        self.groups = (Group(0, slice(0, B)),)
+        self._config, self._slots, self.evaluation = config, slots, evaluation
         self._batch_end, self._decorrelate = reset == "batch_end", max_decorrelation_steps
         self.envs: list[Any] = []
         self.tick = 0
@@ -74,6 +75,7 @@ class SerialPool:
             raise
         self.mark[1] = 0
         self.spec = env_spec(self.envs[0])
+        self.specs = (self.spec,)
         self._steps = [env.step for env in self.envs]
         self._write = obs_writer(self.spec.obs)
         self.to_env = action_reader(self.spec.action)
@@ -94,7 +96,7 @@ class SerialPool:
         self.ended = [True] * B  # the slot resets in the next row it takes part in
         self.idle = [left <= 0 for left in self.left]
         self.tick = 0
-        self._seeds = [EpisodeSeeds(seed, self._slots.start + b, self._evaluation) for b in range(B)]
+        self._seeds = [EpisodeSeeds(seed, self._slots.start + b, self.evaluation) for b in range(B)]
         self._ahead.clear()
         self.ledger[:, 0], self.ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
         self._unstarted = True
@@ -117,7 +119,16 @@ class SerialPool:
                 if self.ended[b] and self.left[b] > 0 and b not in self._ahead:
                     self._ahead[b] = self.reset_env(b)
 
-    def bind(self, out: SampleBatch) -> None:
+    @property
+    def first_slot(self) -> int:
+        """Number of the first slot among those of all samplers of the run."""
+        return self._slots.start
+
+    def for_evaluation(self, B: int) -> SerialPool:
+        return SerialPool(self._config, self.seed, slice(0, B), evaluation=True)
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        (out,) = outs
         previous, self._out = self._out, out
         if previous is not out or not self._row_views:
             self._row_views = [row_views(out, t) for t in range(len(out.valid))]
@@ -142,7 +153,7 @@ class SerialPool:
         actions = self.to_env(action_row)
         write, mark = self._write, self.mark
         self.tick += 1
-        mark[1], mark[3], mark[4], mark[5] = STEPPING, self._slots.start, self.tick, self._evaluation
+        mark[1], mark[3], mark[4], mark[5] = STEPPING, self._slots.start, self.tick, self.evaluation
         b, result = 0, None
         try:
             for b, step, action, ended in zip(range(B), self._steps, actions, self.ended):
@@ -196,10 +207,11 @@ class SerialPool:
             env.close()
         self.envs = []
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> PoolState:
         return snapshot(self)
 
-    def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
+    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+        (row,) = outs
         self._unstarted, self._out = False, row
         self._row_views = []
         self._ahead.clear()
@@ -263,10 +275,10 @@ class SerialPool:
         return result[0]
 
     def _note(self, b: int, doing: int) -> int:
-        """Says in `mark` what slot b is about to do, and gives what was done before."""
+        """Writes the activity of slot b into `mark`; returns the one before."""
         mark, before = self.mark, self.mark[1]
         mark[0], mark[1], mark[2], mark[3] = b, doing, mark[2] + 1, self._slots.start
-        mark[4], mark[5] = self.tick, self._evaluation
+        mark[4], mark[5] = self.tick, self.evaluation
         return before
 
     def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]:
@@ -295,7 +307,7 @@ class SerialPool:
         write_tree(obs_row, b, obs)
 
     def _violation(self, b: int, result: Any, action: Any, obs_row: Tree) -> Any:
-        """Raises if the step broke the contract; writes and gives what was only of an unusual but sound type."""
+        """Raises if the step broke the contract; else writes the observation, returns the reward: both of unusual types."""
         refuse_step(self.where(b, "step"), result, action)
         self.write_unusual(obs_row, b, result[0], "step", action)
         return float(result[1])
@@ -304,8 +316,8 @@ class SerialPool:
         return self._seeds[b][max(self.episode[b], 0)]
 
     def where(self, b: int, phase: str) -> str:
-        """Which slot, environment, method, episode, step and seed: the start of every message."""
+        """Start of every message: slot, environment, method, episode, step and seed."""
         step = self.tick - self.began[b] - (phase == "step")  # counted from 0
-        return place(
-            self._config.name, self._evaluation, self._slots.start + b, phase, self.episode[b], step, self._env_seed(b)
+        return slot_at(
+            self._config.name, self.evaluation, self._slots.start + b, phase, self.episode[b], step, self._env_seed(b)
         )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, allocate_batch
 from penstock.core.layout import padded_rows
 from penstock.core.noise import Purpose, uniform
@@ -21,7 +22,6 @@ from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
 from penstock.envs.wrappers import MASK
 from penstock.samplers.cpu import CpuSampler, start_workers
-from penstock.samplers.stage import agent_device
 from penstock.workers.pool import TRAINING, ProcessPool
 
 _HANDSHAKES = 512
@@ -105,12 +105,13 @@ def measure_handshake(seconds: float) -> float:
     workers = start_workers(settings, config, 0, 2, None)
     try:
         pool = ProcessPool(workers, TRAINING, config, 0, 1)
-        batch = pool.attach([allocate_batch(pool.spec, BatchSpec(_HANDSHAKES, 1), {}, None, pool.info_keys)])[0][0]
+        blank = allocate_batch(pool.spec, BatchSpec(_HANDSHAKES, 1), {}, None, pool.info_keys)
+        (batch,), _ = pool.place([blank], None)
         took: list[float] = []
         send, recv = pool.send, pool.recv
         deadline = time.perf_counter() + seconds
         while not took or time.perf_counter() < deadline:
-            pool.bind(batch)
+            pool.bind([batch])
             for row in range(_HANDSHAKES):
                 started = time.perf_counter()
                 send(0, row)

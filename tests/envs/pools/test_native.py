@@ -54,12 +54,12 @@ def test_a_process_of_gymnasium_that_dies_or_hangs_is_an_error_in_time(groups: i
     pool = NativeGroups(EnvConfig(in_processes, {"what": what, "where": where}), 0, 2, groups, step_timeout_s=limit_s)
     out = allocate_batch(pool.spec, BatchSpec(4, 2), env_info=pool.info_keys)
     processes = [process for env in pool._envs for process in env._env.processes]  # pyright: ignore
-    pool.bind(out)
+    pool.bind([out])
     with pytest.raises(EnvWorkerError, match=text):
         for t in range(4):
             if where == "reset":
                 pool.restart(1)
-                pool.bind(out)
+                pool.bind([out])
             for g in range(groups):
                 pool.send(g, t)
             for _ in range(groups):
@@ -70,8 +70,8 @@ def test_a_process_of_gymnasium_that_dies_or_hangs_is_an_error_in_time(groups: i
 
 def filled(pool: NativeGroups, T: int) -> SampleBatch:
     """T rows of null actions."""
-    out = allocate_batch(pool.spec, BatchSpec(T, pool.groups[-1].stop), env_info=pool.info_keys)
-    pool.bind(out)
+    out = allocate_batch(pool.spec, BatchSpec(T, pool.groups[-1].slots.stop), env_info=pool.info_keys)
+    pool.bind([out])
     for t in range(T):
         for g in range(len(pool.groups)):
             pool.send(g, t)

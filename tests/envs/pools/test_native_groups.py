@@ -73,8 +73,8 @@ def test_the_contract_over_processes():
 
 def begun(pool: NativeGroups, T: int, rows: int = 0) -> SampleBatch:
     """A bound batch of null actions of which every group has played `rows`."""
-    out = allocate_batch(pool.spec, BatchSpec(T, pool.groups[-1].stop), env_info=pool.info_keys)
-    pool.bind(out)
+    out = allocate_batch(pool.spec, BatchSpec(T, pool.groups[-1].slots.stop), env_info=pool.info_keys)
+    pool.bind([out])
     for t in range(rows):
         for g in range(len(pool.groups)):
             pool.send(g, t)

@@ -41,9 +41,9 @@ def test_the_contract_over_more_than_a_hundred_episodes():
 def rows(pool: SerialPool, T: int, batches: int = 1, buffer: SampleBatch | None = None) -> list[SampleBatch]:
     """Copies of batches that are stepped with null actions."""
     out: list[SampleBatch] = []
-    batch = buffer or allocate_batch(pool.spec, BatchSpec(T, pool.groups[0].stop), env_info=pool.info_keys)
+    batch = buffer or allocate_batch(pool.spec, BatchSpec(T, pool.groups[-1].slots.stop), env_info=pool.info_keys)
     for _ in range(batches):
-        pool.bind(batch)
+        pool.bind([batch])
         for t in range(T):
             pool.send(0, t)
             assert pool.recv() == 0
@@ -107,7 +107,7 @@ def test_decorrelation_takes_one_to_all_of_its_steps_each_with_an_action_of_its_
     for limit in (1, 3):
         pool = pool_of(lambda: Counter(None), 64, max_decorrelation_steps=limit)
         batch = allocate_batch(pool.spec, BatchSpec(1, 64))
-        pool.bind(batch)
+        pool.bind([batch])
         taken = [[int(action) for action in actions] for actions, _ in pool.warmup()]
         assert {len(actions) for actions in taken} == {*range(1, limit + 1)}
         assert batch.obs[0, :, 0].tolist() == [len(actions) for actions in taken]
@@ -126,15 +126,15 @@ def test_decorrelation_takes_its_own_steps_in_every_slot_and_obeys_masks():
 
     pool = pool_of(Legal, 24, max_decorrelation_steps=30)
     batch = allocate_batch(pool.spec, BatchSpec(1, 24))
-    pool.bind(batch)
+    pool.bind([batch])
     taken = [len(actions) for actions, _ in pool.warmup()]
     assert [len(rewards) for _, rewards in pool.warmup()] == taken
     assert len({*taken}) > 4
     assert batch.first[0].tolist() == [n == 0 for n in taken]
     again = pool_of(Legal, 3, max_decorrelation_steps=30)
-    again.bind(allocate_batch(pool.spec, BatchSpec(1, 3)))
+    again.bind([allocate_batch(pool.spec, BatchSpec(1, 3))])
     behind = SerialPool(EnvConfig(Legal), 0, slice(20, 24), max_decorrelation_steps=30)
-    behind.bind(allocate_batch(pool.spec, BatchSpec(1, 4)))
+    behind.bind([allocate_batch(pool.spec, BatchSpec(1, 4))])
     assert [len(actions) for actions, _ in behind.warmup()] == taken[20:]
     assert [len(actions) for actions, _ in again.warmup()] == taken[:3]
 

@@ -13,7 +13,8 @@ from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.vector import VectorPool, makes_vector_env
+from penstock.envs.pools.native import makes_vector_env
+from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.toy import Counter, SeedEcho
 from penstock.testing.pools import check_pool, echo_config
 from penstock.testing.records import RecordCheck
@@ -26,26 +27,26 @@ def echoes(nested: bool, B: int) -> EnvConfig:
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 2), (8, 7)])
 def test_the_contract(nested: bool, B: int, T: int):
-    check_pool(lambda: VectorPool(echoes(nested, B), 3, B), T=T)
+    check_pool(lambda: NativeGroups(echoes(nested, B), 3, B), T=T)
 
 
-def rows(pool: VectorPool, T: int, batch: SampleBatch | None = None) -> SampleBatch:
+def rows(pool: NativeGroups, T: int, batch: SampleBatch | None = None) -> SampleBatch:
     """A batch that is stepped with null actions; a new one unless one is given."""
-    out = batch or allocate_batch(pool.spec, BatchSpec(T, pool.groups[0].stop), env_info=pool.info_keys)
-    pool.bind(out)
+    out = batch or allocate_batch(pool.spec, BatchSpec(T, pool.groups[-1].slots.stop), env_info=pool.info_keys)
+    pool.bind([out])
     for t in range(T):
         pool.send(0, t)
         pool.recv()
     return out
 
 
-def opening_seeds(pool: VectorPool) -> list[int]:
+def opening_seeds(pool: NativeGroups) -> list[int]:
     return SeedEcho.place_of(rows(pool, 1).obs)[0][0].tolist()
 
 
 def test_seeds_depend_on_run_restart_and_purpose():
-    def pool(seed: int, **settings: Any) -> VectorPool:
-        return VectorPool(echoes(False, 2), seed, 2, **settings)
+    def pool(seed: int, **settings: Any) -> NativeGroups:
+        return NativeGroups(echoes(False, 2), seed, 2, **settings)
 
     one = pool(5)
     known = opening_seeds(one)
@@ -60,7 +61,7 @@ def test_seeds_depend_on_run_restart_and_purpose():
 
 
 def test_a_resumed_pool_starts_anew_under_other_seeds_and_says_that_every_slot_is_cut():
-    pool, check = VectorPool(echoes(False, 3), 5, 3), RecordCheck(3, seed=None)
+    pool, check = NativeGroups(echoes(False, 3), 5, 3), RecordCheck(3, seed=None)
     batch = rows(pool, 4)
     check.add(batch)
     before = SeedEcho.place_of(batch.obs)[0][0].tolist()
@@ -74,13 +75,13 @@ def test_a_resumed_pool_starts_anew_under_other_seeds_and_says_that_every_slot_i
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"has num_envs=3; sampler.B=4: make them equal"):
-        VectorPool(echoes(False, 3), 0, 4)
+        NativeGroups(echoes(False, 3), 0, 4)
     with pytest.raises(ConfigError, match=r"made SeedEcho; expected a gymnasium.vector.VectorEnv"):
-        VectorPool(echo_config(), 0, 4)
+        NativeGroups(echo_config(), 0, 4)
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
         env = lambda mode=mode: SyncVectorEnv([SeedEcho] * 2, autoreset_mode=mode)  # noqa: E731
         with pytest.raises(ConfigError, match="expected NEXT_STEP"):
-            VectorPool(EnvConfig(env), 0, 2)
+            NativeGroups(EnvConfig(env), 0, 2)
 
 
 def test_what_makes_a_batched_environment_is_found_by_making_one():
@@ -126,7 +127,7 @@ class Ends(Bad):
 
 
 def test_what_is_answered_in_a_reset_row_is_not_recorded():
-    batch = rows(VectorPool(EnvConfig(Ends, {"change": lambda result: None}), 0, 2), 5)
+    batch = rows(NativeGroups(EnvConfig(Ends, {"change": lambda result: None}), 0, 2), 5)
     assert batch.valid[:, 0].tolist() == [True, False, True, False, True]
     for x in (batch.reward, batch.terminated, batch.truncated):
         assert np.array_equal(x.astype(bool), batch.valid)
@@ -155,9 +156,9 @@ def test_boxes_are_clipped_for_the_environment_alone(space: spaces.Box, given: l
             seen.append(actions)
             return super().step(actions)
 
-    pool = VectorPool(EnvConfig(Sees), 0, 2)
+    pool = NativeGroups(EnvConfig(Sees), 0, 2)
     batch = allocate_batch(pool.spec, BatchSpec(1, 2))
-    pool.bind(batch)
+    pool.bind([batch])
     batch.action[0] = chosen = [[-5, 0.5], [5, 50]]
     pool.send(0, 0)
     assert seen[0].tolist() == given
@@ -188,7 +189,7 @@ def fail(_: list[Any]) -> None:
     ],
 )
 def test_a_broken_contract_is_named(change: Any, text: str):
-    pool = VectorPool(EnvConfig(Bad, {"change": change}), 0, 2)
+    pool = NativeGroups(EnvConfig(Bad, {"change": change}), 0, 2)
     with pytest.raises(EnvContractError) as caught:
         rows(pool, 4)
     assert text in str(caught.value)
@@ -197,7 +198,7 @@ def test_a_broken_contract_is_named(change: Any, text: str):
 
 @pytest.mark.parametrize(("in_reset", "place"), [(False, "in step(), 2 steps"), (True, "in reset(), 0 steps")])
 def test_exceptions_carry_their_traceback(in_reset: bool, place: str):
-    pool = VectorPool(EnvConfig(Bad, {"change": fail, "in_reset": in_reset}), 0, 2)
+    pool = NativeGroups(EnvConfig(Bad, {"change": fail, "in_reset": in_reset}), 0, 2)
     for _ in range(2):
         with pytest.raises(EnvWorkerError, match="RuntimeError: the arm fell off\nTraceback") as caught:
             rows(pool, 4)
@@ -218,7 +219,7 @@ def test_values_are_checked_early_then_in_one_row_of_64_or_always():
 
     for checks, at, found in (("sampled", 1, True), ("sampled", 63, False), ("sampled", 64, True), ("off", 64, False),
                               ("always", 63, True)):  # fmt: skip
-        pool = VectorPool(EnvConfig(NanAt, {"at": at}, checks=checks), 0, 2)
+        pool = NativeGroups(EnvConfig(NanAt, {"at": at}, checks=checks), 0, 2)
         if not found:
             rows(pool, 70)
             continue
@@ -227,14 +228,14 @@ def test_values_are_checked_early_then_in_one_row_of_64_or_always():
 
 
 def test_closing_twice_closes_once_and_a_refused_environment_is_closed():
-    pool = VectorPool(EnvConfig(Bad, {"change": fail}), 0, 2)
+    pool = NativeGroups(EnvConfig(Bad, {"change": fail}), 0, 2)
     env: Any = pool._envs[0]._env  # pyright: ignore
     pool.close()
     pool.close()
     assert env.closed == 1
     made: list[Bad] = []
     with pytest.raises(ConfigError):
-        VectorPool(EnvConfig(lambda: made.append(Bad(fail)) or made[-1]), 0, 3)
+        NativeGroups(EnvConfig(lambda: made.append(Bad(fail)) or made[-1]), 0, 3)
     assert made[0].closed == 1
 
 
@@ -246,7 +247,7 @@ def test_actions_and_observations_share_no_memory_with_the_environment():
             seen.append(actions)
             return super().step(actions)
 
-    pool = VectorPool(EnvConfig(Keeps, {"change": lambda result: None}), 0, 2)
+    pool = NativeGroups(EnvConfig(Keeps, {"change": lambda result: None}), 0, 2)
     batch = rows(pool, 4)
     assert not any(np.shares_memory(x, y) for x in seen for y in tree_leaves(batch))
 
@@ -257,7 +258,7 @@ def test_infos_that_some_environments_report_are_recorded_for_those():
             obs, reward, terminated, truncated, _ = super().step(action)
             return obs, reward, terminated, truncated, {"height": 2.5} if self.t == 2 else {}
 
-    pool = VectorPool(
+    pool = NativeGroups(
         EnvConfig(lambda: SyncVectorEnv([lambda: Reports(3), lambda: Reports(9)]), info_keys=("height",)), 0, 2
     )
     batch = rows(pool, 7)
@@ -272,6 +273,6 @@ def test_infos_without_a_mask_count_for_all():
     def report(result: list[Any]) -> None:
         result[4] = {"height": np.array([1.5, 2.5])}
 
-    batch = rows(VectorPool(EnvConfig(Bad, {"change": report}, info_keys=("height",)), 0, 2), 4)
+    batch = rows(NativeGroups(EnvConfig(Bad, {"change": report}, info_keys=("height",)), 0, 2), 4)
     assert batch.info["env"]["height"][2].tolist() == [1.5, 2.5]
     assert np.isnan(batch.info["env"]["height"][[0, 1, 3]]).all()

@@ -1,0 +1,36 @@
+"""The loop with its acts, steps and waits noted as spans of time, while a trace is going on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.core import trace
+from penstock.samplers.collector import Collect, collect
+
+
+def loop() -> Collect:
+    """`collect`; while a trace is going on, one that notes each act, step and wait."""
+    return collect if trace.ring is None else _collect_traced
+
+
+def _collect_traced(pool: Any, agents: Sequence[Any], *rest: Any) -> None:
+    collect(_TracedPool(pool), [_TracedAgent(agent, getattr(pool, "remote", False)) for agent in agents], *rest)
+
+
+class _TracedPool:
+    """An `EnvPool` whose waits and steps are noted."""
+
+    def __init__(self, pool: Any) -> None:
+        remote = getattr(pool, "remote", False)
+        self.groups, self.bind = pool.groups, pool.bind
+        self.send = trace.timed(trace.SEND if remote else trace.STEP, pool.send)
+        self.recv = trace.timed(trace.SERVER_WAIT, pool.recv) if remote else pool.recv
+
+
+class _TracedAgent:
+    """An agent whose acting is noted."""
+
+    def __init__(self, agent: Any, remote: bool) -> None:
+        self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks
+        self.act = trace.timed(trace.SERVE if remote else trace.ACT, agent.act)
