@@ -13,17 +13,19 @@ BELOW = {
     "ops": {"core"},
     "replay": {"core", "ops"},
     "agents": {"core", "ops"},
-    "learn": {"core", "ops", "agents"},
+    "learn": {"core", "ops", "agents", "replay"},
     "algos": {"core", "ops", "agents", "learn", "replay"},
     "envs": {"core"},
     "datasets": {"core", "envs"},
-    "workers": {"core", "envs", "agents", "samplers"},
+    "workers": {"core", "envs"},
     "samplers": {"core", "ops", "agents", "envs", "datasets", "workers"},
     "run": {"core", "ops", "replay", "agents", "learn", "algos", "envs", "datasets", "workers", "samplers"},
 }
 BELOW["testing"] = {*BELOW["run"], "run"}
 BELOW["distributed"] = {*BELOW["run"], "run"}
 BELOW["cli"] = {*BELOW["distributed"], "distributed"}
+ALSO = {"learn": {"penstock.samplers.sampler"}, "algos": {"penstock.samplers.sampler"}}
+"""Single modules of layers above: the Sampler Protocol, which learners are given and never make."""
 ENTRY = {"__init__.py": {"core"}, "__main__.py": {"cli"}}
 """Modules of the package itself. What `__init__` imports under TYPE_CHECKING is never run; its lazy table is text."""
 CORE_MAY = {"numpy", "optree"}
@@ -78,7 +80,7 @@ def test_imports_only_what_lies_below(path: Path) -> None:
     wrong = []
     for line, module in imports(path):
         package, *rest = module.split(".")
-        if package == "penstock" and rest and rest[0] not in allowed:
+        if package == "penstock" and rest and rest[0] not in allowed and module not in ALSO.get(layer, ()):
             wrong.append(f"{path}:{line}: {layer} imports {module}")
         if package == "penstock" and not rest and layer not in ENTRY:
             names = [m for at, m in imports(path) if at == line and m.startswith("penstock.")]
@@ -101,13 +103,26 @@ def test_a_planted_edge_is_seen(tmp_path: Path) -> None:
     }
 
 
+def test_the_sampler_module_holds_protocols_alone() -> None:
+    tree = ast.parse((ROOT / "samplers" / "sampler.py").read_text())
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert [[ast.unparse(base) for base in node.bases] for node in classes] == [["Protocol"]] * len(classes)
+    rest = [node for node in tree.body if not isinstance(node, (ast.ClassDef, ast.Import, ast.ImportFrom, ast.Expr))]
+    assert not rest
+
+
+def test_nothing_imports_the_conformance_suites() -> None:
+    wrong = [path for path in FILES if layer_of(path) != "testing" for _, m in imports(path) if ".testing" in m]
+    assert not wrong
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)
 def test_core_imports_numpy_and_optree_only(path: Path) -> None:
     foreign = {m.split(".")[0] for _, m in imports(path)} - {"penstock", "", *sys.stdlib_module_names}
     assert foreign <= CORE_MAY, f"{path} imports {sorted(foreign - CORE_MAY)}"
 
 
-@pytest.mark.parametrize("layer", ["core", "envs"])
+@pytest.mark.parametrize("layer", ["core", "envs", "workers"])
 def test_no_torch_in_layers_that_env_workers_import(layer: str) -> None:
     wrong = [
         f"{path}:{line}"
@@ -121,11 +136,15 @@ def test_no_torch_in_layers_that_env_workers_import(layer: str) -> None:
 def test_nothing_light_loads_torch() -> None:
     """Help must be quick and environment workers small; one process asks for them all, naming the first that loads it."""
     envs = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in (ROOT / "envs").rglob("*.py")]
+    workers = [
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in (ROOT / "workers").glob("*.py")
+    ]
     cli = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in (ROOT / "cli").glob("*.py")]
     light = [
         "penstock",
         "penstock.core",
         *sorted(envs),
+        *sorted(workers),
         "penstock.samplers",
         "penstock.algos",
         "penstock.run.experiment",

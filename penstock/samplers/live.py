@@ -89,7 +89,7 @@ class LiveSampler:
         first_slot: int = 0,
         total_slots: int | None = None,
     ) -> None:
-        require_members(pool, EnvPool, "docs/writing-a-pool.md")
+        require_members(pool, EnvPool, "docs/writing-a-sampler.md")
         self.batch_spec, self.spec = batch_spec, pool.specs[0]
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""

@@ -56,7 +56,7 @@ def _run(
     pool: EnvPool, buffers: int, seed: int | None, slot: int, reset: Reset, decorrelated: bool, T: int, batches: int
 ) -> list[list[bytes]]:
     """The bits of every batch of a new pool."""
-    require_members(pool, EnvPool, "docs/writing-a-pool.md")
+    require_members(pool, EnvPool, "docs/writing-a-sampler.md")
     B = slots_of(pool)
     expect(
         [b for _, slots in pool.groups for b in range(slots.start, slots.stop)] == list(range(B)),

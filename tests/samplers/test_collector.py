@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,41 +10,44 @@ from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.layout import padded_rows
-from penstock.core.noise import generator
+from penstock.core.noise import Noise, Purpose, generator
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.pool import PER_SLOT, EnvPool, Group, PoolState
 from penstock.envs.pools.serial import SerialPool
 from penstock.envs.toy import TMaze
 from penstock.samplers.collector import GroupViews, collect
-from penstock.samplers.live import LiveSampler
+from penstock.samplers.live import Buffers, LiveSampler
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.pools import check_pool, echo_config
 from penstock.testing.samplers import EchoAgent, bits, check_sampler
 
 
-class Groups:
+class Groups(EnvPool):
     """A pool of several groups that steps a group only when it gives it back, in an order of its own."""
 
     def __init__(self, config: EnvConfig, seed: int, sizes: tuple[int, ...], order: str) -> None:
         stops = np.cumsum(sizes).tolist()
-        self.groups = tuple(slice(stop - size, stop) for size, stop in zip(sizes, stops))
-        self._pools = [SerialPool(config, seed, slots) for slots in self.groups]
-        self.spec, self.info_keys = self._pools[0].spec, self._pools[0].info_keys
+        self._settings = config, sizes, order
+        self._slots = [slice(stop - size, stop) for size, stop in zip(sizes, stops)]
+        self.groups = tuple(Group(0, slots) for slots in self._slots)
+        self._pools = [SerialPool(config, seed, slots) for slots in self._slots]
+        self.specs, self.info_keys = self._pools[0].specs, self._pools[0].info_keys
         self._sent: list[tuple[int, int]] = []
         self._order, self._rng = order, generator(0, 7)  # pyright: ignore[reportArgumentType]
 
     def restart(self, seed: int, episodes: Any = None) -> None:
-        for pool, slots in zip(self._pools, self.groups):
+        for pool, slots in zip(self._pools, self._slots):
             pool.restart(seed, None if episodes is None else episodes[slots])
 
     def warmup(self) -> list[Any]:
         return [part for pool in self._pools for part in pool.warmup()]
 
-    def bind(self, out: SampleBatch) -> None:
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
         assert not self._sent
-        for pool, slots in zip(self._pools, self.groups):
-            pool.bind(out[:, slots])
+        for pool, slots in zip(self._pools, self._slots):
+            pool.bind([outs[0][:, slots]])
 
     def send(self, group: int, row: int) -> None:
         assert group not in [g for g, _ in self._sent], "sent twice without a recv"
@@ -59,12 +63,23 @@ class Groups:
         for pool in self._pools:
             pool.close()
 
-    def get_state(self) -> dict[str, Any]:
-        return {"pools": [pool.get_state() for pool in self._pools]}
+    def for_evaluation(self, B: int) -> EnvPool:
+        return self._pools[0].for_evaluation(B)
 
-    def set_state(self, state: dict[str, Any], row: SampleBatch, journal: list[Tree | None]) -> list[int]:
-        return [slots.start + b for pool, slots, part in zip(self._pools, self.groups, state["pools"])
-                for b in pool.set_state(part, row[:, slots], journal[slots])]  # fmt: skip
+    def get_state(self) -> PoolState:
+        whole = self._pools[0].get_state()
+        for pool in self._pools[1:]:
+            part = pool.get_state()
+            for name in PER_SLOT:
+                getattr(whole, name).extend(getattr(part, name))
+        return whole
+
+    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+        return [
+            slots.start + b
+            for pool, slots in zip(self._pools, self._slots)
+            for b in pool.set_state(state.of(slots), [outs[0][:, slots]], journal[slots])
+        ]
 
 
 SIZES = [(1,), (1, 2), (3, 5), (4, 1, 4)]
@@ -136,8 +151,8 @@ def test_without_noise_the_agent_acts_deterministically_and_nothing_is_drawn():
     agent = Watching(pool.spec)
     sampler.initialize(agent)
     batch = sampler.last_batch
-    views = [GroupViews(batch, slots, pool.spec.null_action, torch.device("cpu")) for slots in pool.groups]
-    collect(pool, agent, batch, views, [agent.initial_state(8)], None)
+    views = [GroupViews(batch, slots, pool.spec.null_action, torch.device("cpu")) for _, slots in pool.groups]
+    collect(pool, [agent], [batch], views, [agent.initial_state(8)], None)
     assert (batch.info["noise"] == 0.5).all()
     assert (batch.action[batch.valid] == 2).all()
 
@@ -179,3 +194,54 @@ def test_an_agent_acts_on_the_inputs_that_the_record_shows(reset: Any):
         opened += int(batch.first.sum())
     assert opened > 4
     sampler.shutdown()
+
+
+class Team(EnvPool):
+    """Two policies, each with slots, an environment and a batch of its own, served in either order."""
+
+    info_keys: tuple[str, ...] = ()
+
+    def __init__(self, pools: Sequence[SerialPool], last_first: bool) -> None:
+        self._pools, self._last_first = pools, last_first
+        self.specs = tuple(pool.specs[0] for pool in pools)
+        self.groups = tuple(Group(policy, pool.groups[0].slots) for policy, pool in enumerate(pools))
+        self._sent: list[int] = []
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        for pool, out in zip(self._pools, outs, strict=True):
+            pool.bind([out])
+
+    def send(self, group: int, row: int) -> None:
+        self._pools[group].send(0, row)
+        self._sent.append(group)
+
+    def recv(self) -> int:
+        return self._sent.pop(-1 if self._last_first else 0)
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+def test_each_group_is_served_by_its_policys_agent_into_its_policys_batch(last_first: bool):
+    configs = EnvConfig(TMaze, {"length": 4}), EnvConfig("Pendulum-v1")
+    settings = PPO(net=Net(recurrent="lstm", recurrent_size=8, hidden=(8,))), PPO(net=Net(hidden=(8,)))
+    sizes, T = (5, 3), 9
+
+    def made(seeds: tuple[int, int]) -> tuple[Any, ...]:
+        pools = [SerialPool(c, s, slice(0, B)) for c, s, B in zip(configs, seeds, sizes)]
+        agents = [algo.build(pool.spec, seed=2).agent for algo, pool in zip(settings, pools)]
+        own = [Buffers(pool, agent, BatchSpec(T, B)) for pool, agent, B in zip(pools, agents, sizes)]
+        return pools, agents, own
+
+    pools, agents, own = made((3, 4))
+    alone_pools, alone_agents, alone = made((3, 4))
+    batches = [part.batches[0] for part in own]
+    views = [part.views[0][0] for part in own]
+    states = [part.states[0] for part in own]
+    team = Team(pools, last_first)
+    for itr in range(3):
+        noise = Noise(6, Purpose.ACT, itr)
+        collect(team, agents, batches, views, states, noise)
+        for policy, (pool, agent, part) in enumerate(zip(alone_pools, alone_agents, alone)):
+            of_policy = noise._replace(purpose=Purpose.ACT + (policy << 32))
+            collect(pool, [agent], part.batches, part.views[0], part.states, of_policy)
+            assert bits(batches[policy]) == bits(part.batches[0])
+    assert batches[0].valid.all() != batches[1].valid.all() or batches[0].spec.B != batches[1].spec.B

@@ -30,13 +30,13 @@ def test_a_graphed_agent_acts_like_the_agent(net: Any) -> None:
         sampler = ps.SerialSampler(9, 6).build(TMaze, 2)
         policy = ps.PPO(net=net).build(sampler.spec, seed=1)
         sampler.initialize(policy.agent)
-        stage: Any = sampler._stage
+        own: Any = sampler._training
         acting: Any = GraphedAgent(policy.agent, again) if graphed else policy.agent
         out: list[Any] = []
         for itr in range(4):
             noise = Noise(2, Purpose.ACT, itr)
-            collect(stage.pool, acting, stage.batches[0], stage.views[0], stage.states, noise)
-            out.append(bits(stage.batches[0]))
+            collect(own.pool, [acting], own.batches, own.views[0], own.states, noise)
+            out.append(bits(own.batches[0]))
             with torch.no_grad():
                 for p in policy.agent.parameters():  # a graph reads parameters where they are
                     p.mul_(1.01)

@@ -287,7 +287,7 @@ def test_an_environment_that_cannot_be_sent_is_refused_before_anything_starts() 
 def test_too_little_memory_is_said_before_any_is_taken() -> None:
     sampler = ps.GpuSampler(T=2**31, B=64, workers=1).build("CartPole-v1")
     agent = ps.PPO().build(sampler.spec).agent
-    sampler._stage = None
+    sampler._training = None
     try:
         with pytest.raises((ConfigError, MemoryError), match=r"bytes of shared memory|Unable to allocate"):
             sampler.initialize(agent)

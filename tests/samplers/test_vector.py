@@ -107,7 +107,7 @@ def test_evaluation_counts_the_first_episodes_of_each_slot_and_leaves_training_a
     many = evaluating.evaluate_agent(0, 20)
     assert many.return_.tolist() == evaluating.evaluate_agent(0, 20).return_.tolist()
     assert many.return_.tolist() != evaluating.evaluate_agent(1, 20).return_.tolist()
-    pool: Any = evaluating._eval_stage.pool  # pyright: ignore
+    pool: Any = evaluating._evaluation.pool  # pyright: ignore
     assert isinstance(pool, NativeGroups)
     evaluating.shutdown()
     assert not pool._envs

@@ -1,7 +1,7 @@
 """The suite finds what it is there to find: each pool below breaks one rule."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from subprocess import run
 from typing import Any
 
@@ -48,43 +48,45 @@ class Untouched(Broken):
 
 
 class NoCarry(Broken):
-    def bind(self, out: SampleBatch) -> None:
-        super().bind(out)
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        super().bind(outs)
+        out = outs[0]
         if self.sent:
             out.prev_reward[0] = 0.0
 
 
 class CarriesFromTheWrongRow(Broken):
-    def bind(self, out: SampleBatch) -> None:
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
         before = None if self._out is None else self._out.obs[-2].copy()
-        super().bind(out)
+        super().bind(outs)
         if before is not None:
-            out.obs[0] = before
+            outs[0].obs[0] = before
 
 
 class CarriesAnotherSlot(Broken):
-    def bind(self, out: SampleBatch) -> None:
-        super().bind(out)
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        super().bind(outs)
+        out = outs[0]
         if self.sent:
             out.obs[0] = out.obs[0, ::-1]
 
 
 class ForgetsFirst(Broken):
-    def bind(self, out: SampleBatch) -> None:
-        super().bind(out)
-        out.first[0] &= self.sent == 0
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        super().bind(outs)
+        outs[0].first[0] &= self.sent == 0
 
 
 class NoOpening(Broken):
-    def bind(self, out: SampleBatch) -> None:
-        super().bind(out)
-        out.first[0] = False
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        super().bind(outs)
+        outs[0].first[0] = False
 
 
 class StartsWithAPreviousReward(Broken):
-    def bind(self, out: SampleBatch) -> None:
-        super().bind(out)
-        out.prev_reward[0] += self.sent == 0
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        super().bind(outs)
+        outs[0].prev_reward[0] += self.sent == 0
 
 
 class LosesTheLastObservation(Broken):
@@ -162,9 +164,9 @@ class RecordsResetInfo(Broken):
 
 
 class KeepsInfoOfTheBatchBefore(Broken):
-    def bind(self, out: SampleBatch) -> None:
-        super().bind(out)
-        out.info["env"]["echo"][...] = 0.0
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        super().bind(outs)
+        outs[0].info["env"]["echo"][...] = 0.0
 
 
 class ReseedsByInstance(Broken):
@@ -189,9 +191,9 @@ class WritesActions(Broken):
 
 
 class WritesVersion(Broken):
-    def bind(self, out: SampleBatch) -> None:
-        super().bind(out)
-        out.version[...] = 0
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        super().bind(outs)
+        outs[0].version[...] = 0
 
 
 class ActsOnTheRowBefore(Broken):
@@ -234,9 +236,9 @@ class AnswersLate(Broken):
 class ReadsAReleasedBuffer(Broken):
     held: SampleBatch | None = None
 
-    def bind(self, out: SampleBatch) -> None:
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
         self.held = self._out
-        super().bind(out)
+        super().bind(outs)
 
     def spoil(self, t: int) -> None:
         if self.held is not None and t == 0:

@@ -28,8 +28,8 @@ class Broken(LiveSampler):
 
 class ForgetsItsMemory(Broken):
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
-        stage: Any = self._stage
-        stage.states = [tree_map(lambda x: x * 0, state) for state in stage.states]
+        own: Any = self._training
+        own.states = [tree_map(lambda x: x * 0, state) for state in own.states]
         return super().obtain_samples(itr)
 
 
@@ -112,8 +112,8 @@ class EvaluatesInItsTrainingEnvironments(Broken):
 
 class EvaluatesWithItsTrainingMemory(Broken):
     def evaluate_agent(self, itr: int, episodes: int = 20, deterministic: bool = True) -> Episodes:
-        stage: Any = self._stage
-        stage.states = [tree_map(lambda x: x * 0, state) for state in stage.states]
+        own: Any = self._training
+        own.states = [tree_map(lambda x: x * 0, state) for state in own.states]
         return super().evaluate_agent(itr, episodes, deterministic)
 
 

@@ -203,7 +203,7 @@ def test_faults_of_an_evaluation_say_so():
     sampler = live("raise_in_step", 4)
     made = FaultEnv("raise_in_step", at=4)
     sampler.evaluate_agent(0, 3)
-    pool: Any = sampler._eval_stage.pool  # pyright: ignore
+    pool: Any = sampler._evaluation.pool  # pyright: ignore
     pool._steps[2] = made.step
     made.reset(seed=0)
     with pytest.raises(

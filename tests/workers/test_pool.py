@@ -9,6 +9,7 @@ import pytest
 import penstock as ps
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.pool import EnvPool
 from penstock.samplers.cpu import start_workers
 from penstock.testing.pools import check_pool, echo_config
 from penstock.workers.pool import TRAINING, ProcessPool
@@ -32,7 +33,7 @@ def test_the_pools_contract(workers: int, groups: int, overlap: bool, nested: bo
     )
 
 
-class _Attaching:
+class _Attaching(EnvPool):
     """A ProcessPool that copies to and from the suite's buffers, which are not in shared memory."""
 
     def __init__(self, settings: Any, config: EnvConfig) -> None:
@@ -41,16 +42,17 @@ class _Attaching:
             self._workers, TRAINING, config, 3, 7, groups=settings.groups, reset=settings.reset,
             exclusive=not settings.overlap, max_decorrelation_steps=settings.max_decorrelation_steps,
         )  # fmt: skip
-        self.spec, self.groups, self.info_keys = self._pool.spec, self._pool.groups, self._pool.info_keys
+        self.specs, self.groups, self.info_keys = self._pool.specs, self._pool.groups, self._pool.info_keys
         self._shared: Any = None
 
-    def bind(self, out: Any) -> None:
+    def bind(self, outs: Any) -> None:
+        (out,) = outs
         if self._shared is None:
-            self._shared, _ = self._pool.attach([out.copy()])
+            self._shared, _ = self._pool.place([out.copy()], None)
         for x, y in zip(tree_leaves(self._shared[0]), tree_leaves(out)):
             x[-1] = self._last[id(x)] if hasattr(self, "_last") else y[-1]
         self._out = out
-        self._pool.bind(self._shared[0])
+        self._pool.bind([self._shared[0]])
         for name in ("obs", "first", "prev_action", "prev_reward"):
             for x, y in zip(tree_leaves(getattr(out, name)), tree_leaves(getattr(self._shared[0], name))):
                 x[0] = y[0]
@@ -59,7 +61,7 @@ class _Attaching:
             x[...] = y
 
     def send(self, group: int, row: int) -> None:
-        slots = self.groups[group]
+        slots = self.groups[group].slots
         for x, y in zip(tree_leaves(self._shared[0].action), tree_leaves(self._out.action)):
             x[row, slots] = y[row, slots]
         self._sent = {**getattr(self, "_sent", {}), group: row}
@@ -67,7 +69,7 @@ class _Attaching:
 
     def recv(self) -> int:
         group = self._pool.recv()
-        row, slots, there, out = self._sent[group], self.groups[group], self._shared[0], self._out
+        row, slots, there, out = self._sent[group], self.groups[group].slots, self._shared[0], self._out
         for x, y in zip(tree_leaves((out.obs, out.first)), tree_leaves((there.obs, there.first))):
             x[row + 1, slots] = y[row + 1, slots]
         names = ("reward", "terminated", "truncated", "valid")

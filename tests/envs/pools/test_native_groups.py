@@ -88,7 +88,7 @@ def begun(pool: NativeGroups, T: int, rows: int = 0) -> SampleBatch:
 )
 def test_groups_share_the_slots_and_a_factory_is_asked_for_its_share(B: int, groups: int, shares: list[int]):
     pool = NativeGroups(config(Halved), 0, B, groups)
-    assert [s.stop - s.start for s in pool.groups] == shares
+    assert [s.stop - s.start for _, s in pool.groups] == shares
     pool.close()
 
 

@@ -30,7 +30,7 @@ def test_the_contract(nested: bool, reset: Reset, B: int, T: int):
                 echo_config(nested), 11, slice(2, 2 + B), reset=reset, max_decorrelation_steps=decorrelation
             )
 
-        assert make().groups == (slice(0, B),)
+        assert make().groups == ((0, slice(0, B)),)
         check_pool(make, seed=11, slot=2, reset=reset, decorrelated=decorrelation > 0, T=T)
 
 

@@ -1,0 +1,154 @@
+"""Several samplers that share a run's slots: together they give the bits of one, and their messages name global slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.tree import tree_leaves
+from penstock.envs.make import EnvConfig
+from penstock.envs.toy import TMaze
+from penstock.run.recording import record
+from penstock.testing.samplers import bits
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
+
+T = 12
+PLACES: dict[str, Callable[[int], Any]] = {
+    "serial": lambda B: ps.SerialSampler(T, B, max_decorrelation_steps=9),
+    "serial-batch-end": lambda B: ps.SerialSampler(T, B, reset="batch_end"),
+    "cpu": lambda B: ps.CpuSampler(T, B, workers=2, max_decorrelation_steps=9),
+    "gpu": lambda B: ps.GpuSampler(T, B, workers=2),
+    "alternating": lambda B: ps.AlternatingSampler(T, B, workers=2),
+    "no-overlap": lambda B: ps.NoOverlapAlternatingSampler(T, B, workers=2),
+    "async": lambda B: ps.AsyncSampler(ps.SerialSampler(T, B), depth=1),
+    "async-cpu": lambda B: ps.AsyncCpuSampler(ps.CpuSampler(T, B, workers=2), depth=0),
+}
+CASES: dict[str, tuple[Any, Any]] = {
+    "lstm": (EnvConfig(TMaze, {"length": 4}), ps.PPO(net=ps.Net(recurrent="lstm", recurrent_size=8, hidden=(8,)))),
+    "ladder": ("CartPole-v1", ps.DQN(ladder="ape-x", epsilon=0.4, learning_starts=0, net=ps.Net(hidden=(8,)))),
+}
+
+
+def started(settings: Any, env: Any, algo: Any, **place: Any) -> Any:
+    sampler = settings.build(env, 7, **place)
+    policy = algo.build(sampler.spec, seed=7)
+    policy.set_progress(0.5, 100)
+    sampler.initialize(policy.agent)
+    return sampler
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("place", PLACES)
+def test_two_samplers_of_eight_slots_equal_one_of_sixteen(place: str, case: str) -> None:
+    env, algo = CASES[case]
+    samplers = [
+        started(PLACES[place](16), env, algo),
+        started(PLACES[place](8), env, algo, first_slot=0, total_slots=16),
+        started(PLACES[place](8), env, algo, first_slot=8, total_slots=16),
+    ]
+    try:
+        explored = set[bytes]()
+        for itr in range(4):
+            (whole, episodes), *halves = [sampler.obtain_samples(itr) for sampler in samplers]
+            for at, (half, own) in zip((0, 8), halves):
+                assert bits(half) == bits(whole[:, at : at + 8])
+                mine = (at <= episodes.slot) & (episodes.slot < at + 8)
+                assert own.return_.tobytes() == episodes.return_[mine].tobytes()
+                assert (own.slot + at).tolist() == episodes.slot[mine].tolist()
+            explored |= {x.tobytes() for x in whole.action.T}
+        assert len(explored) > 16, "slots act alike"
+        one, *others = [sampler.evaluate_agent(4, 5) for sampler in samplers]
+        assert all(other.return_.tolist() == one.return_.tolist() for other in others)
+    finally:
+        for sampler in samplers:
+            sampler.shutdown()
+
+
+def test_two_offline_samplers_deal_episodes_as_one(tmp_path: Path) -> None:
+    run = ps.RunConfig(steps=600, seed=1, dir=str(tmp_path / "run"), progress="off", tensorboard=False)
+    ps.train(ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=32, B=4), run))
+    record(tmp_path / "run", tmp_path / "data", episodes=25, deterministic=False)
+    algo = ps.BC()
+
+    def make(B: int, **place: Any) -> Any:
+        return started(ps.OfflineSampler(str(tmp_path / "data"), T=40, B=B), "CartPole-v1", algo, **place)
+
+    samplers = [make(7), make(3, first_slot=0, total_slots=7), make(4, first_slot=3, total_slots=7)]
+    for itr in range(9):
+        whole, *halves = [sampler.obtain_samples(itr)[0] for sampler in samplers]
+        for at, half in zip((0, 3), halves):
+            assert bits(half) == bits(whole[:, at : at + half.spec.B])
+        if itr == 4:  # in the middle of episodes and passes
+            resumed = make(4, first_slot=3, total_slots=7)
+            resumed.load_state_dict(samplers[2].state_dict())
+            samplers[2].shutdown()
+            samplers[2] = resumed
+    assert samplers[0].metrics()["sampler/passes"] > 2
+    for sampler in samplers:
+        sampler.shutdown()
+
+
+def test_native_pools_of_two_samplers_play_other_episodes() -> None:
+    env = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
+    samplers = [started(ps.SerialSampler(T, 4), env, ps.PPO(), first_slot=at, total_slots=8) for at in (0, 4)]
+    first, second = (sampler.obtain_samples(0)[0].obs[0] for sampler in samplers)
+    assert not np.isclose(first, second).any()
+    for sampler in samplers:
+        sampler.shutdown()
+
+
+class Fails(gym.Wrapper):  # pyright: ignore
+    """Raises in the third step of the episodes of one slot only: that with the seed given."""
+
+    def __init__(self, env: Any, seed: int) -> None:
+        super().__init__(env)
+        self._of, self._steps = seed, -1
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._steps = 0 if seed == self._of else -1
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        self._steps += self._steps >= 0
+        if self._steps == 3:
+            raise ValueError("boiler burst")
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("place", ["serial", "cpu", "alternating"])
+def test_messages_name_the_slot_among_all(place: str) -> None:
+    from penstock.core.noise import env_seed
+
+    settings = PLACES[place](4) if place == "alternating" else type(PLACES[place](4))(T, 4)
+    config = EnvConfig("CartPole-v1", wrappers=(lambda env: Fails(env, env_seed(7, 13, 0)),))
+    sampler = started(settings, config, ps.PPO(), first_slot=12, total_slots=16)
+    try:
+        with pytest.raises(
+            EnvWorkerError, match=r"slot 13 of CartPole-v1 in step\(\) at episode 0, step 2, .*boiler burst"
+        ):
+            sampler.obtain_samples(0)
+    finally:
+        sampler.shutdown()
+
+
+@pytest.mark.parametrize(("first", "total"), [(8, 12), (-1, 16), (0, 7)])
+def test_slots_outside_of_all_are_refused(first: int, total: int) -> None:
+    with pytest.raises(ConfigError, match=rf"first_slot={first} with B=8.*total_slots={total}; use total_slots >= "):
+        ps.SerialSampler(T, 8).build("CartPole-v1", first_slot=first, total_slots=total)
+
+
+def test_no_slot_shares_its_noise() -> None:
+    from penstock.core.noise import Noise, Purpose
+
+    one, two = Noise(3, Purpose.ACT, 5), Noise(3, Purpose.ACT, 5, first_slot=4)
+    assert tree_leaves(one.rows(6, 8, 2)[:, 4:])[0].tobytes() == two.rows(6, 4, 2).tobytes()
+    assert one.rows(6, 8, 3, ranks=True)[0, :, -1].tolist() == list(range(8))
+    assert not (one.rows(6, 8, 2) == one.rows(6, 8, 2, policy=1)).any()
