@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from penstock.core.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def required(method: F) -> F:
+    """Marks a method of a Protocol that a class inheriting the Protocol must define; the others have a default."""
+    method.__required__ = True  # pyright: ignore[reportFunctionMemberAccess]
+    return method
 
 
 def require_members(value: Any, protocol: type, page: str) -> None:
@@ -17,7 +26,9 @@ def require_members(value: Any, protocol: type, page: str) -> None:
         page: where the documentation shows an example, such as `docs/writing-an-algorithm.md`.
     """
     for name, signature in members(protocol).items():
-        if not hasattr(value, name) and not (isinstance(value, type) and signature.startswith(f"{name}:")):
+        is_attribute_of_instances = isinstance(value, type) and signature.startswith(f"{name}:")
+        member = getattr(value, name, None)
+        if getattr(member, "__required__", False) or (member is None and not is_attribute_of_instances):
             owner = value if isinstance(value, type) else type(value)
             raise ConfigError(
                 f"{owner.__module__}.{owner.__qualname__} has no {signature}, which {protocol.__name__} asks for; "

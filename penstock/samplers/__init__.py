@@ -25,14 +25,14 @@ SAMPLERS = {
 
 
 def find_sampler(name: str) -> Any:
-    """The settings class of a sampler, or of `module:NAME`. Raises ConfigError that gives the nearest name."""
+    """The settings class of a sampler, or of `module:NAME`. Raises ConfigError that names the nearest."""
     if ":" not in name and name not in SAMPLERS:
         raise ConfigError(f"unknown sampler {name!r}; {nearest(name, SAMPLERS)}")
     return import_object(SAMPLERS.get(name, name))
 
 
 def sized(sampler: Any, spec: BatchSpec) -> Any:
-    """The settings with this T and B, those of an inner sampler included; fewer workers and groups where B demands it."""
+    """The settings with this T and B, inner sampler included; fewer workers and groups where B demands it."""
     if hasattr(sampler, "inner"):
         return replace(sampler, inner=sized(sampler.inner, spec))
     changes: dict[str, Any] = {"T": spec.T, "B": spec.B}

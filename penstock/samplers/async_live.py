@@ -46,7 +46,7 @@ _RESULT_BYTES_PER_ROW = 64
 
 
 class AsyncLive:
-    """A live sampler whose batches come from a process of its own; used like a `LiveSampler`.
+    """A `Sampler` whose batches come from a process of its own.
 
     `obtain_samples(k)` publishes the agent's parameters as version k, releases batch k - 1, and waits for batch k.
     """
@@ -93,7 +93,7 @@ class AsyncLive:
         return f"the process of {self._name}, in batch {block[control.DONE]}"
 
     def lost(self, w: int) -> None:
-        """The tree is started anew: it goes on after the last whole batch, every slot with an episode of its own."""
+        """Prepares a new tree to go on after the last whole batch, every slot with an episode of its own."""
         done = self._block[control.DONE]
         if self._attached is None or not self._batches:
             return
@@ -123,7 +123,7 @@ class AsyncLive:
     # The live sampler.
 
     def initialize(self, agent: Agent) -> dict[str, Any]:
-        """Takes the agent whose parameters are published; gives examples of one step, as `LiveSampler.initialize`."""
+        """Takes the agent whose parameters are published; returns examples of one step, as `Sampler.initialize`."""
         shown = self._installed.take(agent)
         n = self._depth + 2
         example = [self._installed.allocate() for _ in range(n)]
@@ -170,7 +170,7 @@ class AsyncLive:
     def evaluate_agent(
         self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
     ) -> Episodes:
-        """As `LiveSampler.evaluate_agent`, with the agent's parameters as they are now, after the batch in the making."""
+        """As `LiveSampler.evaluate_agent`, with the present parameters, after the batch in the making."""
         agent = self._installed.agent
         self._write(agent, -1)
         self._block[STOP] = 0
@@ -190,7 +190,7 @@ class AsyncLive:
 
     @property
     def last_batch(self) -> SampleBatch:
-        """The buffer that the last `obtain_samples` gave."""
+        """The buffer that the last `obtain_samples` returned."""
         return self._batches[(self._next - 1) % len(self._batches)]
 
     def blank_batch(self) -> SampleBatch:

@@ -1,4 +1,4 @@
-"""The process in which an AsyncSampler's inner sampler lives: `python -m penstock.samplers.async_process`.
+"""The process of an AsyncSampler's inner sampler: `python -m penstock.samplers.async_process`.
 
 It collects batch DONE while DONE is below SENT, and obeys messages in between.
 """

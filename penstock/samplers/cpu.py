@@ -64,7 +64,7 @@ class CpuSampler:
     """After a fault: `auto` raises what an environment raised and replaces workers that died or hang; `raise`,
     `restart`, or `drop` (go on without the slots of that worker)."""
     affinity: Placement | None = None
-    """CPUs of each worker, as `penstock.run.affinity.plan` gives them; None leaves it to the kernel."""
+    """CPUs of each worker, as `penstock.run.affinity.plan` returns them; None leaves it to the kernel."""
 
     def __post_init__(self) -> None:
         if self.groups != 1:
@@ -166,7 +166,7 @@ class WorkerActors:
 
 
 def check_process_settings(settings: Any) -> None:
-    """Raises ConfigError for settings of a sampler with worker processes that contradict each other."""
+    """Raises ConfigError where settings of a sampler with worker processes contradict each other."""
     check_fields(settings)
     groups = getattr(settings, "groups", 1)
     if min(settings.T, settings.B, settings.workers, groups) < 1:
@@ -198,7 +198,7 @@ def check_process_settings(settings: Any) -> None:
 
 
 def start_workers(settings: Any, config: EnvConfig, seed: int, computing: int, shared: Shared | None) -> Workers:
-    """The worker processes of a sampler; the environment's settings are tried for pickling before any is started."""
+    """Starts the worker processes of a sampler, once the environment's settings are known to be picklable."""
     pickled({f.name: getattr(config, f.name) for f in fields(config)})
     cpus, own = (), ()
     if settings.affinity is not None:

@@ -21,7 +21,7 @@ _WARM_UPS = 3
 """Runs before a capture, in which libraries allocate what they keep: torch's documentation asks for them."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Records what a function launches; what it returns launches all of it again."""
+"""Records the launches of a function; returns a function that launches all of them again."""
 
 
 class GraphedAgent:
@@ -29,7 +29,7 @@ class GraphedAgent:
 
     Args:
         agent: on the device; its parameters may change, but not their addresses.
-        capture: `cuda_capture`; on the CPU, where nothing can be captured, whatever runs the function once more.
+        capture: `cuda_capture`; on the CPU, where nothing can be captured, a function that runs its argument once more.
     """
 
     def __init__(self, agent: Agent, capture: Capture) -> None:
@@ -38,7 +38,7 @@ class GraphedAgent:
         self._graphs: dict[int, tuple[Any, Callable[[], None], Any]] = {}
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        """As `Agent.act`; what it gives is overwritten by the next call with this state.
+        """As `Agent.act`; the next call with this state overwrites the answer.
 
         A deterministic action is computed without a graph: only evaluations take one.
         """
@@ -67,7 +67,7 @@ class GraphedAgent:
 
 
 def cuda_capture(run: Callable[[], None]) -> Callable[[], None]:
-    """Captures `run` in a CUDA graph after warming up on a stream of its own; gives its replay."""
+    """Captures `run` in a CUDA graph after warming up on a stream of its own; returns its replay."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""What came of the episodes that ended, and what is kept of the open ones: sums so far, and actions for a replay."""
+"""Episodes: returns and lengths of those that ended, running sums and recorded actions of those that are open."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def join_episodes(parts: Sequence[Episodes]) -> Episodes:
 
 
 class EpisodeStats:
-    """Running sums of B slots over batches; `update` gives the episodes that ended in each."""
+    """Running sums of B slots over batches; `update` returns the episodes that ended in each."""
 
     def __init__(self, B: int, discount: float) -> None:
         self.discount = discount

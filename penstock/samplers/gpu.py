@@ -37,7 +37,7 @@ class GpuSampler:
     """Slots: environments stepped side by side, usually 16 to 1024."""
     workers: int = 2
     """Processes, usually one for each core but one; any number gives the same batches. Native batched environments step
-    in threads of their own and have none: leave it as it is."""
+    in threads of their own and have none: leave the default."""
     groups: int = 1
     """Groups of slots that take turns, 1 to 8; each worker has some slots of each."""
     overlap: bool = True
@@ -63,7 +63,7 @@ class GpuSampler:
     """After a fault: `auto` raises what an environment raised and replaces workers that died or hang; `raise`,
     `restart`, or `drop` (go on without the slots of that worker)."""
     affinity: Placement | None = None
-    """CPUs of each worker and of this process, as `penstock.run.affinity.plan` gives them; None leaves it to the kernel."""
+    """CPUs of each worker and of this process, as `penstock.run.affinity.plan` returns them; None leaves it to the kernel."""
 
     def __post_init__(self) -> None:
         check_process_settings(self)

@@ -61,7 +61,6 @@ class Server(Protocol):
 
     def close(self) -> None:
         """Called once after the pools are closed."""
-        ...
 
 
 class LiveSampler:
@@ -348,6 +347,6 @@ class Buffers:
 
 
 def last_row(batch: SampleBatch) -> dict[str, Tree]:
-    """Copies of what row T shows an agent, by the batch's names: with it the next batch begins."""
+    """Copies of the inputs in row T, by the batch's names: the next batch begins with them."""
     names = ("obs", "first", "prev_action", "prev_reward")
     return {name: tree_map(lambda x: x[-1].copy(), getattr(batch, name)) for name in names}

@@ -20,10 +20,10 @@ from penstock.workers.shares import Shared
 
 
 def check_teacher(algo: Any, sampler: Any, replays: bool) -> None:
-    """Raises ConfigError if an algorithm cannot learn from where the steps come from: a dataset, or its own policy.
+    """Raises ConfigError if an algorithm cannot learn from this source of steps: a dataset, or its own policy.
 
     Args:
-        replays: it learns from replay, whoever acted.
+        replays: it learns from replay, by whichever policy the steps were chosen.
     """
     name, offline = type(algo).__name__, getattr(algo, "offline", False)
     if offline and not isinstance(sampler, OfflineSampler):

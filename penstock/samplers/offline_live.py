@@ -88,7 +88,7 @@ class OfflineLive:
         """The next T rows of every slot, and the episodes of the data that ended in them.
 
         Args:
-            itr, version: have no influence: what comes next depends on the position alone.
+            itr, version: have no influence: the position alone decides.
 
         Raises:
             ConfigError: a file of the dataset is damaged.
@@ -158,7 +158,7 @@ class OfflineLive:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, after `initialize`. Raises CheckpointError if the dataset is another one by now."""
+        """The inverse of `state_dict`, after `initialize`. Raises CheckpointError if the dataset has changed."""
         if not state["begun"]:
             return
         if state["dataset"] != self._source.fingerprint:
@@ -180,7 +180,7 @@ class OfflineLive:
         self._stats.load_state_dict(state["stats"])
 
     def _blank(self) -> None:
-        """Every row that is to be written as a reset row has it."""
+        """Makes every row a reset row, until a step is written to it."""
         batch = self._batch
         batch.first[1:] = False
         tree_assign(batch.action, slice(None), self.spec.null_action)

@@ -1,4 +1,4 @@
-"""Sampler: the Protocol between whatever collects batches and whoever learns from them, and that of its settings."""
+"""Sampler: the Protocol between collecting batches and learning from them, and the Protocol of its settings."""
 
 from __future__ import annotations
 
@@ -60,11 +60,9 @@ class Sampler(Protocol):
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
-        ...
 
     def shutdown(self) -> None:
         """Closes environments and processes. A second call does nothing."""
-        ...
 
 
 class SamplerSettings(Protocol):

@@ -1,4 +1,4 @@
-"""Does an EnvPool keep its contract? One suite for every implementation, on environments that say whence a row came."""
+"""Conformance of pools: one suite for every EnvPool, on environments that say where a row came from."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _answer(batch: SampleBatch, row: int, slots: slice) -> list[Any]:
 
 
 def _random_actions(pool: EnvPool, k: int, spec: BatchSpec) -> Tree:
-    """[T, B, *A] actions of batch k; half of the boxes' are out of bounds, since agents give such."""
+    """[T, B, *A] actions of batch k; half of the boxes' are out of bounds, as an agent's may be."""
     T, B = spec
     noise = uniform(0, Purpose.CHECK, k, slice(0, B), T, action_noise_size(pool.specs[0].action))
     actions = sample_action(pool.specs[0].action, noise.reshape(T * B, -1))

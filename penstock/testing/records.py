@@ -1,4 +1,4 @@
-"""Did `SeedEcho` environments answer what a record says? Every row is computed anew and compared."""
+"""Conformance of records: every row of `SeedEcho` environments is computed anew and compared."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RecordCheck:
         """Valid rows so far."""
 
     def add(self, batch: SampleBatch) -> list[Finished]:
-        """Checks the next batch; gives the episodes that ended in it, by row, then by slot."""
+        """Checks the next batch; returns the episodes that ended in it, by row, then by slot."""
         T, B = batch.spec
         seeds, steps = SeedEcho.place_of(batch.obs)
         nested = isinstance(batch.obs, dict)

@@ -1,4 +1,4 @@
-"""Does a live sampler keep its contract? One suite for every implementation, over `SeedEcho` environments."""
+"""Conformance of samplers: one suite for every live sampler, over `SeedEcho` environments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Build = Callable[[EnvConfig, int], Sampler]
 
 
 class EchoAgent(Agent):
-    """Acts at random by its noise, and records all that it was shown and what it remembers.
+    """An agent that acts at random by its noise, and records all that it is shown and remembers.
 
     Its state counts the steps since `first`, and sums up the rewards that it saw.
     """
@@ -69,7 +69,7 @@ def check_sampler(
     batches: int = 8,
     discount: float = 0.99,
 ) -> None:
-    """Raises AssertionError unless samplers give the record, the noise, the episodes and the evaluations they promise.
+    """Raises AssertionError unless samplers keep their promises on record, noise, episodes and evaluations.
 
     Every row is compared with what `SeedEcho` must have answered and with what the agent was shown. Released rows are
     poisoned. Two samplers of one seed, of which one evaluates in between, must give the same bits.
@@ -149,7 +149,7 @@ def check_resume(build: Build, *, nested: bool = False, seed: int = 3, before: i
 
 
 def bits(batch: SampleBatch) -> dict[str, bytes]:
-    """The bits of every leaf that a caller may read: what the agent recorded counts on valid rows only."""
+    """The bits of every leaf that a caller may read; the agent's info counts on valid rows only."""
     agent_info = {key: value for key, value in batch.info.items() if key != "env"}
     masked = tree_map(
         lambda x: np.where(batch.valid.reshape(*batch.valid.shape, *[1] * (x.ndim - 2)), x, 0), agent_info
@@ -187,7 +187,7 @@ def _check_examples(examples: dict[str, Any], spec: EnvSpec) -> None:
 
 
 def _check_agent(batch: SampleBatch, ages: Any, noise: Any, itr: int) -> Any:
-    """Was the agent shown what the record says, with the noise of this itr and the state of the row before?
+    """Checks that the agent was shown the record, with the noise of this itr and the state of the row before.
 
     Gives the steps that each slot's agent remembers after the batch.
     """

@@ -1,1 +1,1 @@
-"""Worker processes: started, told, watched and replaced; and the pool whose environments they step."""
+"""Worker processes, their supervisor, and the pool of environments that they step."""

@@ -1,4 +1,4 @@
-"""How do the learner and its workers tell each other what is done? Counters in shared memory, and bells to sleep by.
+"""Counters in shared memory by which learner and workers hand over rows, and bells to sleep by.
 
 Each counter has one writer. A waiter looks at the counters for a short while, since a look costs 0.3 us and a
 wake-up 30; then it says that it sleeps, looks once more, and polls its bell. A writer moves its counter first, and
@@ -19,11 +19,11 @@ from collections.abc import Callable
 
 MAX_GROUPS = 8
 _LINE = 8
-"""Words of a cache line: what the learner writes and what a worker writes never share one."""
+"""Words of a cache line: the learner's words and a worker's never share one."""
 
 # The learner writes these words of a worker's block ...
 COMMAND = 0
-"""Counts commands; the words that follow say what the last one is."""
+"""Counts commands; the words that follow describe the last one."""
 CODE, POOL, BUFFER, ITR, MODE, T = 1, 2, 3, 4, 5, 6
 SENT = _LINE
 """SENT + g: rows of the current batch that group g may step."""
@@ -49,7 +49,7 @@ _fence = threading.Lock()
 
 
 def fence() -> None:
-    """Makes what this process stored visible before what it loads next: taking a lock is a full barrier."""
+    """Orders this process's stores before its next loads: taking a lock is a full barrier."""
     with _fence:
         pass
 
@@ -69,7 +69,7 @@ class Control:
 
 
 class Spin:
-    """How long to look before sleeping: as long as recent waits lasted, at most `limit_s`; not at all if they last longer.
+    """A look at the counters before sleeping, as long as recent waits lasted, at most `limit_s`; shorter if they last longer.
 
     Args:
         limit_s: 0 where waiters and workers outnumber the cores.
@@ -96,7 +96,7 @@ class Spin:
 
 
 class Bell:
-    """An eventfd that wakes whoever polls it."""
+    """An eventfd that wakes the process that polls it."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if fd is None else fd
@@ -105,7 +105,7 @@ class Bell:
         os.eventfd_write(self.fd, 1)
 
     def drain(self) -> None:
-        """Forgets rings; it does not block."""
+        """Clears rings without blocking."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 

@@ -1,4 +1,4 @@
-"""What becomes of a worker that failed: the error, or a replacement within a budget; and the counts of it all."""
+"""Faults of workers: the error that is raised, or a replacement within a budget; and their counts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _WARN_EVERY_S = 60.0
 
 
 class Fault(NamedTuple):
-    """What happened to a worker, and where."""
+    """A worker's fault: its kind, and a message that names the place."""
 
     kind: FaultKind | Literal["config", "native"]
     message: str
 
     def error(self) -> PenstockError:
-        """The exception that tells a caller."""
+        """The exception to raise."""
         if self.kind in ("config", "native"):
             return (ConfigError if self.kind == "config" else NativeEnvError)(self.message)
         return (EnvContractError if self.kind == "contract" else EnvWorkerError)(self.message)
 
 
 class Faults:
-    """Counts faults, and decides by `fault_policy` what comes of each."""
+    """Counts faults, and decides by `fault_policy` whether to raise, to replace or to go on without the worker."""
 
     def __init__(self, policy: FaultPolicy) -> None:
         self.policy = policy
@@ -83,7 +83,7 @@ class Faults:
 
 
 def describe_exit(status: int | None, oom_before: int, report: Any, crash: str) -> Fault:
-    """What a worker died of: its own report, or else its exit status and what the fault handler wrote.
+    """The fault that a worker died of: its own report, or else its exit status and the fault handler's text.
 
     Args:
         status: as `Popen.returncode`. oom_before: `oom_kills()` when the worker started.
@@ -103,7 +103,7 @@ def describe_exit(status: int | None, oom_before: int, report: Any, crash: str) 
 
 
 def oom_kills() -> int:
-    """Processes of this control group that the kernel killed for want of memory; 0 where it does not say."""
+    """Number of processes of this control group that the kernel killed for want of memory; 0 where it does not say."""
     try:
         with open("/sys/fs/cgroup/memory.events") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -112,6 +112,6 @@ def oom_kills() -> int:
 
 
 def kill_group(pid: int) -> None:
-    """Kills a worker's process group: the worker, and what its environments started."""
+    """Kills a worker's process group: the worker, and processes that its environments started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

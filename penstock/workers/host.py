@@ -1,7 +1,7 @@
-"""A child process: how it is set up, how it dies with its parent, and how it answers.
+"""The worker's side of a worker process: set-up, death with its parent, and answers to messages.
 
-What it is told comes as messages in a memfd from its own parent, the only thing that penstock ever unpickles; what it
-answers is read as plain data.
+Messages come in a memfd from its own parent, the only thing that penstock ever unpickles; answers are read as plain
+data.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def die_with_the_learner(alive: int, learner_pid: int) -> None:
 
 
 def run_process(kind: type[Host]) -> None:
-    """Sets the process up and serves; whatever goes wrong is reported as text before the process ends.
+    """Sets the process up and serves; an error is reported as text before the process ends.
 
     Its one argument is a `Boot` as JSON.
     """
@@ -97,10 +97,10 @@ def describe(error: BaseException) -> dict[str, str]:
 
 
 class Host:
-    """What every kind of child process has: its block, its bells, and the way it answers."""
+    """The common part of worker processes: block, bells, messages and answers."""
 
     title = "sampler"
-    """What a trace calls it."""
+    """Its name in a trace."""
 
     def __init__(self, boot: Boot, start: Start) -> None:
         self.boot = boot
@@ -110,7 +110,7 @@ class Host:
         self.spin = Spin(start.spin_s)
 
     def serve(self) -> None:
-        """Obeys until told to quit."""
+        """Serves until told to quit."""
         raise NotImplementedError
 
     def sleep_until(self, called: Callable[[], bool]) -> None:
@@ -122,22 +122,22 @@ class Host:
                     os.killpg(0, signal.SIGKILL)
 
     def read(self, message: Any) -> Any:
-        """Does what one message says and gives the answer, which `penstock.core.wire` can send."""
+        """Executes one message; returns its answer, which `penstock.core.wire` can send."""
         raise NotImplementedError
 
     def mail(self) -> list[Any]:
-        """The messages that wait."""
+        """Returns the messages that wait."""
         return _read_mail(self.boot.mail)
 
     def answer(self, value: Any) -> None:
-        """Answers messages: a list of what each came to."""
+        """Answers messages with a list, one item for each."""
         data = _pack({"answer": value})
         os.ftruncate(self.boot.report, 0)
         os.pwrite(self.boot.report, data, 0)
         self.done()
 
     def done(self) -> None:
-        """The command is done."""
+        """Says that the command is done."""
         self.block[control.DONE_COMMAND] = self.block[control.COMMAND]
         fence()
         if self.learner[0]:

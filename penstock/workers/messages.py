@@ -40,7 +40,7 @@ class Start:
     seed: int
     spin_s: float
     messages: list[Any]
-    """Obeyed at once; their answers are the first that the worker gives."""
+    """Executed at once; their answers are the worker's first."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class MakePool:
     first_slot: int = 0
     """Number of the batch's first slot among those of all samplers of the run."""
     keep: bool = False
-    """The ledger tells of a worker that died, and stays as it is."""
+    """The ledger tells of a worker that died, and is not to be written anew."""
 
 
 class Acting(NamedTuple):
     """An agent for workers that act themselves."""
 
     actor: str
-    """`module:class` of what runs the loop in a worker, made from (pool, agent, parameters, batches, states): its
+    """`module:class` that runs the loop in a worker, made from (pool, agent, parameters, batches, states): its
     `collect(block, itr, mode)` fills the buffer that the command names."""
     agent: Any
     """As it can be pickled, with parameters on the CPU."""

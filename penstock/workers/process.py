@@ -1,4 +1,4 @@
-"""One place among the workers: its descriptors, and the processes that follow each other in it."""
+"""WorkerProcess: the descriptors of one worker, and the processes that follow each other in its place."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _STACKS_S = 2.0
 """Longest wait for the stacks of a process that hangs."""
 
 
-class Child:
-    """One place among the workers; processes may follow each other in it."""
+class WorkerProcess:
+    """The learner's side of one worker; processes may follow each other in its place."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -54,7 +54,7 @@ class Child:
         self.release()
 
     def launch(self, module: str, boot: Boot, start: Start) -> None:
-        """Starts a process in a group of its own, with what earlier ones left in the descriptors forgotten."""
+        """Starts a process in a group of its own, and clears the descriptors of what earlier ones left."""
         self.bell.drain()
         for fd in (self.report, self.crash):
             os.ftruncate(fd, 0)
@@ -83,14 +83,14 @@ class Child:
         os.pwrite(self.mail, len(data).to_bytes(8, "little") + len(path).to_bytes(8, "little") + path + data, 0)
 
     def read_report(self) -> Any:
-        """What the process has reported last, {"answer": ...} or {"error": ...}; None if nothing, or nothing whole."""
+        """The last report of the process, {"answer": ...} or {"error": ...}; None if there is none, or no whole one."""
         head = os.pread(self.report, 8, 0)
         size = int.from_bytes(head, "little")
         data = os.pread(self.report, size, 8) if len(head) == 8 else b""
         return decode(data) if data and len(data) == size else None
 
     def ask_where_it_is(self) -> None:
-        """Has the fault handler of a process that hangs write its stacks into `crash`, and gives it time for that."""
+        """Has the fault handler of a process that hangs write its stacks into `crash`, and waits a while for them."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGUSR2)
         deadline, before = time.monotonic() + _STACKS_S, 0
@@ -102,7 +102,7 @@ class Child:
             before = size
 
     def kill(self) -> int:
-        """Kills the process group, reaps the process, and gives its exit status."""
+        """Kills the process group, reaps the process, and returns its exit status."""
         assert self.process is not None
         if self.process.returncode is not None:  # reaped: the number may be another's by now
             return self.process.returncode
@@ -126,7 +126,7 @@ class Child:
 
 
 def pickled(message: Any) -> bytes:
-    """The message as bytes for a worker. Raises ConfigError that says what in it cannot be pickled."""
+    """The message as bytes for a worker. Raises ConfigError that names the part that cannot be pickled."""
     try:
         return cloudpickle.dumps(message)
     except Exception as error:

@@ -18,7 +18,7 @@ from penstock.envs.pools.serial import MAKING, RESETTING
 
 
 class Shared(NamedTuple):
-    """Memory of another process that sees what a sampler in this one does."""
+    """Memory of another process into which a sampler in this one writes."""
 
     slab: int
     """Descriptor of the file that holds the batches."""

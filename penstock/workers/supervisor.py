@@ -19,7 +19,7 @@ from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, spin_limit
 from penstock.workers.faults import Fault, Faults, describe_exit
 from penstock.workers.messages import Boot, Start
-from penstock.workers.process import Child, require_linux
+from penstock.workers.process import WorkerProcess, require_linux
 
 SLABS = 5
 """Shared files that every worker inherits, empty at first: batches and ledger of two pools, and parameters."""
@@ -41,7 +41,6 @@ class Supervised(Protocol):
 
     def lost(self, w: int) -> None:
         """Closes the rows that a dead worker owed."""
-        ...
 
 
 class Workers:
@@ -51,7 +50,7 @@ class Workers:
         cpus: CPUs of each worker, and `own` of this thread until `close`; empty for all.
         step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
         computing: processes that compute at a time, which decides whether to spin.
-        module: what the processes run. slab: descriptor of shared memory for the training batches, if not of its own.
+        module: that the processes run. slab: descriptor of shared memory for the training batches, if not of its own.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Workers:
         if slab is not None:
             os.dup2(slab, self.slabs[0], inheritable=False)
         self._alive, self._alive_end = os.pipe2(os.O_CLOEXEC)
-        self.workers = [Child(w) for w in range(count)]
+        self.workers = [WorkerProcess(w) for w in range(count)]
         self.spin_s = spin_limit(count + 1 if computing is None else computing)
         self.spin = Spin(self.spin_s)
         self.supervised: list[Supervised] = []
@@ -98,7 +97,7 @@ class Workers:
         return [w.index for w in self.workers if w.index not in self.dropped]
 
     def start(self, work: Supervised) -> list[Any]:
-        """Starts all processes side by side; gives the answers to their first messages."""
+        """Starts all processes side by side; returns the answers to their first messages."""
         self.supervised.append(work)
         for worker in self.workers:
             self._spawn(worker)
@@ -110,7 +109,7 @@ class Workers:
         self._wait(lambda: all(worker.up or worker.index in self.dropped for worker in self.workers))
 
     def call(self, messages: Sequence[list[Any] | None], watch: Callable[[], None] | None = None) -> list[Any]:
-        """Sends each worker its messages; gives their answers, None where there were none or the worker died of it."""
+        """Sends each worker its messages; returns their answers, None where there were none or the worker died of it."""
         self.settle()
         called = [w for w in self.live if messages[w] is not None]
         for w in called:
@@ -170,7 +169,7 @@ class Workers:
                 time.sleep(0.001)
         self._finalizer()
 
-    def _spawn(self, worker: Child) -> None:
+    def _spawn(self, worker: WorkerProcess) -> None:
         """A new process with the same descriptors; its bell is drained and its block as if all were done."""
         replaces = worker.process is not None
         messages = [m for work in self.supervised for m in work.messages(worker.index, replaces)]
@@ -268,14 +267,14 @@ class Workers:
                         else f"no progress for {limit:g} s (step_timeout_s)",
                     )
 
-    def _owes(self, worker: Child) -> bool:
+    def _owes(self, worker: WorkerProcess) -> bool:
         b = self.control.blocks[worker.index]
         groups = range(control.MAX_GROUPS)
         return b[control.COMMAND] != b[control.DONE_COMMAND] or any(
             b[control.SENT + g] > b[control.DONE + g] for g in groups
         )
 
-    def _died(self, worker: Child, hang: str | None) -> None:
+    def _died(self, worker: WorkerProcess, hang: str | None) -> None:
         process, w = worker.process, worker.index
         assert process is not None
         if hang is not None:
@@ -300,8 +299,8 @@ class Workers:
         self.workers[w].kill()
         self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
 
-    def _replace(self, worker: Child, fault: Fault) -> None:
-        """What the policy says comes after a death."""
+    def _replace(self, worker: WorkerProcess, fault: Fault) -> None:
+        """Replaces or drops a worker that died, or raises, by the policy."""
         worker.up, w = False, worker.index
         delay = self.faults.decide(w, fault)
         for work in self.supervised:
@@ -317,8 +316,8 @@ class Workers:
                 self._spawn(worker)
 
 
-def _abandon(workers: list[Child], fds: list[int]) -> None:
-    """Kills what still runs and gives back every descriptor; also called when a sampler is forgotten."""
+def _abandon(workers: list[WorkerProcess], fds: list[int]) -> None:
+    """Kills the processes that still run and closes every descriptor; also called when a sampler is forgotten."""
     for worker in workers:
         if worker.process is not None:
             worker.kill()

@@ -5,7 +5,7 @@ from typing import Protocol
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.core.protocols import members, require_members
+from penstock.core.protocols import members, require_members, required
 
 
 class Pump(Protocol):
@@ -51,6 +51,29 @@ def test_the_missing_member_is_named_with_its_signature_and_a_page(name: str, sh
     if name not in ("flow", "power"):  # which an instance may set for itself
         with pytest.raises(ConfigError, match=shown):
             require_members(broken, Louder, "docs/pumps.md")
+
+
+class Based(Protocol):
+    @required
+    def start(self) -> None:
+        """Must be defined."""
+
+    def stop(self) -> str:
+        """Has a default."""
+        return "stopped"
+
+
+def test_what_a_protocol_requires_is_not_inherited_from_it() -> None:
+    class Lacks(Based):
+        pass
+
+    class Whole(Based):
+        def start(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"Lacks has no start\(\) -> None, which Based asks for"):
+        require_members(Lacks(), Based, "docs/pumps.md")
+    require_members(Whole(), Based, "docs/pumps.md")
+    assert Whole().stop() == "stopped"
 
 
 def test_members_of_a_protocol_and_of_those_below_it() -> None:

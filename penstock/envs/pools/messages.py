@@ -56,7 +56,7 @@ def fail(where: str, error: BaseException, action: Any, result: Any = None, info
 
 
 def refuse_step(where: str, result: Any, action: Any) -> None:
-    """Raises if what `step` returned, but for the observation, breaks the contract."""
+    """Raises if the answer of `step`, the observation left out, breaks the contract."""
     if message := describe_step_violation(result):
         raise EnvContractError(f"{where}: {message}{last(action)}")
 

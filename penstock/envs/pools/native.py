@@ -25,7 +25,7 @@ _CHECK_EVERY = 64
 
 
 class Halves(NamedTuple):
-    """A step in two: `begin(actions)` starts it, `finish()` waits for it and gives what `step` would have given."""
+    """A step in two: `begin(actions)` starts it, `finish()` waits for it and returns the answer of `step`."""
 
     begin: Callable[[Any], Any]
     finish: Callable[[], Any]
@@ -39,7 +39,7 @@ class NativeEnv:
         overlapped: a step must return before it is done, so that other groups can be served meanwhile.
 
     Raises:
-        ConfigError: what is made is no VectorEnv that resets in the next step, has another number of environments, or
+        ConfigError: the environment is no VectorEnv that resets in the next step, has another number of slots, or
             cannot step in two halves although it should.
     """
 
@@ -225,7 +225,7 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
     """Settings whose factory is asked for `num_envs` environments, if it can be asked.
 
     It can if it names such a parameter, if the settings give it already, and if it is EnvPool's. A number that was given
-    and is not `B`, that of all groups together, is left as it is.
+    and is not `B`, that of all groups together, stays.
     """
     factory = _factory(config)
     named: inspect.Parameter | None = None

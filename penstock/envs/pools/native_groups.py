@@ -1,4 +1,4 @@
-"""Steps native batched environments in groups that take turns: one steps in its library's threads, another is served."""
+"""NativeGroups: native batched environments in groups that take turns, one stepping while another is served."""
 
 from __future__ import annotations
 

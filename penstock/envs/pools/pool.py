@@ -1,4 +1,4 @@
-"""The seam between the one loop and whatever steps environments: here, in workers, or in a native library."""
+"""EnvPool: the Protocol between the one loop and the stepping of environments, here, in workers or in a library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvContractError
+from penstock.core.protocols import required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
 
@@ -23,7 +24,7 @@ class Group(NamedTuple):
 
 @dataclass
 class PoolState:
-    """What a resumed run needs of each slot besides the record; every list is by slot."""
+    """The state of every slot between two batches, besides the record; every list is by slot."""
 
     episode: list[int] = field(default_factory=list[int])
     """Number of the slot's current episode; -1 before its first."""
@@ -72,7 +73,8 @@ class EnvPool(Protocol):
     On `send(group, row)` a pool reads `action[row]` of the group's slots and, by the time `recv` returns that group,
     has written `obs[row+1]`, `first[row+1]`, `reward[row]`, `terminated[row]`, `truncated[row]`, `valid[row]` and the
     named env info. A slot whose episode ended ignores its next action and resets, or idles: that row is not valid and
-    has reward 0. A pool of your own inherits this class and writes the methods whose body here is `...`.
+    has reward 0. A pool of your own inherits this class and writes the methods marked
+    `required`; the others suit a pool in this process.
     """
 
     specs: tuple[EnvSpec, ...]
@@ -84,30 +86,33 @@ class EnvPool(Protocol):
     evaluation: bool = False
     """Episodes have evaluation seeds, which no training episode uses."""
 
+    @required
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with a reset of all slots.
 
         Args:
             episodes: for each slot how many it plays before it idles for good; native pools play on.
         """
-        ...
 
+    @required
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         """Makes `outs`, one for each policy, the batches to write: row 0 is row T of those before, or a reset."""
-        ...
 
+    @required
     def send(self, group: int, row: int) -> None:
         """Steps the group's slots with the actions of this row, or begins to."""
-        ...
 
+    @required
     def recv(self) -> int:
         """Returns the group whose step has finished; waits for it."""
         ...
 
+    @required
     def get_state(self) -> PoolState:
-        """Returns what a resumed run needs of each slot besides the record."""
+        """Returns the state of every slot that the record does not show."""
         ...
 
+    @required
     def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
         """Brings every slot back to where `get_state` found it; returns the slots that could not be.
 
@@ -117,13 +122,14 @@ class EnvPool(Protocol):
         """
         ...
 
+    @required
     def for_evaluation(self, B: int) -> EnvPool:
         """A pool of its own with B slots, as `evaluation_slots` said, and evaluation seeds."""
         ...
 
+    @required
     def close(self) -> None:
         """Ends the environments. A second call does nothing."""
-        ...
 
     def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers, and recurrent states [B, ...] of agents that act inside the pool, to where it writes them."""

@@ -1,4 +1,4 @@
-"""Steps gymnasium environments one after the other in this process, straight into a sample buffer."""
+"""SerialPool: gymnasium environments stepped one after the other in this process, straight into a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do observations get into a row, and actions out of one? Functions made once from a spec, called every step."""
+"""Writers of observations and readers of actions: functions made once from a spec, called every step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.envs.contract import value_limits
 
 
 def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
-    """A function that writes one slot's observation into a row [B, *O], or gives False if its form is wrong."""
+    """A function that writes one slot's observation into a row [B, *O], or returns False if its form is wrong."""
     if isinstance(spec, dict):
         keys = spec.keys()
         by_key = [(key, obs_writer(below)) for key, below in spec.items()]
@@ -66,7 +66,7 @@ def write_tree(row: Tree, b: int, obs: Any) -> bool:
 
 
 def action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
-    """A function from a row of actions [B, *A] to what each environment gets: numpy integers, or arrays of its own."""
+    """A function from a row of actions [B, *A] to one action for each environment: numpy integers, or arrays of its own."""
     if not is_leaf(spec):
         structure = tree_structure(spec)
         readers = [action_reader(leaf) for leaf in tree_leaves(spec)]
@@ -75,7 +75,7 @@ def action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
         ]
     leaf: LeafSpec = spec
     if leaf.kind == "discrete":
-        return list  # numpy integers, as `action_space.sample()` gives; Gymnasium checks Python ints more slowly
+        return list  # numpy integers, as `action_space.sample()` returns; Gymnasium checks Python ints more slowly
     if leaf.kind != "box":
         return lambda row: list(row.copy())
     _, low, high = value_limits(leaf)
@@ -89,7 +89,7 @@ def action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
 
 
 def row_views(out: SampleBatch, t: int) -> tuple[Tree, Tree, Any, Any, Any, Any, dict[str, Any]]:
-    """Views of what a step of row t reads and writes, made once for each buffer: making them costs as much as a step.
+    """Views that a step of row t reads and writes, made once for each buffer: making them costs as much as a step.
 
     Returns:
         obs and action, then reward, terminated, truncated and valid, then the env info columns; obs is of row t + 1.
@@ -109,7 +109,7 @@ def row_views(out: SampleBatch, t: int) -> tuple[Tree, Tree, Any, Any, Any, Any,
 def row_checker(spec: Tree) -> Callable[[Tree], bool]:
     """A function that is True if every value of a row [B, *O] is finite and in its space.
 
-    It looks at all slots at once; `describe_violation` then says which one it is, and what is wrong.
+    It looks at all slots at once; `describe_violation` then names the slot and the fault.
     """
     checks = [_leaf_checker(leaf) for leaf in tree_leaves(spec)]
     if len(checks) == 1:
