@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,23 @@ def uniform(seed: int, purpose: Purpose, batch: int, slots: slice, T: int, n: in
     out += np.float32(0.5)
     out *= np.float32(2.0**-23)
     return np.ascontiguousarray(out.reshape(slot_count, T, n).transpose(1, 0, 2))
+
+
+class Noise(NamedTuple):
+    """The address of a batch's noise: everything that its numbers depend on."""
+
+    seed: int
+    purpose: Purpose
+    batch: int
+    first_slot: int = 0
+    """The pool's first slot, counted among the slots of the whole run."""
+
+    def rows(self, T: int, B: int, n: int, ranks: bool = False) -> npt.NDArray[np.float32]:
+        """[T, B, n] uniforms; with `ranks` the last of the n is the slot's number."""
+        out = uniform(self.seed, self.purpose, self.batch, slice(self.first_slot, self.first_slot + B), T, n)
+        if ranks:
+            out[..., -1] = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
+        return out
 
 
 def env_seed(seed: int, slot: int, episode: int, evaluation: bool = False) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.core.noise import Purpose
+from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec
 from penstock.datasets.cutter import EpisodeCutter
 from penstock.datasets.episode import Episode
@@ -31,7 +31,7 @@ from penstock.learn.policy import Policy
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.entry import load
 from penstock.run.rundir import read_experiment
-from penstock.samplers.collector import Noise, collect
+from penstock.samplers.collector import collect
 from penstock.samplers.stage import Crew, Stage, agent_device
 
 Format = Literal["penstock", "minari"]

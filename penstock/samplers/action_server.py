@@ -11,8 +11,9 @@ import torch
 from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
+from penstock.core.noise import Noise
 from penstock.core.tree import Tree
-from penstock.samplers.collector import GroupViews, Noise, collect
+from penstock.samplers.collector import GroupViews, collect
 from penstock.samplers.cuda import GraphedAgent, cuda_capture, pin, unpin
 
 

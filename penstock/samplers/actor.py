@@ -9,10 +9,10 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
-from penstock.core.noise import Purpose
+from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.pools.serial import SerialPool
-from penstock.samplers.collector import GroupViews, Noise, collect
+from penstock.samplers.collector import GroupViews, collect
 from penstock.workers import control
 
 DETERMINISTIC = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -13,24 +13,8 @@ from penstock.agents.agent import Agent
 from penstock.core import trace
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.layout import padded_rows
-from penstock.core.noise import Purpose, uniform
+from penstock.core.noise import Noise
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
-
-
-class Noise(NamedTuple):
-    """The address of a batch's noise; `first_slot` is the number of the pool's first slot."""
-
-    seed: int
-    purpose: Purpose
-    batch: int
-    first_slot: int = 0
-
-    def rows(self, T: int, B: int, n: int, ranks: bool = False) -> np.ndarray[Any, Any]:
-        """[T, B, n] uniforms; with `ranks` the last of the n is the slot's number."""
-        out = uniform(self.seed, self.purpose, self.batch, slice(self.first_slot, self.first_slot + B), T, n)
-        if ranks:
-            out[..., -1] = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
-        return out
 
 
 class GroupViews:
@@ -165,5 +149,5 @@ def _noted(
     return trace.timed(trace.ACT, act), trace.timed(trace.STEP, pool.send), pool.recv
 
 
-Fill: TypeAlias = Callable[[Any, Agent, SampleBatch, list[GroupViews], list[Tree], "Noise | None"], None]
+Fill: TypeAlias = Callable[[Any, Agent, SampleBatch, list[GroupViews], list[Tree], Noise | None], None]
 """`collect`, or what stands in for it: (pool, agent, batch, views, states, noise)."""

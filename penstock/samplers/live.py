@@ -12,13 +12,12 @@ import torch
 from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError, EnvContractError
-from penstock.core.noise import Purpose
+from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec, allocate
 from penstock.core.tree import tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool
 from penstock.envs.pools.serial import SerialPool
-from penstock.samplers.collector import Noise
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal, join_episodes
 from penstock.samplers.stage import Crew, Stage, agent_device, examples
 

@@ -15,8 +15,8 @@ from typing import Any
 from penstock.agents.agent import Agent
 from penstock.core import trace
 from penstock.core.batch import SampleBatch
+from penstock.core.noise import Noise
 from penstock.core.tree import Tree
-from penstock.samplers.collector import Noise
 from penstock.workers import control
 from penstock.workers.messages import Call, SetState
 from penstock.workers.shares import carry_columns

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from penstock.core.noise import Purpose, derived_seed, env_seed, generator, uniform
+from penstock.core.noise import Noise, Purpose, derived_seed, env_seed, generator, uniform
 
 ONES = (1 << 64) - 1
 # From the file kat_vectors of Random123 1.0: counter, key, answer of philox4x64 with 10 rounds.
@@ -173,3 +173,12 @@ def test_derived_seeds_fit_63_bits_and_differ():
     assert len(set(seeds)) == len(seeds)
     assert min(seeds) >= 0
     assert max(seeds) < 2**63
+
+
+def test_a_batch_s_noise_is_that_of_its_slots_and_the_last_number_may_be_the_slot() -> None:
+    whole = Noise(3, Purpose.ACT, 5).rows(4, 6, 2)
+    np.testing.assert_array_equal(whole, uniform(3, Purpose.ACT, 5, slice(0, 6), 4, 2))
+    np.testing.assert_array_equal(Noise(3, Purpose.ACT, 5, first_slot=4).rows(4, 2, 2), whole[:, 4:])
+    ranked = Noise(3, Purpose.ACT, 5, first_slot=4).rows(4, 2, 2, ranks=True)
+    np.testing.assert_array_equal(ranked[..., 0], whole[:, 4:, 0])
+    assert (ranked[..., 1] == [4, 5]).all()

@@ -8,9 +8,9 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.core.noise import Purpose
+from penstock.core.noise import Noise, Purpose
 from penstock.envs.toy import TMaze
-from penstock.samplers.collector import Noise, collect
+from penstock.samplers.collector import collect
 from penstock.samplers.cuda import GraphedAgent
 from penstock.testing.samplers import bits
 
