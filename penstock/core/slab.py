@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ConfigError
+from penstock.core.machine import free_memory
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
 _ALIGNMENT = 64
@@ -53,7 +54,12 @@ def share(fd: int, tree: Tree, what: str) -> tuple[Tree, Tree]:
         ConfigError: there is too little memory; asked before any is taken.
     """
     where, size = places(tree)
-    _require(size, what)
+    free = free_memory()
+    if size > free:
+        raise ConfigError(
+            f"{what} needs {size:,} bytes of shared memory, and {free:,} are free; use T or B smaller by a factor "
+            f"of {size / max(free, 1):.1f}, or smaller observations"
+        )
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -76,27 +82,3 @@ def view(fd: int, where: Tree) -> Tree:
 
 def _count(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
-
-
-def _require(size: int, what: str) -> None:
-    free = _available()
-    for path, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            with open(f"/sys/fs/cgroup/{path}") as limit, open(f"/sys/fs/cgroup/{used}") as now:
-                free = min(free, int(limit.read()) - int(now.read()))
-        except (OSError, ValueError):  # no such controller, or no limit ("max")
-            continue
-    if size > free:
-        raise ConfigError(
-            f"{what} needs {size:,} bytes of shared memory, and {free:,} are free; use T or B smaller by a factor "
-            f"of {size / max(free, 1):.1f}, or smaller observations"
-        )
-
-
-def _available() -> int:
-    """Bytes that can be had without swapping, as the kernel reckons."""
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
