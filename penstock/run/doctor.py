@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from penstock.agents.mlp import mlp_chain
 from penstock.agents.networks import NatureCNN
 from penstock.agents.recurrent import Memory
-from penstock.core.layout import ROW_MULTIPLE, padded_rows
+from penstock.core import VERSION
+from penstock.core.batch import ROW_MULTIPLE, padded_rows
 from penstock.core.machine import free_memory, read_machine, total_memory
-from penstock.core.version import VERSION
 from penstock.run.affinity import default_workers, plan, ranges
 
 Forward = Callable[[Tensor], Tensor]

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.core import trace
-from penstock.core.batch import Inputs, SampleBatch
-from penstock.core.layout import padded_rows
+from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Noise
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 

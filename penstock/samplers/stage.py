@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import Inputs, SampleBatch, allocate_batch
+from penstock.core.batch import ROW_MULTIPLE, Inputs, SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
-from penstock.core.layout import ROW_MULTIPLE
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.pools.pool import EnvPool

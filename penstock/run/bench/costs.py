@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import Inputs, allocate_batch
-from penstock.core.layout import padded_rows
+from penstock.core.batch import Inputs, allocate_batch, padded_rows
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_map

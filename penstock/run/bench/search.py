@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
-from penstock.core.layout import padded_rows
 from penstock.core.machine import Machine, read_machine
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import check_env
