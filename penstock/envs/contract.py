@@ -13,7 +13,7 @@ import numpy as np
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree
 
-_LARGEST_REWARD = float(np.finfo(np.float32).max)
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 def describe_violation(obs: Any, spec_tree: Tree, where: str) -> str | None:
@@ -58,7 +58,7 @@ def describe_step_violation(result: Any) -> str | None:
     if not _is_real(reward):
         hint = "reward.item()" if isinstance(reward, np.ndarray) and reward.size == 1 else "float(reward)"
         return f"reward: got {_shown(reward)}, expected one real number; return {hint}"
-    if not -_LARGEST_REWARD <= float(reward) <= _LARGEST_REWARD:
+    if not -LARGEST_REWARD <= float(reward) <= LARGEST_REWARD:
         return f"reward: got {reward}, expected a finite number that fits float32; look for a division by zero"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):
