@@ -27,37 +27,37 @@ _NO_LIMIT = 2.0**60
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA device."""
+    """An NVIDIA device."""
 
     name: str
     uuid: str
-    """As CUDA_VISIBLE_DEVICES takes it; empty if unknown."""
+    """As in CUDA_VISIBLE_DEVICES; empty if unknown."""
     node: int | None = None
-    """The NUMA node that it hangs on, if the kernel says."""
+    """The NUMA node that it is attached to; None if the kernel does not say."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a process may use of a machine."""
+    """The part of a machine that a process may use: CPUs, time, memory and GPUs."""
 
     cores: tuple[tuple[int, ...], ...]
     """CPU numbers of each core, sibling threads together; the cores of a NUMA node stand together."""
     nodes: tuple[int, ...]
     """The NUMA node of each core."""
     quota: float | None = None
-    """CPUs' worth of time that a control group grants; None for no limit."""
+    """CPU time that a control group grants, in CPUs; None for no limit."""
     memory: int | None = None
     """Bytes that a control group grants; None for no limit."""
     gpus: tuple[Gpu, ...] = ()
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """All CPU numbers, rising."""
+        """All CPU numbers in ascending order."""
         return tuple(sorted(cpu for core in self.cores for cpu in core))
 
     @property
     def busy_cores(self) -> int:
-        """Cores that can be kept busy at once: all, or what the quota is enough for; at least 1."""
+        """Cores that can be kept busy at once: all, or as many as the quota pays for; at least 1."""
         return max(1, min(len(self.cores), int(len(self.cores) if self.quota is None else self.quota)))
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Machine:
 
 
 def read_machine(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Machine:
-    """The machine as this process may use it, or a process with the CPU numbers `allowed`."""
+    """The part of this machine that this process may use, or one with the CPU numbers `allowed`."""
     cpus = sorted(allowed_cpus() if allowed is None else set(allowed))
     node_of = _nodes(root)
     folder = root / "sys/devices/system/cpu"
@@ -92,7 +92,7 @@ def allowed_cpus() -> set[int]:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """CPUs' worth of time that the control groups of this process grant, versions 1 and 2; None for no limit."""
+    """CPU time that the control groups (versions 1 and 2) of this process grant, in CPUs; None for no limit."""
     found: list[float] = []
     for folder in _control_groups(root, "cpu"):
         limit, period = _numbers(folder / "cpu.cfs_quota_us"), _numbers(folder / "cpu.cfs_period_us")
@@ -102,25 +102,25 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def memory_limit(root: Path = _ROOT) -> int | None:
-    """Bytes that the control groups of this process grant, versions 1 and 2; None for no limit."""
+    """Bytes that the control groups (versions 1 and 2) of this process grant; None for no limit."""
     return min((granted for granted, _ in _memory_of_groups(root) if granted < _NO_LIMIT), default=None)
 
 
 def total_memory(root: Path = _ROOT) -> int:
-    """Bytes in all: the machine's, or the control groups' limit if that is lower."""
+    """Bytes built in, or the control groups' limit if that is lower."""
     built_in = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
     return min(built_in, memory_limit(root) or built_in)
 
 
 def free_memory(root: Path = _ROOT) -> int:
-    """Bytes that can be had without swapping, of the machine and of each control group; elsewhere than on Linux, all."""
+    """Bytes that can be had without swapping, in the machine and each control group; all of them if not on Linux."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     free = int(found[1]) * 1024 if found else total_memory(root)
     return max(min([free, *(left for _, left in _memory_of_groups(root))]), 0)
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """Processes of this control group that the kernel killed for want of memory; 0 where it does not say."""
+    """Number of processes in this control group that the kernel killed for want of memory; 0 if it does not say."""
     found = re.search(r"^oom_kill (\d+)", _text(root / "sys/fs/cgroup/memory.events"), re.MULTILINE)
     return int(found[1]) if found else 0
 
@@ -155,7 +155,7 @@ def _memory_of_groups(root: Path) -> list[tuple[int, int]]:
 
 
 def _control_groups(root: Path, controller: str) -> list[Path]:
-    """Folders that may hold a limit on this process: its own group and all above, in each hierarchy with the controller.
+    """Folders that may limit this process: its own group and all above, in each hierarchy with the controller.
 
     Inside a container the path that the kernel names may not be mounted; then the mount itself is the group.
     """

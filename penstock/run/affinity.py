@@ -15,7 +15,7 @@ _Unit = tuple[tuple[int, ...], int]
 
 
 def plan(machine: Machine, workers: int, groups: int = 1, server: bool = False, learner_cores: int = 1) -> Placement:
-    """Which CPUs the processes of one run get; for the setting `affinity` of a sampler with worker processes.
+    """The CPUs of each process of a run, for the setting `affinity` of a sampler with worker processes.
 
     The server's core is reserved first, then the learner's if cores are left over, since it mostly works while the
     workers wait. Workers get a core each, then sibling threads, then share; neighbours stay on one NUMA node. With
@@ -55,9 +55,9 @@ def plan(machine: Machine, workers: int, groups: int = 1, server: bool = False, 
 
 
 def default_workers(machine: Machine, B: int, groups: int = 1, server: bool = False) -> int:
-    """A good number of workers for B slots: one for each core, and no more than make a batch quicker.
+    """The number of workers for B slots: at most one for each core, and none that would not make a batch faster.
 
-    16 slots on 14 cores take as long as on 8: two steps after each other. So it is 8. A server takes a core.
+    16 slots on 14 cores take as long as on 8, two steps after each other, so it is 8. A server takes a core.
     """
     slots = max(B // groups, 1)
     most = max(min(machine.busy_cores - server, slots), 1)
@@ -65,7 +65,7 @@ def default_workers(machine: Machine, B: int, groups: int = 1, server: bool = Fa
 
 
 def slices(machine: Machine, n: int) -> list[Machine]:
-    """The machine cut into n parts of disjoint CPUs for n runs side by side: whole cores if they are enough, else threads.
+    """The machine in n parts of disjoint CPUs, for n runs at a time: whole cores if there are enough, else threads.
 
     Quota and memory are shared out equally; a GPU goes to one part, or in turn to several if there are too few.
     """
@@ -97,7 +97,7 @@ def slices(machine: Machine, n: int) -> list[Machine]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """1, 2, 3, 7 as "1-3, 7"."""
+    """Numbers as text, runs of them shortened: 1, 2, 3, 7 is "1-3, 7"."""
     parts: list[list[int]] = []
     for n in sorted(numbers):
         if parts and n == parts[-1][-1] + 1:
@@ -108,7 +108,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _place(units: Sequence[_Unit], workers: int, groups: int) -> tuple[tuple[tuple[int, ...], ...], str]:
-    """The CPUs of each worker, and a word on how."""
+    """The CPUs of each worker, and a phrase that describes them."""
     threads = max(len(core) for core, _ in units)
     if workers <= len(units):
         mine = _spread(units, workers)
