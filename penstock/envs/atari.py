@@ -143,7 +143,7 @@ class Atari(gym.Env[Frame, int]):
         self._noop_rng = np.random.RandomState()
         self._last, self._lives, self._untouched = _NOOP, 0, True
         self._ale.reset_game()
-        self._opening = self._ale.cloneState(include_rng=True)
+        self._loaded = self._ale.cloneState(include_rng=True)
         self.observation_space = spaces.Box(0, 255, self._obs.shape, np.uint8)
         self.action_space: Any = spaces.Discrete(len(self._actions))
 
@@ -225,7 +225,7 @@ class Atari(gym.Env[Frame, int]):
     def _boot(self) -> None:
         """Restores the state after loading; a reset leaves traces of what was played in some games, as in BeamRider."""
         self._ale.reset_game()
-        self._ale.restoreState(self._opening)
+        self._ale.restoreState(self._loaded)
 
     def _shown(self) -> Frame:
         """A new stack whose last frame is the larger of the last two, pixel by pixel."""
