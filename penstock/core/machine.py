@@ -88,7 +88,7 @@ def read_machine(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Ma
 
 def allowed_cpus() -> set[int]:
     """CPU numbers that this process may run on."""
-    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpucounted() or 1))
+    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:

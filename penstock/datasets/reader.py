@@ -50,7 +50,7 @@ def open_dataset(directory: str | Path) -> EpisodeSource:
         )
     if (path / STAGING / INDEX).is_file():
         raise ConfigError(
-            f"{path} is half-written: whoever recorded it ended before its HDF5 file was made; go on with "
+            f"{path} is half-written: its recorder ended before the HDF5 file was made; go on with "
             "`penstock record RUN --dataset DIR --format minari --append`, or keep just what is there with "
             "--append --episodes 0"
         )
@@ -80,9 +80,7 @@ class Dataset:
                 if count
                 else "It holds no whole episode yet: go on with `penstock record RUN --dataset DIR --append`"
             )
-            raise ConfigError(
-                f"dataset {self.path} is half-written: whoever recorded it ended before it was complete. {kept}"
-            )
+            raise ConfigError(f"dataset {self.path} is half-written: its recorder ended before it was complete. {kept}")
         self.env = str(self.index["env"])
         self._spec = EnvSpec.from_plain(self.index["spec"])
         self._info = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self.index["info"].items()}

@@ -9,6 +9,7 @@ import pytest
 from penstock.core.machine import (
     Gpu,
     Machine,
+    allowed_cpus,
     cpu_quota,
     free_memory,
     memory_limit,
@@ -192,3 +193,9 @@ def test_memory_is_at_most_the_control_groups(tree: Tree, tmp_path: Path) -> Non
 def test_processes_that_the_kernel_killed(text: str | None, kills: int, tree: Tree) -> None:
     root = tree({} if text is None else {f"{GROUP}/memory.events": text})
     assert oom_kills(root) == kills
+
+
+def test_all_cpus_are_allowed_where_a_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert allowed_cpus() == {0, 1, 2}
