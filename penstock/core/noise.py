@@ -40,7 +40,7 @@ def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator
     return np.random.Generator(np.random.Philox(key=_words(seed, purpose), counter=counter))
 
 
-def uniform(seed: int, purpose: Purpose, batch: int, slots: slice, T: int, n: int) -> npt.NDArray[np.float32]:
+def uniform(seed: int, purpose: int, batch: int, slots: slice, T: int, n: int) -> npt.NDArray[np.float32]:
     """Uniform noise of one batch for some of its slots.
 
     Args:
@@ -77,9 +77,10 @@ class Noise(NamedTuple):
     first_slot: int = 0
     """The pool's first slot, counted among the slots of the whole run."""
 
-    def rows(self, T: int, B: int, n: int, ranks: bool = False) -> npt.NDArray[np.float32]:
-        """[T, B, n] uniforms; with `ranks` the last of the n is the slot's number."""
-        out = uniform(self.seed, self.purpose, self.batch, slice(self.first_slot, self.first_slot + B), T, n)
+    def rows(self, T: int, B: int, n: int, ranks: bool = False, policy: int = 0) -> npt.NDArray[np.float32]:
+        """[T, B, n] uniforms; with `ranks` the last of the n is the slot's number. Every policy has its own."""
+        slots = slice(self.first_slot, self.first_slot + B)
+        out = uniform(self.seed, self.purpose + (policy << 32), self.batch, slots, T, n)
         if ranks:
             out[..., -1] = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
         return out
