@@ -25,7 +25,7 @@ import psutil
 import torch
 
 import penstock as ps
-from penstock.core.version import VERSION
+from penstock.core import VERSION
 from penstock.run.trainer import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "async_off_policy.md"

@@ -134,8 +134,9 @@ class LeavesAChild(CartPoleEnv):
 def build(kind: str, env: Any, seed: int, pinned: bool, **settings: Any) -> tuple[Any, Any]:
     """A live sampler and a fresh policy in it; its processes on cores of their own if there are enough."""
     import penstock as ps
+    from penstock.core.machine import read_machine
     from penstock.core.placement import pin
-    from penstock.run.affinity import plan, read_machine
+    from penstock.run.affinity import plan
 
     net = ps.Net(hidden=tuple(settings.pop("hidden", (64, 64))))
     cls, machine = getattr(ps, kind), read_machine()
@@ -313,7 +314,8 @@ def _notice_s(kind: str, policy: str, lives_on: bool, seed: int, **settings: Any
 def ppo(kind: str, seed: int, pinned: bool, **settings: Any) -> Row:
     """Environment steps per second of `train`: from its call to its return, and without building."""
     import penstock as ps
-    from penstock.run.affinity import plan, read_machine
+    from penstock.core.machine import read_machine
+    from penstock.run.affinity import plan
 
     machine = read_machine()
     if pinned and settings.get("workers", len(machine.cores)) < len(machine.cores):

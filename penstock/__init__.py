@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.version import VERSION
+from penstock.core import VERSION
 
 __version__ = VERSION
 

@@ -38,7 +38,8 @@ def run(argv: list[str]) -> int:
         print("\npenstock launch: what to run comes first: ALGO, or the DIR of an earlier launch", file=sys.stderr)
         return 2
     here_on_path()
-    from penstock.run.affinity import ranges, read_machine, slices
+    from penstock.core.machine import read_machine
+    from penstock.run.affinity import ranges, slices
     from penstock.run.launch.launcher import Launcher
     from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same
     from penstock.run.launch.view import LaunchView, report

@@ -8,8 +8,8 @@ import signal
 import sys
 from types import FrameType
 
+from penstock.core import VERSION
 from penstock.core.errors import PenstockError, nearest
-from penstock.core.version import VERSION
 
 COMMANDS = {
     "train": "train an algorithm on an environment",

@@ -1,1 +1,4 @@
-"""Vocabulary: trees, the record, specs, noise, settings and errors. Imports numpy and optree, nothing else."""
+"""Vocabulary of all layers: trees, the record, specs, noise, settings, errors. Imports numpy and optree only."""
+
+VERSION = "0.1.0"
+"""The package's version, where every layer can read it."""

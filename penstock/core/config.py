@@ -35,7 +35,7 @@ def override(settings: S, changes: Mapping[str, Any]) -> S:
 
 
 def check_fields(settings: Any) -> None:
-    """For `__post_init__`: raises ConfigError if a field of a settings dataclass holds what its annotation forbids."""
+    """For `__post_init__`: raises ConfigError if a field of a settings dataclass is not of its annotated type."""
     hints = _hints(type(settings))
     for f in dataclasses.fields(settings):
         _convert(getattr(settings, f.name), hints[f.name], f.name)
@@ -90,7 +90,7 @@ def from_plain(plain: Any) -> Any:
 
 
 def import_path(obj: Any) -> str | None:
-    """`module:qualname` if importing it gives this very object, else None."""
+    """`module:qualname` if importing it returns this very object, else None."""
     module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if not module or not name or module == "__main__" or "<" in name:
         return None

@@ -10,7 +10,7 @@ from types import TracebackType
 
 _CHUNK_BYTES = 1 << 20
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
-"""What copy_file_range answers where the two file systems, or a sandbox, have no use for it."""
+"""Errors of copy_file_range where the two file systems, or a sandbox, do not support it."""
 
 
 class HashedFile:
@@ -40,7 +40,7 @@ class HashedFile:
         return len(view)
 
     def write_from(self, fd: int, offset: int, count: int) -> None:
-        """Appends `count` bytes of another file, which the kernel copies; they pass through 1 MB of memory to be hashed."""
+        """Appends `count` bytes of another file, copied by the kernel; for the hash they pass through memory."""
         buffer = memoryview(bytearray(min(_CHUNK_BYTES, count)))
         try:
             while count and self._error is None:
@@ -69,11 +69,11 @@ class HashedFile:
             done += os.write(self._fd, data[done:])
 
     def flush(self) -> None:
-        """Nothing is buffered here; file-like objects are asked to have it."""
+        """Does nothing, since nothing is buffered; writers call it on any file-like object."""
 
     @property
     def entry(self) -> dict[str, int | str]:
-        """`size` and `sha256` of what should be in the file: compare with what is read back."""
+        """`size` and `sha256` of the data that should be in the file, to compare when it is read back."""
         return {"size": self._size, "sha256": self._hash.hexdigest()}
 
     def close(self) -> None:
@@ -110,14 +110,14 @@ def fsync_dir(path: Path) -> None:
 
 
 def write_new(path: Path, data: bytes) -> dict[str, int | str]:
-    """A file that was not there, forced to disk; gives its size and sha256."""
+    """Writes a new file and forces it to disk; returns its size and sha256."""
     with HashedFile(path) as file:
         file.write(data)
     return file.entry
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replaces a file by `data`: whoever reads, and whenever we die, the file is the old one or the new one."""
+    """Replaces a file by `data`; at any moment, even after a crash, it is the old one or the new one."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     temporary.unlink(missing_ok=True)
     try:

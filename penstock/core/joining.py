@@ -41,7 +41,8 @@ def concat_samples(batches: Sequence[AnyBatch], axis: Literal["T", "B"] = "B") -
         )
     if axis == "B":
         timed = tree_map(lambda *xs: _concat(xs, 1), *[_timed(b) for b in samples])
-        return SampleBatch(**timed, state=tree_map(lambda *xs: _concat(xs, 0), *[b.state for b in samples]))  # pyright: ignore[reportReturnType]
+        state = tree_map(lambda *xs: _concat(xs, 0), *[b.state for b in samples])
+        return SampleBatch(**timed, state=state)  # pyright: ignore[reportReturnType]
     for earlier, later in zip(samples, samples[1:]):
         same = (earlier.first[-1] == later.first[0]) & (earlier.prev_reward[-1] == later.prev_reward[0])
         if not bool(same.all()):
@@ -58,8 +59,8 @@ def split_by_episode(batch: MultiAgentBatch) -> dict[str, list[SampleBatch]]: ..
 def split_by_episode(batch: SampleBatch | MultiAgentBatch) -> list[SampleBatch] | dict[str, list[SampleBatch]]:
     """Every run of valid rows of one episode as its own [L, 1] batch (a view), by slot, then by time.
 
-    An episode that spans batches gives a fragment in each. A fragment that starts after row 0 has no state. A
-    MultiAgentBatch gives the fragments of each policy.
+    An episode that spans batches has a fragment in each. A fragment that starts after row 0 has no state. For a
+    MultiAgentBatch the fragments are returned by policy.
     """
     if isinstance(batch, MultiAgentBatch):
         return {key: split_by_episode(part) for key, part in batch.items()}

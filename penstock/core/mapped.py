@@ -1,4 +1,4 @@
-"""How arrays that are larger than memory are copied: a stretch at a time, and mapped pages are given back."""
+"""Copies of arrays larger than memory: in chunks of rows, whose mapped pages are dropped after use."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ _CHUNK_BYTES = 1 << 24
 
 
 class Mapping(NamedTuple):
-    """The part of this process's memory that an array lies in, as the kernel tells it."""
+    """The mapped region of this process's memory in which an array begins."""
 
     start: int
     """Address of its first byte."""
     shared: bool
-    """What is written goes to the file, so no page is lost if it is given back."""
+    """Writes go to the file, so that a dropped page is not lost."""
     offset: int
-    """Of its first byte in the file."""
+    """Offset of that byte in the file."""
     inode: int
     name: str
-    """The file's, as `/proc/self/fd` gives it as well; it may be another's by now."""
+    """Of the file, spelled as in `/proc/self/fd`; it may be another file's name by now."""
 
 
-def stretches(x: Array) -> Iterator[slice]:
-    """Slices of x's rows of about 16 MB each, in order; of at least one row."""
+def chunks(x: Array) -> Iterator[slice]:
+    """Slices of about 16 MB of x's rows, in order; each of at least one row."""
     rows = max(1, _CHUNK_BYTES // max(x.nbytes // max(len(x), 1), 1))
     for start in range(0, len(x), rows):
         yield slice(start, min(start + rows, len(x)))
 
 
 def copy_rows(target: Array, source: Array) -> None:
-    """Copies source into target, of equal shape; neither of them has to fit into memory if it is a mapped file."""
-    forget = releaser(source), releaser(target)
-    for at in stretches(source):
+    """Copies source into target, of equal shape; one that is a mapped file need not fit into memory."""
+    drops = releaser(source), releaser(target)
+    for at in chunks(source):
         target[at] = source[at]
-        for each in forget:
-            each()
+        for drop in drops:
+            drop()
 
 
 def releaser(x: Array) -> Callable[[], None]:
-    """What gives back the memory that pages of x take in this process, if x is a mapped file; else it does nothing.
+    """Returns a function that drops x's resident pages if x is a mapped file, and does nothing otherwise.
 
-    The pages are read again when they are used, and what was written to them is the kernel's to write.
+    Dropped pages are read again when they are used; the kernel writes changed ones to the file.
     """
     owner: Any = x
     while isinstance(owner, (np.ndarray, memoryview)):
         owner = owner.obj if isinstance(owner, memoryview) else owner.base
     if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         found = mapping(x)
-        if found is not None and found.shared:  # of a private one, what was written would be lost
+        if found is not None and found.shared:  # writes to a private mapping would be lost
             return lambda: owner.madvise(mmap.MADV_DONTNEED)
     return lambda: None
 
 
 def mapping(x: Array) -> Mapping | None:
-    """Where x begins; None where the kernel does not tell, or if no file is mapped there."""
+    """The mapped file in which x begins; None if there is none, or if the kernel does not say."""
     address = x.ctypes.data
     try:
         with open("/proc/self/maps") as lines:

@@ -20,7 +20,7 @@ _MASK_64 = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What a stream of noise is for; two purposes never share a number."""
+    """The use of a stream of noise; two purposes never share a number."""
 
     ACT = 1
     EVALUATE = 2
@@ -44,7 +44,7 @@ def uniform(seed: int, purpose: int, batch: int, slots: slice, T: int, n: int) -
     """Uniform noise of one batch for some of its slots.
 
     Args:
-        batch: which batch, counted from 0.
+        batch: its number, from 0.
         slots: global slot numbers `[start, stop)`; the result equals those columns of the whole batch's noise.
         T: time steps. n: numbers per step and slot.
 
@@ -96,7 +96,7 @@ def env_seed(seed: int, slot: int, episode: int, evaluation: bool = False) -> in
 
 
 def env_seeds(seed: int, slot: int, episode: int, count: int, evaluation: bool = False) -> list[int]:
-    """`env_seed` of `count` episodes in a row; they must not cross a multiple of 16,384. Many cost little more than one."""
+    """`env_seed` of `count` episodes in a row, which must not cross a multiple of 16,384."""
     episodes = np.arange(episode, episode + count, dtype=np.int64)
     seed = int(seed)
     block = _hash(seed >> 7, slot >> 10, episode >> 14)
@@ -107,7 +107,7 @@ def env_seeds(seed: int, slot: int, episode: int, count: int, evaluation: bool =
 
 
 class EpisodeSeeds:
-    """`env_seed` of one slot's episodes by number, made 64 at a time: one alone costs as much as half a reset."""
+    """`env_seed` of one slot's episodes by number, made 64 at a time: a single one costs as much as half a reset."""
 
     def __init__(self, seed: int, slot: int, evaluation: bool = False) -> None:
         self._of = seed, slot, evaluation

@@ -1,4 +1,4 @@
-"""Which CPUs do workers, action server and learner run on? A placement as data, and `pin`, which carries it out."""
+"""The CPUs of workers, action server and learner: a placement as data, and `pin`, which binds a process to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Placement:
     learner: tuple[int, ...] = ()
     """CPUs of the learner."""
     why: str = ""
-    """How it came about, in a sentence."""
+    """The reasons for it, in a sentence."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -40,7 +40,7 @@ class Placement:
 
 
 def pin(cpus: Iterable[int], allowed: Iterable[int] | None = None) -> None:
-    """Binds this process, and those it starts from now on, to some CPUs; none changes nothing.
+    """Binds this process, and those it starts from now on, to CPUs; with none it changes nothing.
 
     Args:
         allowed: CPUs that may be named; None for those this process has now. A process whose parent has pinned itself

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from penstock.core.errors import ConfigError
 
 Schedule = float | str
-"""A number, or text: `linear(start, end)`, `linear(start, end, until)`, `linear(start, end, steps=N)`, and `cosine` alike.
+"""A number, or text: `linear(start, end)`, `linear(start, end, until)`, `linear(start, end, steps=N)`; `cosine` too.
 
 `until` is a fraction of the run; `steps` are environment steps, whatever the length of the run.
 """
@@ -74,7 +74,7 @@ def schedule_ends(schedule: Schedule) -> tuple[float, float]:
 
 
 def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
-    """A copy of a settings dataclass in which every schedule is the number it stands for now.
+    """A copy of a settings dataclass in which every schedule is its present value.
 
     It is not checked again: a step size may end at 0, though none may begin there.
     """

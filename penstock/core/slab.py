@@ -1,4 +1,4 @@
-"""Arrays in memory that processes share: an anonymous file (memfd) that is gone when the last of them is."""
+"""Slabs: arrays in memory that processes share, an anonymous file (memfd) that ends with the last of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ConfigError
+from penstock.core.machine import free_memory
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
 _ALIGNMENT = 64
@@ -18,7 +19,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Place:
-    """Where a leaf lies in a slab."""
+    """The position of one leaf in a slab."""
 
     offset: int
     shape: tuple[int, ...]
@@ -26,9 +27,9 @@ class Place:
 
 
 def places(tree: Tree) -> tuple[Tree, int]:
-    """A tree of `Place` for the arrays of `tree`, one after the other, and the bytes that they take.
+    """A tree of `Place` for the arrays of `tree`, one after the other, and the number of bytes in all.
 
-    Views of one array that overlap would get memory of their own each: pass the array, and take views again.
+    Overlapping views of one array would each get memory of their own: pass the array, and take views again.
     """
     end = 0
 
@@ -42,18 +43,26 @@ def places(tree: Tree) -> tuple[Tree, int]:
 
 
 def open_slab(name: str) -> int:
-    """The descriptor of an empty anonymous file; whoever inherits it sees the size it gets later."""
+    """The descriptor of an empty anonymous file; processes that inherit it see the size it gets later."""
     return os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC)
 
 
 def share(fd: int, tree: Tree, what: str) -> tuple[Tree, Tree]:
-    """Moves arrays into a slab: the tree of their places, and the tree of arrays there, with the same values.
+    """Copies arrays into a slab; returns the tree of their places and the tree of the arrays there.
+
+    Args:
+        what: the arrays' name in messages.
 
     Raises:
-        ConfigError: there is too little memory; asked before any is taken.
+        ConfigError: there is too little memory; checked before any is taken.
     """
     where, size = places(tree)
-    _require(size, what)
+    free = free_memory()
+    if size > free:
+        raise ConfigError(
+            f"{what} needs {size:,} bytes of shared memory, and {free:,} are free; use T or B smaller by a factor "
+            f"of {size / max(free, 1):.1f}, or smaller observations"
+        )
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -67,7 +76,7 @@ def share(fd: int, tree: Tree, what: str) -> tuple[Tree, Tree]:
 
 
 def view(fd: int, where: Tree) -> Tree:
-    """The arrays at these places, in this process; they keep the mapping alive, whatever becomes of `fd`."""
+    """The arrays at these places, in this process; they outlive `fd`."""
     memory = mmap.mmap(fd, 0)
     return tree_map(
         lambda p: np.frombuffer(memory, np.dtype(p.dtype), _count(p.shape), p.offset).reshape(p.shape), where
@@ -76,27 +85,3 @@ def view(fd: int, where: Tree) -> Tree:
 
 def _count(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
-
-
-def _require(size: int, what: str) -> None:
-    free = _available()
-    for path, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            with open(f"/sys/fs/cgroup/{path}") as limit, open(f"/sys/fs/cgroup/{used}") as now:
-                free = min(free, int(limit.read()) - int(now.read()))
-        except (OSError, ValueError):  # no such controller, or no limit ("max")
-            continue
-    if size > free:
-        raise ConfigError(
-            f"{what} needs {size:,} bytes of shared memory, and {free:,} are free; use T or B smaller by a factor "
-            f"of {size / max(free, 1):.1f}, or smaller observations"
-        )
-
-
-def _available() -> int:
-    """Bytes that can be had without swapping, as the kernel reckons."""
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))

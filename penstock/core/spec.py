@@ -1,4 +1,4 @@
-"""What an environment shows and takes, without the environment: kinds, shapes, dtypes and bounds, storable as JSON."""
+"""Specs of observations, actions and batches: kinds, shapes, dtypes and bounds, storable as JSON."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LeafSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Observation and action of one slot, each a tree of `LeafSpec`."""
+    """The observation and the action of one slot, each a tree of `LeafSpec`."""
 
     obs: Tree
     action: Tree

@@ -1,8 +1,8 @@
-"""Who did what, and when? Each process notes spans of time in a ring of its own, while a trace is asked for and never else.
+"""Records timed spans of the learner and the processes it starts, while a trace is active.
 
-The learner makes a folder and names it in the environment, so that every process that it starts, and those that they
-start, find it and put their ring there as a file. Spans are in nanoseconds of the monotonic clock, which is one for all
-processes of a machine.
+The learner makes a folder and names it in the environment, so that the processes that it starts, and those that they
+start, find it. Each process keeps its spans in a ring, a file in that folder. Times are nanoseconds of the monotonic
+clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Ring:
 
 
 ring: Ring | None = None
-"""This process's own, while a trace is going on."""
+"""The ring of this process while a trace is active, else None."""
 
 
 def enter(name: str) -> None:
-    """Gives this process a ring, if a trace is going on where it was started."""
+    """Makes the ring of this process if the process that started it is being traced."""
     global ring
     folder = os.environ.get(VARIABLE)
     if folder and os.path.isdir(folder):
@@ -70,7 +70,7 @@ def enter(name: str) -> None:
 
 
 def timed(kind: int, function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`function` itself; with a trace going on, one that notes every call as a span."""
+    """`function`; while a trace is active, a wrapper that notes each call as a span."""
     mine = ring
     if mine is None:
         return function
@@ -87,7 +87,7 @@ def timed(kind: int, function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @dataclass(frozen=True)
 class Track:
-    """What one process noted."""
+    """The spans of one process."""
 
     name: str
     pid: int
@@ -98,10 +98,10 @@ class Track:
 
 
 class Trace:
-    """A trace of this process and of those that are started from now on; one at a time.
+    """A trace of this process and of those started from now on; one at a time.
 
     Raises:
-        ConfigError: another one is going on.
+        ConfigError: another trace is active.
     """
 
     def __init__(self) -> None:
@@ -113,11 +113,11 @@ class Trace:
         enter("learner")
 
     def open(self) -> None:
-        """Only spans from now on count."""
+        """Forgets earlier spans: only those from now on count."""
         self.since = time.perf_counter_ns()
 
     def close(self) -> list[Track]:
-        """Ends the trace; gives the spans of every process that has any, the learner first. A second call gives []."""
+        """Ends the trace; returns the spans of each process that has any, the learner first; on a second call []."""
         global ring
         if self._folder is None:
             return []
@@ -133,7 +133,7 @@ class Trace:
 
 
 def _read(path: Path, since: int, until: int) -> Track:
-    """The spans that lie in the window; the process is told to note no more."""
+    """The spans in a window of time; the process is told to note no more."""
     with path.open("rb+") as file:
         words = np.frombuffer(mmap.mmap(file.fileno(), 0), np.int64)
     words[_CLOSED] = 1

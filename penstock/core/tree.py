@@ -45,7 +45,7 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 
 def tree_assign(out: Tree, at: Any, values: Tree, source: Any = ...) -> None:
-    """Writes `values[source]` into `out[at]`, leaf by leaf and in place; by default each leaf of `values` as a whole."""
+    """Writes `values[source]` into `out[at]`, leaf by leaf and in place; by default the whole of each leaf."""
     for x, y in zip(tree_leaves(out), tree_leaves(values), strict=True):
         x[at] = y if source is ... else y[source]
 

@@ -1,4 +1,4 @@
-"""What a worker answers, as bytes: JSON with arrays behind it. Reading it runs nothing, unlike unpickling."""
+"""The answers of worker processes as bytes: JSON, then arrays. Reading them runs no code, unlike unpickling."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ALIGNMENT = 8
 
 
 def encode(value: Any) -> bytes:
-    """Nested dicts (of text keys), lists, tuples, numbers, text, bytes, None and arrays.
+    """The bytes of nested dicts, lists, tuples, numbers, text, bytes, None and arrays.
 
     Raises:
-        TypeError: at anything else, such as an array of objects.
+        TypeError: there is anything else, such as an array of objects.
     """
     parts: list[bytes] = []
     text = json.dumps(_plain(value, parts)).encode()

@@ -1,1 +1,1 @@
-"""Datasets: whole recorded episodes, read, written and cut out of batches."""
+"""Datasets of whole recorded episodes: reading, writing, and cutting episodes out of batches."""

@@ -1,4 +1,4 @@
-"""Which whole episodes are in a stream of batches? Rows of each slot are kept until its episode ends."""
+"""Whole episodes cut out of successive batches: the rows of each slot are kept until its episode ends."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.datasets.episode import ENV, Episode
 
 
 class EpisodeCutter:
-    """`add` batches in order; it gives the episodes that ended in each, in arrays of their own.
+    """Returns from `add`, called with each batch in order, the episodes that ended in it, in arrays of their own.
 
     An episode that a fault cut is dropped, and so is one that had begun before the first batch.
 
     Args:
         B: slots. keys: leaves of the agent's info to keep, such as `logp`; the env info columns are all kept.
-        counts: for each slot how many episodes to give, the first ones; None for all.
+        counts: of the first episodes to return, for each slot; None for all.
     """
 
     def __init__(self, B: int, keys: Sequence[str] = (), counts: Sequence[int] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What is an episode of a dataset, and does it fit an environment's spaces?"""
+"""Episodes of datasets, the protocol of a source of them, and checks against an environment's spaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Episode:
     """L steps from a reset to an end, in arrays that the holder owns."""
 
     obs: Tree
-    """[L+1, *O] in the environment's dtypes; the last row is what the last step led to."""
+    """[L+1, *O] in the environment's dtypes; row L is the observation that the last step led to."""
     action: Tree
     """[L, *A] as the agent chose it: boxes are not clipped to their bounds."""
     reward: npt.NDArray[np.float32]
@@ -39,7 +39,7 @@ class Episode:
 
 
 class EpisodeSource(Protocol):
-    """A dataset on disk, whatever its format: whole episodes by number, read when they are asked for."""
+    """A dataset on disk in any format: whole episodes by number, each read when asked for."""
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class EpisodeSource(Protocol):
 
     @property
     def spec(self) -> EnvSpec:
-        """Observations and actions in it."""
+        """The spec of its observations and actions."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class EpisodeSource(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the data does, so that a resumed run can tell."""
+        """Text that changes with the data, so that a resumed run notices."""
         ...
 
     def episode(self, i: int) -> Episode:
@@ -75,12 +75,16 @@ class EpisodeSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives files back. A second call does nothing."""
+        """Closes its files. A second call does nothing."""
         ...
 
 
 def check_episode(episode: Episode, spec: EnvSpec, where: str) -> None:
-    """Raises ConfigError, opened by `where`, unless arrays have the spec's structure, shapes and dtypes, and are finite."""
+    """Checks structure, shapes, dtypes and end of an episode, and that its numbers are finite.
+
+    Raises:
+        ConfigError: the message begins with `where` and names the first leaf that is wrong.
+    """
     L = len(episode)
     if L < 1:
         raise ConfigError(f"{where} has no step; expected at least one")
@@ -103,7 +107,7 @@ def check_episode(episode: Episode, spec: EnvSpec, where: str) -> None:
 
 
 def check_spec(found: EnvSpec, env: EnvSpec, dataset: str, env_name: str) -> None:
-    """Raises ConfigError that names the first leaf in which a dataset's spaces are not the environment's."""
+    """Raises ConfigError, naming the first leaf, if a dataset's spaces differ from the environment's."""
     for name, ours, theirs in (("obs", found.obs, env.obs), ("action", found.action, env.action)):
         if tree_structure(ours) != tree_structure(theirs):
             raise ConfigError(
@@ -122,7 +126,7 @@ def check_spec(found: EnvSpec, env: EnvSpec, dataset: str, env_name: str) -> Non
 
 
 def clipped(action: Tree, spec: Tree) -> Tree:
-    """Actions as the environment got them: boxes clipped to their bounds, in the leaf's dtype."""
+    """Actions as passed to the environment: boxes clipped to their bounds, in the leaf's dtype."""
 
     def leaf_of(leaf: LeafSpec, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.clip(x, leaf.bound("low"), leaf.bound("high")).astype(leaf.dtype) if leaf.kind == "box" else x

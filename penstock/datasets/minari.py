@@ -1,4 +1,4 @@
-"""How is a dataset in Minari's HDF5 layout read and written? With h5py alone: no Minari, no JAX.
+"""Datasets in Minari's HDF5 layout, read and written with h5py alone: no Minari, no JAX.
 
     DIR/data/metadata.json      total_episodes, total_steps, data_format "hdf5", spaces and env_spec as JSON text, ...
     DIR/data/main_data.hdf5     a group episode_0, episode_1, ... for each, with the datasets observations [L+1, ...],
@@ -34,17 +34,18 @@ _VERSION = "0.5.4"
 
 
 def is_minari(directory: Path) -> bool:
-    """True if there is a dataset in this layout, or half of one, in a directory or its folder `data`."""
+    """True if a directory or its folder `data` holds a dataset in this layout, or half of one."""
     return any((_data(directory) / name).is_file() for name in (_MAIN, _METADATA))
 
 
 class MinariEpisodes:
-    """A dataset in Minari's HDF5 layout; an `EpisodeSource`. Numeric `infos` of one number a step become `env/...` columns.
+    """A dataset in Minari's HDF5 layout; an `EpisodeSource`.
 
-    Observations stored as JPEG come back as JPEG leaves them, which is not quite what the environment showed.
+    Numeric `infos` of one number a step become `env/...` columns. Observations stored as JPEG are decoded, and differ a
+    little from those of the environment.
 
     Args:
-        directory: of the dataset, or its folder `data`.
+        directory: that of the dataset, or its folder `data`.
 
     Raises:
         MissingExtraError: h5py is not installed. ConfigError: half-written, damaged, or not of this layout.
@@ -92,7 +93,7 @@ class MinariEpisodes:
 
     @property
     def fingerprint(self) -> str:
-        """Of the whole content, read once: after `verify` from the machine's free memory, in a second for every GB."""
+        """Hash of the whole content, read once: after `verify` from the page cache, in a second for every GB."""
         if self._fingerprint is None:
             with (self.path / _MAIN).open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
@@ -116,7 +117,7 @@ class MinariEpisodes:
                 _tree(group["actions"], self._spec.action),
                 np.asarray(group["rewards"][()], np.float32),
                 terminated,
-                bool(ends["truncations"][-1]) or not terminated,  # a record that stops without an end was cut there
+                bool(ends["truncations"][-1]) or not terminated,  # a recording that stops without an end was cut there
                 {key: _info_rows(infos, key.removeprefix(ENV), L) for key in self._info},
             )
         except (OSError, LookupError, TypeError, ValueError) as error:
@@ -138,16 +139,16 @@ class MinariEpisodes:
 def write_minari(
     source: EpisodeSource, directory: str | Path, *, env: str = "", env_spec: str | None = None, algorithm: str = ""
 ) -> Path:
-    """A dataset in Minari's layout with the episodes of another; boxes are clipped, as the environment got them.
+    """Writes the episodes of another dataset in Minari's layout, actions clipped to their bounds; returns the folder.
 
-    The files have their names only once they are whole, the metadata last.
+    The files get their names only once they are whole, the metadata last.
 
     Args:
         directory: see `minari_id`.
-        env: to name it. env_spec: `env.spec.to_json()`, from which Minari can make the environment again.
+        env: name of the environment. env_spec: `env.spec.to_json()`, from which Minari can make it again.
 
     Raises:
-        MissingExtraError: h5py is not installed. ConfigError: something is there. CheckpointError: the disk refuses.
+        MissingExtraError: h5py is not installed. ConfigError: a dataset is there. CheckpointError: the disk refuses.
     """
     h5py, path = import_h5py(), Path(directory)
     data = path / "data"
@@ -186,7 +187,7 @@ def write_minari(
 
 
 def minari_id(directory: Path) -> str:
-    """The name under which Minari knows a directory: its path in Minari's folder, else its last part, with a version.
+    """Minari's name for a directory: its path in Minari's folder, else its last part, with a version.
 
     Raises:
         ConfigError: it is in Minari's folder without a version, where Minari would find none of its datasets any more.
@@ -234,12 +235,12 @@ def _tree(node: Any, spec: Tree) -> Tree:
     if spec.dtype == "uint8" and len(spec.shape) in (2, 3) and x.shape[1:] != spec.shape:  # each row is a JPEG file
         read = importlib.import_module("matplotlib.image").imread
         x = np.stack([read(io.BytesIO(bytes(row)), format="jpeg") for row in x])
-    # Kept as it is where a cast would lose something, so that the check that follows names it.
+    # Not cast where that would lose something, so that the check that follows names it.
     return x.astype(spec.dtype) if np.can_cast(x.dtype, spec.dtype, "same_kind") else x
 
 
 def _info_rows(infos: Any, key: str, L: int) -> npt.NDArray[np.float32]:
-    """[L] one number for each step; `infos` also hold that of the reset, first. NaN where the episode has none."""
+    """[L] float32, one number for each step; `infos` begin with that of the reset. NaN where the episode has none."""
     if key not in infos or len(infos[key]) not in (L, L + 1):
         return np.full(L, np.nan, np.float32)
     return np.asarray(infos[key][()], np.float32)[-L:]
@@ -269,7 +270,7 @@ def _read_metadata(data: Path) -> dict[str, Any]:
 
 
 def import_h5py() -> Any:
-    """The module. Raises MissingExtraError that says what to install."""
+    """The module h5py. Raises MissingExtraError, which names the extra to install."""
     try:
         return importlib.import_module("h5py")
     except ImportError as error:

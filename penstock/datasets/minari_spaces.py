@@ -1,4 +1,4 @@
-"""How does Minari write spaces as JSON, and which spec do they come back as?"""
+"""Spaces in Minari's JSON: from a spec, and back to one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.envs.spaces import env_spec, space_to_spec
 
 
 def stored_spec(metadata: Mapping[str, Any], where: str) -> EnvSpec:
-    """The spaces in a dataset's metadata; those of its environment, which is made for that, if there are none.
+    """The spec of the spaces in a dataset's metadata, or else of its environment, which is made for that.
 
     Raises:
         ConfigError: a space without a fixed-size array, or neither spaces nor an environment that can be made.
@@ -44,7 +44,7 @@ def stored_spec(metadata: Mapping[str, Any], where: str) -> EnvSpec:
 
 
 def space_to_plain(spec: Tree) -> dict[str, Any]:
-    """A space as Minari's JSON has it."""
+    """The space of a spec in Minari's JSON."""
     if isinstance(spec, dict):
         return {"type": "Dict", "subspaces": {key: space_to_plain(leaf) for key, leaf in spec.items()}}
     if isinstance(spec, tuple):

@@ -1,9 +1,9 @@
-"""How is a dataset of episodes read? penstock's own format: an index, and shards of arrays that are mapped, not loaded.
+"""Datasets in penstock's own format: an index, and shards of arrays, which are mapped and not loaded.
 
 DIR/dataset.json            format, whether it is complete, spaces, env, columns, shards with size and sha256
-DIR/000000/length.npy       [E] int64 steps of each whole episode of the shard; terminated.npy and truncated.npy [E] bool
+DIR/000000/length.npy       [E] int64 steps of each episode of the shard; terminated.npy and truncated.npy [E] bool
 DIR/000000/obs-0.npy        [sum of L+1, *O] first leaf of the observation, episode after episode; obs-1.npy, ...
-DIR/000000/action-0.npy     [sum of L, *A]; reward.npy [sum of L] float32; info-0.npy, ... as `info` of the index names them
+DIR/000000/action-0.npy     [sum of L, *A]; reward.npy [sum of L] float32; info-0.npy, ... named by `info` of the index
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from penstock.datasets.minari import MinariEpisodes, is_minari
 FORMAT = 1
 INDEX = "dataset.json"
 STAGING = "episodes"
-"""Where in the folder of a Minari dataset the episodes are until all are there: an HDF5 file cut short is lost."""
+"""Subfolder of a Minari dataset that holds the episodes until all are recorded: an HDF5 file cut short is lost."""
 _OPEN_SHARDS = 16
-"""Each mapped file holds a descriptor, of which a process may have 1,024."""
+"""Shards mapped at a time: each of their files takes a descriptor, of which a process may have 1,024."""
 
 
 def open_dataset(directory: str | Path) -> EpisodeSource:
-    """A dataset in penstock's or Minari's format. Raises ConfigError that says what is there instead, or what is broken."""
+    """A dataset in penstock's or Minari's format.
+
+    Raises:
+        ConfigError: there is none, or it is half-written or damaged; the message says which.
+    """
     path = Path(directory)
     if (path / INDEX).is_file():
         return Dataset(path)
@@ -46,7 +50,7 @@ def open_dataset(directory: str | Path) -> EpisodeSource:
         )
     if (path / STAGING / INDEX).is_file():
         raise ConfigError(
-            f"{path} is half-written: whoever recorded it ended before its HDF5 file was made; go on with "
+            f"{path} is half-written: its recorder ended before the HDF5 file was made; go on with "
             "`penstock record RUN --dataset DIR --format minari --append`, or keep just what is there with "
             "--append --episodes 0"
         )
@@ -76,9 +80,7 @@ class Dataset:
                 if count
                 else "It holds no whole episode yet: go on with `penstock record RUN --dataset DIR --append`"
             )
-            raise ConfigError(
-                f"dataset {self.path} is half-written: whoever recorded it ended before it was complete. {kept}"
-            )
+            raise ConfigError(f"dataset {self.path} is half-written: its recorder ended before it was complete. {kept}")
         self.env = str(self.index["env"])
         self._spec = EnvSpec.from_plain(self.index["spec"])
         self._info = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self.index["info"].items()}
@@ -172,7 +174,7 @@ class Dataset:
 
 
 def read_index(directory: Path) -> dict[str, Any]:
-    """dataset.json of a directory. Raises ConfigError if it cannot be read or is of another version."""
+    """The content of a directory's dataset.json. Raises ConfigError if it cannot be read or is of another version."""
     path = directory / INDEX
     try:
         index: dict[str, Any] = json.loads(path.read_text())

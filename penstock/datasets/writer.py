@@ -1,4 +1,4 @@
-"""How is a dataset written, so that nothing of it is lost whenever the writer dies?"""
+"""Datasets written shard by shard, so that no whole shard is lost whenever the writer dies."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class DatasetWriter:
     """Appends whole episodes to a directory; `close` makes it complete. As a context manager it closes at the end.
 
     Episodes are kept until `shard_bytes` are together, then written as a shard under a temporary name, forced to disk,
-    renamed, and only then named in the index, which is replaced as a whole. So a reader, and a writer that goes on,
-    find whole shards of whole episodes whenever the process died; an error in the `with` block leaves the dataset
+    renamed, and only then named in the index, which is replaced as a whole. So a reader, and a writer that appends,
+    find whole shards of whole episodes whenever the process died. An error in the `with` block leaves the dataset
     marked as half-written.
 
     Args:
-        append: go on with what is there, complete or half-written; else anything there is refused.
-        made_by: plain data that says where the episodes come from, kept in the index.
+        append: adds to the dataset in the directory, complete or not; if False, the directory must be empty.
+        made_by: plain data on the origin of the episodes, kept in the index.
 
     Raises:
-        ConfigError: the directory holds something, or its dataset has other spaces. CheckpointError: the disk refuses.
+        ConfigError: the directory is not empty, or its dataset has other spaces. CheckpointError: the disk refuses.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DatasetWriter:
         return sum(shard["steps"] for shard in self._index["shards"]) + sum(len(episode) for episode in self._kept)
 
     def append(self, episode: Episode) -> None:
-        """Adds an episode, and writes a shard if enough is together. Raises ConfigError if it does not fit."""
+        """Adds an episode; writes a shard if there is enough for one. Raises ConfigError if it breaks the spec."""
         where = f"episode {self.episodes}"
         check_episode(episode, self.spec, where)
         info = {key: [str(x.dtype), list(x.shape[1:])] for key, x in sorted(episode.info.items())}
@@ -100,7 +100,7 @@ class DatasetWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is kept as a shard. Raises CheckpointError if the disk refuses; the episodes are kept, so try again."""
+        """Writes the episodes in memory as a shard. Raises CheckpointError if the disk refuses; then they are kept."""
         if self._kept:
             self._guarded(self._write_shard)
 
@@ -166,14 +166,14 @@ class DatasetWriter:
         return columns
 
     def _write_begun(self, shards: list[dict[str, Any]]) -> None:
-        """Adds shards, and this writer; until then a dataset that is appended to stays complete."""
+        """Adds shards, and this writer, to the index and marks it as half-written; until now it may be complete."""
         made_by = [*self._index["made_by"], *self._made_by]
         added = {"complete": False, "made_by": made_by, "shards": [*self._index["shards"], *shards]}
         self._write_index({**self._index, **added})
         self._made_by = []
 
     def _write_index(self, index: dict[str, Any]) -> None:
-        """Puts an index in the place of the last, on the disk and then here."""
+        """Replaces the index on the disk, then here."""
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / INDEX
         if self._stored is not None and path.read_bytes() != self._stored:
@@ -184,7 +184,7 @@ class DatasetWriter:
 
 
 def check_vacant(path: Path) -> None:
-    """Raises ConfigError if there is something in a directory, which is never overwritten."""
+    """Raises ConfigError unless a directory is missing or empty; nothing is ever overwritten."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():

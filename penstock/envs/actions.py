@@ -1,4 +1,4 @@
-"""What is a uniform random action, given uniform numbers?"""
+"""Uniform random actions of any action space, from uniform numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_structure, tree_unflatten
 
 
 def action_noise_size(spec_tree: Tree) -> int:
-    """How many uniforms `sample_action` needs for one action: one for each element of each leaf."""
+    """The number of uniforms that `sample_action` needs for one action: one for each element of each leaf."""
     return sum(leaf.size for leaf in tree_leaves(spec_tree))
 
 

@@ -1,7 +1,8 @@
 """Atari games as published agents see them: one game for each slot, or ale-py's batched environment.
 
-Frame skip 4, the larger of the last two frames, 84 x 84 grey, stacks of 4 (Mnih et al. 2015, "Methods"); sticky actions,
-all 18 actions and the whole game as episode as Machado et al. 2018 (section 5) recommend. Rewards are the game's own.
+Frame skip 4, the larger of the last two frames, 84 x 84 grey, stacks of 4 (Mnih et al. 2015, "Methods"). Sticky
+actions, all 18 actions and the whole game as episode as Machado et al. 2018 (section 5) recommend. Rewards are the
+game's own.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def atari_vector(
     """`num_envs` games in the threads of ale-py's batched environment, with the conventions of `atari`.
 
     Args:
-        threads: that step the games; 0 for one for each game, but not more than there are cores.
+        threads: number that step the games; 0 for one for each game, at most one for each core.
 
     Raises:
         ConfigError: no such game, or a setting out of range.
@@ -100,12 +101,12 @@ def atari_vector(
 
 
 class Atari(gym.Env[Frame, int]):
-    """What `atari` makes; see there.
+    """One game, made by `atari`; its arguments are explained there.
 
-    `info["lives"]` is the number of lives, `info["life_lost"]` 1.0 in the step that lost one while the game goes on. No-ops
-    and, without sticky actions, every frame are those of ale-py's batched environment with the same seed. Sticky
-    actions are drawn here, from `np_random`: ale-py can seed its own only by loading the game anew, which takes longer
-    than a short episode.
+    `info["lives"]` is the number of lives, `info["life_lost"]` 1.0 in the step that lost one while the game goes on.
+    No-ops and, without sticky actions, every frame are those of ale-py's batched environment with the same seed.
+    Sticky actions are drawn here, from `np_random`: ale-py can seed its own only by loading the game anew, which takes
+    longer than a short episode.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
@@ -142,7 +143,7 @@ class Atari(gym.Env[Frame, int]):
         self._noop_rng = np.random.RandomState()
         self._last, self._lives, self._untouched = _NOOP, 0, True
         self._ale.reset_game()
-        self._opening = self._ale.cloneState(include_rng=True)
+        self._loaded = self._ale.cloneState(include_rng=True)
         self.observation_space = spaces.Box(0, 255, self._obs.shape, np.uint8)
         self.action_space: Any = spaces.Discrete(len(self._actions))
 
@@ -169,7 +170,7 @@ class Atari(gym.Env[Frame, int]):
     def step(self, action: int) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
         """`frame_skip` frames with this action: (obs, sum of rewards, game over, out of time, info).
 
-        The frame in which a game ends is not shown, as it is not by Gymnasium's AtariPreprocessing and by ale-py.
+        The frame in which a game ends is not shown; Gymnasium's AtariPreprocessing and ale-py do the same.
         """
         ale, chosen, reward, left = self._ale, self._actions[action], 0, self._skip
         repeats = self.np_random.random(left) < self._sticky if self._sticky else None
@@ -211,7 +212,7 @@ class Atari(gym.Env[Frame, int]):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `get_state`, on any instance with the same settings."""
         self._ale.reset_game()
-        if not state["untouched"]:  # the first frame after a reset is special, and no part of the state: see Q*bert
+        if not state["untouched"]:  # the first frame after a reset is special, and not in the saved state: see Q*bert
             self._ale.act(_NOOP)
         self._ale.restoreState(self._state_of(state["ale"].tobytes()))
         self._obs = np.array(state["obs"])
@@ -222,9 +223,9 @@ class Atari(gym.Env[Frame, int]):
         self._noop_rng.set_state(dict(state["noop_rng"]))
 
     def _boot(self) -> None:
-        """The game as it is when just loaded; a mere reset leaves traces of what was played in some, as in BeamRider."""
+        """Restores the state after loading; a reset leaves traces of what was played in some games, as in BeamRider."""
         self._ale.reset_game()
-        self._ale.restoreState(self._opening)
+        self._ale.restoreState(self._loaded)
 
     def _shown(self) -> Frame:
         """A new stack whose last frame is the larger of the last two, pixel by pixel."""
@@ -272,7 +273,7 @@ class AtariVector(gym.vector.VectorEnv[Frame, npt.NDArray[np.int64], npt.NDArray
         self._env.send(actions)
 
     def recv(self) -> tuple[Frame, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
-        """Waits for the step that `send` started; ale-py has no limit to how long."""
+        """Waits for the step that `send` started, without a limit: ale-py has none."""
         return self._answered()
 
     def step(
@@ -283,7 +284,7 @@ class AtariVector(gym.vector.VectorEnv[Frame, npt.NDArray[np.int64], npt.NDArray
         return self._answered()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Lets go of the games; their threads end with them."""
+        """Drops the games; their threads end with them."""
         self._env = self._received = None
 
     def _answered(self) -> tuple[Frame, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:

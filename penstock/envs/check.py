@@ -1,4 +1,7 @@
-"""Does an environment keep its contract? Asked before training, of a throw-away instance."""
+"""`check_env`: plays a throw-away environment before training and reports whether it keeps the contract.
+
+The contract itself, as functions of single values, is in `contract.py`, which pools ask at every step as well.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ _PRELUDE_STEPS = 3
 
 @dataclass(frozen=True)
 class EnvReport:
-    """What `check_env` learned about an environment."""
+    """The findings of `check_env` about an environment."""
 
     spec: EnvSpec
     """Observation and action of one slot."""
     reproducible: bool
-    """A second instance, reset with the same seeds and given the same actions, returned the same bits."""
+    """True if a second instance, with the same seeds and actions, returned the same bits."""
     has_state: bool
-    """It offers `get_state` and `set_state`."""
+    """True if it has `get_state` and `set_state`."""
     steps: int
     """Steps taken and checked; 0 for a vector environment, of which only spaces and settings are looked at."""
     reset_s: float
@@ -49,7 +52,7 @@ class EnvReport:
 
 @dataclass
 class _Record:
-    """What one play of the environment gave: actions, and everything returned as bytes."""
+    """One play of an environment: its actions, and all that was returned, as bytes."""
 
     actions: list[Tree] = field(default_factory=list)
     returned: list[bytes] = field(default_factory=list)
@@ -58,14 +61,14 @@ class _Record:
 
 
 def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps: int = 30) -> EnvReport:
-    """What an environment shows, takes and promises, after `steps` random steps on a throw-away instance.
+    """Reports spaces, reproducibility and speed of an environment after `steps` random steps on a throw-away instance.
 
     Two instances are made one after the other; the second replays the first one's seeds and actions. An environment
     that is not reproducible is no error: resume reads the report to know what it can promise.
 
     Raises:
         ConfigError: a space without a fixed-size array, a vector environment that does not reset at the next step.
-        EnvContractError: something returned breaks the spec; the message says what, where, and how to fix it.
+        EnvContractError: a returned value breaks the contract; the message says which, where, and how to fix it.
         EnvWorkerError: the environment's own code raised; the message holds its traceback.
     """
     config = as_env_config(env)
@@ -150,7 +153,7 @@ def _called(call: Callable[[], Any], where: str, violation: Callable[[Any], str 
 
 
 def _random_action(spec: Tree, noise: Any, obs: Any) -> Tree:
-    """One action as `env.step` takes it; a mask in the observation is obeyed, since an illegal move may raise."""
+    """A random action for `env.step`, legal by the mask in the observation, since an illegal move may raise."""
     mask = obs[MASK][None] if isinstance(obs, dict) and MASK in obs else None
     return tree_map(lambda leaf: leaf[0], sample_action(spec, noise, mask))
 
@@ -194,6 +197,6 @@ def _bytes(obs: Any) -> bytes:
 
 
 def _close(env: AnyEnv) -> None:
-    """A throw-away instance that cannot close must not mask what was found."""
+    """Closes a throw-away instance; an error in doing so must not hide the finding."""
     with contextlib.suppress(Exception):
         env.close()

@@ -1,6 +1,6 @@
-"""What, if anything, is wrong with what an environment returned?
+"""The environment contract, value by value: each function returns the first violation as text, or None.
 
-These functions run in the step loop: they return a message or None, allocate little and never raise.
+They run in the step loop of every pool: they allocate little and never raise. `check.py` plays a whole environment.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree
 
-_LARGEST_REWARD = float(np.finfo(np.float32).max)
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 def describe_violation(obs: Any, spec_tree: Tree, where: str) -> str | None:
-    """The first way in which an observation breaks its spec, None if it keeps it.
+    """The first way in which an observation breaks its spec, None if it does not.
 
     Looks at structure, type, shape and dtype (exactly; any integer for `discrete`), NaN and infinity (never allowed,
     even where the bounds are infinite), and bounds.
 
     Args:
-        obs: what the environment returned. spec_tree: tree of LeafSpec. where: opens the key path, "observation".
+        obs: of the environment. spec_tree: tree of LeafSpec. where: opens the key path, such as "observation".
     """
     if isinstance(spec_tree, LeafSpec):
         return _discrete(obs, spec_tree, where) if spec_tree.kind == "discrete" else _array(obs, spec_tree, where)
@@ -49,7 +49,7 @@ def describe_violation(obs: Any, spec_tree: Tree, where: str) -> str | None:
 
 
 def describe_step_violation(result: Any) -> str | None:
-    """The first way in which the result of `step`, but for its observation, is not what Gymnasium says; else None."""
+    """The first way in which a result of `step`, but for its observation, breaks Gymnasium's API; else None."""
     if not isinstance(result, tuple) or len(result) != 5:
         size = f" of {len(result)}" if isinstance(result, tuple) else ""
         hint = "; that is the old gym API: split done into terminated and truncated" if size == " of 4" else ""
@@ -58,7 +58,7 @@ def describe_step_violation(result: Any) -> str | None:
     if not _is_real(reward):
         hint = "reward.item()" if isinstance(reward, np.ndarray) and reward.size == 1 else "float(reward)"
         return f"reward: got {_shown(reward)}, expected one real number; return {hint}"
-    if not -_LARGEST_REWARD <= float(reward) <= _LARGEST_REWARD:
+    if not -LARGEST_REWARD <= float(reward) <= LARGEST_REWARD:
         return f"reward: got {reward}, expected a finite number that fits float32; look for a division by zero"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):
@@ -69,7 +69,7 @@ def describe_step_violation(result: Any) -> str | None:
 
 
 def describe_reset_violation(result: Any) -> str | None:
-    """The first way in which the result of `reset`, but for its observation, is not `(obs, info)`; else None."""
+    """The first way in which a result of `reset`, but for its observation, breaks Gymnasium's API; else None."""
     if not isinstance(result, tuple) or len(result) != 2:
         size = f" of {len(result)}" if isinstance(result, tuple) else ""
         return f"got {_shown(result)}{size}, expected a tuple (obs, info)"
@@ -123,7 +123,7 @@ def _array(obs: Any, leaf: LeafSpec, where: str) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def value_limits(leaf: LeafSpec) -> tuple[np.dtype[Any], Any, Any]:
-    """The leaf's dtype, and the lower and upper bound in that dtype, scalars or arrays; None where none can be broken."""
+    """dtype, lower and upper bound of a leaf; bounds in that dtype, scalars or arrays, None if none can be broken."""
     dtype = np.dtype(leaf.dtype)
     if leaf.kind == "box":
         lows, highs = leaf.low, leaf.high

@@ -1,4 +1,4 @@
-"""How is an environment made from its settings?"""
+"""Environments made from settings: a Gymnasium id, import path or callable, with its arguments and wrappers."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Everything that makes one environment; `make()` gives a new instance each time."""
+    """The settings of one environment; `make()` returns a new instance each time."""
 
     env: str | Callable[..., Any]
-    """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), `module:qualname` of something that makes one, or a callable."""
+    """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of `gymnasium.make` or of the callable."""
     wrappers: tuple[str | Callable[..., Any], ...] = ()
@@ -73,7 +73,7 @@ class EnvConfig:
         """A new environment; its owner closes it.
 
         Raises:
-            ConfigError: unknown id, module or name; a missing extra; something made that is no environment.
+            ConfigError: unknown id, module or name; a missing extra; the factory returned no environment.
             EnvWorkerError: the environment's or a wrapper's own code raised; the original is chained.
         """
         for module in self.imports:
@@ -97,7 +97,7 @@ class EnvConfig:
         return env
 
     def make_one(self) -> gym.Env[Any, Any]:
-        """As `make`, but a native batched environment is refused."""
+        """As `make`, but raises NativeEnvError for a native batched environment."""
         env = self.make()
         if isinstance(env, gym.vector.VectorEnv):
             raise NativeEnvError(
@@ -125,7 +125,7 @@ class EnvConfig:
 
 
 def as_env_config(env: EnvConfig | str | Callable[..., Any]) -> EnvConfig:
-    """Settings from an id, an import path or a callable; an `EnvConfig` stays as it is."""
+    """Settings from an id, an import path or a callable; an `EnvConfig` is returned unchanged."""
     return env if isinstance(env, EnvConfig) else EnvConfig(env)
 
 

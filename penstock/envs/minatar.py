@@ -44,8 +44,8 @@ def space_invaders(*, sticky: float = 0.1, max_steps: int = 5_000) -> MinAtar:
 class MinAtar(gym.Env[Grid, int]):
     """One game: observations [10, 10, C] bool, a channel for each kind of object; the actions that the game uses.
 
-    With the same seed it plays as the package's own environment with `use_minimal_action_set`. One thing differs: that
-    has no time limit, and in Breakout a paddle at rest can return the ball for ever.
+    With the same seed it plays as the package's own environment with `use_minimal_action_set` does. It differs in one
+    thing: that has no time limit, and in Breakout a paddle at rest can return the ball for ever.
 
     Args:
         sticky: probability that an action is replaced by the one before; 0.1 in the paper.
@@ -86,7 +86,7 @@ class MinAtar(gym.Env[Grid, int]):
 
 
 def _load(game: str) -> Any:
-    """A game's module by its file: importing the package imports seaborn, for seconds in each worker."""
+    """A game's module, loaded by its file: importing the package imports seaborn, for seconds in each worker."""
     package = importlib.util.find_spec("minatar")
     if package is None or not package.submodule_search_locations:
         raise MissingExtraError("minatar", "minatar")

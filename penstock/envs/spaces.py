@@ -1,4 +1,4 @@
-"""Which `LeafSpec` tree stands for a Gymnasium space?"""
+"""Specs of Gymnasium spaces: each space as a tree of `LeafSpec`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FITS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
 
 
 def env_spec(env: Any) -> EnvSpec:
-    """Observation and action of one slot; a `gymnasium.vector.VectorEnv` is asked for its single spaces.
+    """The spec of one slot of an environment; of a `gymnasium.vector.VectorEnv` the single spaces count.
 
     Raises:
         ConfigError: a space is missing or of a kind that has no fixed-size array; see `space_to_spec`.
@@ -81,7 +81,7 @@ def _space_of(env: Any, name: str) -> Any:
 
 
 def _bounds(bound: npt.NDArray[Any]) -> float | tuple[float, ...]:
-    """One number if all elements agree, which keeps the spec of an image small; an empty array has no bound to keep."""
+    """One number if all elements agree, which keeps the spec of an image small; 0 for an empty array."""
     if bound.size == 0 or np.all(bound == bound.flat[0]):
         return float(bound.flat[0]) if bound.size else 0.0
     return tuple(float(v) for v in bound.flat)

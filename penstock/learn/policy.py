@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
-from penstock.core.layout import padded_rows
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec

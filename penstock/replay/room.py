@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 
 from penstock.core.errors import ConfigError
+from penstock.core.machine import free_memory
 from penstock.replay.columns import Array, Plan
 
 _SHARE = 0.9
@@ -62,41 +63,6 @@ def reserve(plan: Plan, folder: Path | None, rows: int, spare_rows: int) -> dict
         return {name: _array(folder, shape, dtype) for name, (shape, dtype) in plan.items()}
     except (MemoryError, OSError) as error:
         raise ConfigError(f"{seen}, and yet: {error}; {advice}") from error
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can take: of the machine, and of what each of its control groups (versions 1, 2) grants."""
-    free = psutil.virtual_memory().available
-    groups = root / "sys/fs/cgroup"
-    for folder in _memory_groups(root / "proc/self/cgroup", groups):
-        for limit, used, cache in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            try:
-                granted = int((folder / limit).read_text()) - int((folder / used).read_text())
-                # Pages of files that nobody reads are given up for whoever asks.
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                free = min(free, granted + int(stat.get(cache, 0)))
-            except (OSError, ValueError):  # no such controller, or no limit ("max")
-                continue
-    return max(free, 0)
-
-
-def _memory_groups(own: Path, groups: Path) -> list[Path]:
-    """The control groups that this process counts in: its own and all above it."""
-    found = [groups, groups / "memory"]
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" or "memory" in controllers.split(","):
-            top = groups if number == "0" else groups / "memory"
-            inner = top / path.lstrip("/")
-            found += [p for p in (inner, *inner.parents) if top in p.parents]
-    return found
 
 
 def _array(folder: Path | None, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:

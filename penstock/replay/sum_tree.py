@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import ConfigError
-from penstock.core.mapped import releaser, stretches
+from penstock.core.mapped import chunks, releaser
 
 TOP = 2048
 """To accumulate and search so many sums costs about as much as one more level below an eighth of them."""
@@ -108,7 +108,7 @@ class SumTree:
                 f"SumTree.load of shape {np.shape(values)}: expected ({self._size},), as in the tree saved"
             )
         forget = releaser(values)
-        for at in stretches(values):  # they may be a mapped file, larger than what memory is free
+        for at in chunks(values):  # they may be a mapped file, larger than what memory is free
             self.set_range(at.start, values[at])
             forget()
 

@@ -8,9 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
-import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -20,9 +18,10 @@ from torch import Tensor, nn
 from penstock.agents.mlp import mlp_chain
 from penstock.agents.networks import NatureCNN
 from penstock.agents.recurrent import Memory
-from penstock.core.layout import ROW_MULTIPLE, padded_rows
-from penstock.core.version import VERSION
-from penstock.run.affinity import allowed_cpus, cpu_quota, default_workers, memory_limit, plan, ranges, read_machine
+from penstock.core import VERSION
+from penstock.core.batch import ROW_MULTIPLE, padded_rows
+from penstock.core.machine import free_memory, read_machine, total_memory
+from penstock.run.affinity import default_workers, plan, ranges
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -104,18 +103,6 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
-
-
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, float | None]:
-    """Cores that this process may run on, and the share of them that its control group grants, None for no limit."""
-    return len(allowed_cpus()), cpu_quota(cgroup)
-
-
-def usable_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Bytes that are free now, and bytes in all: the machine's, or the control group's limit if that is lower."""
-    memory = psutil.virtual_memory()
-    total = min(memory.total, memory_limit(cgroup) or memory.total)
-    return min(memory.available, total), total
 
 
 def accelerators() -> list[str]:
@@ -252,9 +239,9 @@ def _software() -> Table:
 
 
 def _machine() -> Table:
-    cores, share = usable_cores()
-    free, total = usable_memory()
-    limit = "" if share is None or share >= cores else f"; a control group grants {share:g} of them"
+    here = read_machine()
+    cores, total = len(here.cpus), total_memory()
+    limit = "" if here.quota is None or here.quota >= cores else f"; a control group grants {here.quota:g} of them"
     built = (
         ""
         if torch.cuda.is_available() or torch.version.cuda is None
@@ -263,12 +250,11 @@ def _machine() -> Table:
     table = Table("what", "here", title="Machine", title_justify="left")
     table.add_row("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
     table.add_row("cores", f"{cores} of {os.cpu_count()} usable by this process{limit}")
-    here = read_machine()
     workers = default_workers(here, B=64)
     table.add_row("layout", str(here))
     table.add_row("placement", f"for 64 slots, {plan(here, workers).why}")
     table.add_row("vector instructions", torch.backends.cpu.get_cpu_capability())
-    table.add_row("memory", f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}")
+    table.add_row("memory", f"{min(free_memory(), total) / 2**30:.1f} GiB free of {total / 2**30:.1f}")
     table.add_row("accelerator", "\n".join(accelerators()) or f"none{built}")
     return table
 

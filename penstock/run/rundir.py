@@ -19,10 +19,10 @@ import gymnasium
 import numpy as np
 import torch
 
+from penstock.core import VERSION
 from penstock.core.config import from_plain, to_plain
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.core.files import write_atomic
-from penstock.core.version import VERSION
 from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
 from penstock.run.trainer import Trainer

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 import time
 from typing import Any
 
 import torch
 
 from penstock.core.batch import SampleBatch
+from penstock.core.machine import allowed_cpus
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import train_one_step
 
@@ -22,7 +22,7 @@ def fastest_threads(policy: Policy, sampler: Any) -> int:
     The batch is a stand-in in the shapes of the sampler's, so neither environments nor the policy are touched.
     """
     batch: SampleBatch = sampler.blank_batch()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(allowed_cpus())
     candidates = [n for n in (1, 2, 4, 8, 16, 32) if n <= cores]
     best, best_s = 1, float("inf")
     for n in candidates:

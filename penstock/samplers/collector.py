@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.batch import Inputs, SampleBatch
-from penstock.core.layout import padded_rows
+from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Noise
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.pools.pool import Group

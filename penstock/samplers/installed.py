@@ -9,9 +9,8 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
-from penstock.core.batch import Inputs, SampleBatch, allocate_batch
+from penstock.core.batch import ROW_MULTIPLE, Inputs, SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
-from penstock.core.layout import ROW_MULTIPLE
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_leaves, tree_map
 

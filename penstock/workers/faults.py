@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any, Literal, NamedTuple
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError, PenstockError
+from penstock.core.machine import oom_kills
 
 FaultKind = Literal["exception", "contract", "signal", "exit", "oom", "timeout"]
 FaultPolicy = Literal["auto", "raise", "restart", "drop"]
@@ -100,15 +101,6 @@ def describe_exit(status: int | None, oom_before: int, report: Any, crash: str) 
             )
         return Fault("signal", f"killed by signal {number} ({name}){tail}")
     return Fault("exit", f"the process ended with exit code {status}{tail}")
-
-
-def oom_kills() -> int:
-    """Number of processes of this control group that the kernel killed for want of memory; 0 where it does not say."""
-    try:
-        with open("/sys/fs/cgroup/memory.events") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
 
 
 def kill_group(pid: int) -> None:

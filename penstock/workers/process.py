@@ -16,9 +16,10 @@ from typing import Any
 import cloudpickle
 
 import penstock.core.errors as errors
+from penstock.core.machine import oom_kills
 from penstock.core.wire import decode
 from penstock.workers.control import Bell
-from penstock.workers.faults import kill_group, oom_kills
+from penstock.workers.faults import kill_group
 from penstock.workers.messages import Boot, Start
 
 _THREAD_SETTINGS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import COMMANDS, main
+from penstock.core import VERSION
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, NonFiniteError
-from penstock.core.version import VERSION
 from penstock.run.bench.costs import Costs
 from penstock.run.bench.search import Row, Verdict, base_sampler, with_settings
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.batch import Inputs, SampleBatch, allocate_batch, poison
+from penstock.core.batch import Inputs, SampleBatch, allocate_batch, padded_rows, poison
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
@@ -153,3 +153,7 @@ def test_poison_reaches_every_leaf():
     assert np.isnan(batch.info["env"]["score"]).all()
     assert np.isnan(batch.state["h"]).all()
     assert (batch.version == -4242).all()
+
+
+def test_rows_are_padded_to_the_next_multiple_of_four():
+    assert [padded_rows(n) for n in (0, 1, 2, 3, 4, 5, 7, 8, 9, 1000, 1001)] == [0, 4, 4, 4, 4, 8, 8, 8, 12, 1000, 1004]

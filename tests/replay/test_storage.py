@@ -61,19 +61,6 @@ def test_what_does_not_fit_is_refused_with_a_capacity_that_does(monkeypatch: pyt
         stored(int(fits * 1.3)).prepare(4, 3)
 
 
-def test_memory_is_what_machine_and_control_groups_leave(tmp_path: Path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
-    for path, limit, used in (("a", "9000", "5000"), ("a/b", "max", "4000")):
-        folder = tmp_path / "sys/fs/cgroup" / path
-        folder.mkdir(parents=True)
-        (folder / "memory.max").write_text(limit)
-        (folder / "memory.current").write_text(used)
-        (folder / "memory.stat").write_text("anon 7\ninactive_file 1500\n")
-    assert room.free_memory(tmp_path) == 9000 - 5000 + 1500
-    assert room.free_memory(tmp_path / "nothing") > 9000
-
-
 def test_files_leave_nothing_behind_and_are_not_shared(tmp_path: Path):
     batch = one()
     replays = [stored(90, dir=str(tmp_path)) for _ in range(2)]

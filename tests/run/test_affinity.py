@@ -1,49 +1,13 @@
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.core.config import from_plain, to_plain
 from penstock.core.errors import ConfigError
-from penstock.run.affinity import (
-    Gpu,
-    Machine,
-    cpu_quota,
-    default_workers,
-    memory_limit,
-    plan,
-    ranges,
-    read_machine,
-    slices,
-)  # fmt: skip
-
-Tree = Callable[[Mapping[str, str]], Path]
-CPU = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-NODE = "sys/devices/system/node/node{}/cpulist"
-GROUP = "sys/fs/cgroup"
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    """Writes files below an empty root."""
-
-    def write(files: Mapping[str, str]) -> Path:
-        for name, text in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-        return tmp_path
-
-    return write
-
-
-def two_sockets() -> dict[str, str]:
-    """2 x 4 cores with 2 threads: the siblings of 0..7 are 8..15, nodes hold 0-3,8-11 and 4-7,12-15."""
-    files = {CPU.format(cpu): f"{cpu % 8},{cpu % 8 + 8}\n" for cpu in range(16)}
-    return {**files, NODE.format(0): "0-3,8-11\n", NODE.format(1): "4-7,12-15\n"}
+from penstock.core.machine import Gpu, Machine, read_machine
+from penstock.run.affinity import default_workers, plan, ranges, slices
 
 
 def machine(cores: int, threads: int = 1, nodes: int = 1, quota: float | None = None, gpus: int = 0) -> Machine:
@@ -52,128 +16,7 @@ def machine(cores: int, threads: int = 1, nodes: int = 1, quota: float | None = 
     return Machine(each, where, quota, None, tuple(Gpu("H", f"GPU-{i}", None) for i in range(gpus)))
 
 
-# What is read
-
-
-def test_two_sockets_with_hyperthreads(tree: Tree) -> None:
-    found = read_machine(tree(two_sockets()), range(16))
-    assert found.cores == tuple((c, c + 8) for c in range(8))
-    assert found.nodes == (0, 0, 0, 0, 1, 1, 1, 1)
-    assert found.cpus == tuple(range(16))
-    assert str(found) == "8 cores with 2 threads, 2 NUMA nodes"
-
-
-def test_cores_of_a_node_stand_together_however_they_are_numbered(tree: Tree) -> None:
-    files = {NODE.format(0): "0,2\n", NODE.format(1): "1,3\n"}
-    found = read_machine(tree(files), range(4))
-    assert found.cores == ((0,), (2,), (1,), (3,))
-    assert found.nodes == (0, 0, 1, 1)
-
-
-def test_only_cpus_that_are_allowed(tree: Tree) -> None:
-    found = read_machine(tree(two_sockets()), [1, 9, 12])
-    assert found.cores == ((1, 9), (12,))
-    assert found.nodes == (0, 1)
-
-
-def test_without_topology_each_cpu_is_a_core(tree: Tree) -> None:
-    found = read_machine(tree({}), [0, 1, 5])
-    assert found == Machine(((0,), (1,), (5,)), (0, 0, 0))
-    assert str(found) == "3 cores"
-
-
-def test_one_cpu(tree: Tree) -> None:
-    found = read_machine(tree({CPU.format(0): "0\n"}), [0])
-    assert str(found) == "1 core"
-    assert found.busy_cores == 1
-
-
-def test_fourteen_cores_and_a_gpu(tree: Tree) -> None:
-    files = {CPU.format(c): f"{2 * (c // 2)}-{2 * (c // 2) + 1}\n" for c in range(28)}
-    gpu = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 77\nGPU UUID: \t GPU-ab12\nBus Location: \t 0000:1B:00.0\n"
-    files |= {
-        "proc/driver/nvidia/gpus/0000:1B:00.0/information": gpu,
-        NODE.format(0): "0-13\n",
-        NODE.format(1): "14-27\n",
-    }
-    found = read_machine(tree({**files, "sys/bus/pci/devices/0000:1b:00.0/numa_node": "1\n"}), range(28))
-    assert found.cores == tuple((2 * c, 2 * c + 1) for c in range(14))
-    assert found.gpus == (Gpu("NVIDIA H100 80GB HBM3", "GPU-ab12", 1),)
-    assert str(found) == "14 cores with 2 threads, 2 NUMA nodes, 1 GPU"
-    placement = plan(found, 8, groups=2, server=True)
-    assert placement.server == (14, 15)  # beside the GPU
-    assert placement.learner == (16, 17)
-
-
-@pytest.mark.parametrize(
-    ("files", "own", "quota"),
-    [
-        ({}, "", None),
-        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
-        ({"cpu.max": "150000 100000\n"}, "0::/\n", 1.5),
-        ({"cpu.max": "150000 100000\n"}, "", 1.5),
-        ({"a/cpu.max": "800000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b\n", 8.0),
-        ({"a/cpu.max": "800000 100000\n", "a/b/cpu.max": "200000 100000\n"}, "0::/a/b\n", 2.0),
-        ({"other/cpu.max": "100000 100000\n"}, "0::/a\n", None),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "1:cpu:/\n", None),
-        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "1:cpu:/not/mounted\n", 0.5),
-        (
-            {"cpu,cpuacct/d/cpu.cfs_quota_us": "250000\n", "cpu,cpuacct/d/cpu.cfs_period_us": "100000\n"},
-            "4:cpu,cpuacct:/d\n",
-            2.5,
-        ),
-        ({"cpu.max": "garbage\n"}, "nonsense\n", None),
-    ],
-)
-def test_control_groups_share_of_time(
-    files: dict[str, str], own: str, quota: float | None, tree: Tree, tmp_path: Path
-) -> None:
-    root = tree({**{f"{GROUP}/{name}": text for name, text in files.items()}, "proc/self/cgroup": own})
-    assert cpu_quota(tmp_path / GROUP, tmp_path / "proc/self/cgroup") == quota
-    assert read_machine(root, range(4)).quota == quota
-
-
-@pytest.mark.parametrize(
-    ("files", "own", "limit"),
-    [
-        ({}, "", None),
-        ({"memory.max": "max\n"}, "0::/\n", None),
-        ({"memory.max": "1048576\n"}, "0::/\n", 1048576),
-        ({"a/memory.max": "4096\n", "a/b/memory.max": "8192\n"}, "0::/a/b\n", 4096),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "1:memory:/\n", None),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712\n", "memory/x/memory.limit_in_bytes": "4096"}, "1:memory:/x\n", 4096),
-    ],
-)  # fmt: skip
-def test_control_groups_memory(files: dict[str, str], own: str, limit: int | None, tree: Tree, tmp_path: Path) -> None:
-    tree({**{f"{GROUP}/{name}": text for name, text in files.items()}, "proc/self/cgroup": own})
-    assert memory_limit(tmp_path / GROUP, tmp_path / "proc/self/cgroup") == limit
-
-
-def test_a_quota_of_one_and_a_half_cpus(tree: Tree) -> None:
-    found = read_machine(tree({f"{GROUP}/cpu.max": "150000 100000\n"}), range(8))
-    assert str(found) == "8 cores, 1.5 CPUs of time"
-    assert found.busy_cores == 1
-    assert default_workers(found, 16) == 1
-    assert "grants 1.5 CPUs of time, fewer than there are workers" in plan(found, 4).why
-    assert "grants" not in plan(found, 1).why
-
-
-def test_nvidia_smi_where_the_driver_has_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if Path("/proc/driver/nvidia/gpus").exists():
-        pytest.skip("the driver has them here")
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H100, 80GB, GPU-ab'\necho 'NVIDIA T4, GPU-cd'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert read_machine().gpus == (Gpu("NVIDIA H100, 80GB", "GPU-ab"), Gpu("NVIDIA T4", "GPU-cd"))
-    program.write_text("#!/bin/sh\nexit 9\n")
-    assert read_machine().gpus == ()
-
-
-def test_this_machine() -> None:
-    found = read_machine()
-    assert set(found.cpus) == (os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(found.cpus))
-    assert plan(found, 2).workers
+TWO_SOCKETS = machine(8, threads=2, nodes=2)
 
 
 # Where processes go
@@ -218,6 +61,24 @@ def test_more_workers_than_cpus_wrap_around_and_it_says_so() -> None:
     assert plan(machine(2), 5).workers == ((0,), (1,), (0,), (1,), (0,))
 
 
+def test_the_server_gets_a_core_beside_the_gpu() -> None:
+    cores = tuple((2 * c, 2 * c + 1) for c in range(14))
+    found = Machine(cores, (0,) * 7 + (1,) * 7, gpus=(Gpu("H", "GPU-0", 1),))
+    placement = plan(found, 8, groups=2, server=True)
+    assert (placement.server, placement.learner) == ((14, 15), (16, 17))
+
+
+def test_a_quota_below_the_number_of_workers_is_told() -> None:
+    found = machine(8, quota=1.5)
+    assert default_workers(found, 16) == 1
+    assert "grants 1.5 CPUs of time, fewer than there are workers" in plan(found, 4).why
+    assert "grants" not in plan(found, 1).why
+
+
+def test_this_machine_can_be_planned_for() -> None:
+    assert plan(read_machine(), 2).workers
+
+
 def test_one_cpu_takes_all() -> None:
     placement = plan(machine(1), 2, groups=2, server=True)
     assert placement.workers == ((0,), (0,))
@@ -226,8 +87,8 @@ def test_one_cpu_takes_all() -> None:
     assert (both.workers, both.server, both.learner) == (((1,),), (0,), (0,))
 
 
-def test_workers_spread_over_numa_nodes_and_neighbours_stay_together(tree: Tree) -> None:
-    found = read_machine(tree(two_sockets()), range(16))
+def test_workers_spread_over_numa_nodes_and_neighbours_stay_together() -> None:
+    found = TWO_SOCKETS
     assert plan(found, 4, server=True).workers == ((2,), (4,), (5,), (6,))  # 2 of 8 cores of node 0 are taken
     assert plan(found, 8).workers == tuple((c,) for c in range(8))
     assert [w[0] % 8 // 4 for w in plan(found, 16).workers] == [0] * 8 + [1] * 8
@@ -286,8 +147,8 @@ def test_default_number_of_workers(cores: int, B: int, groups: int, server: bool
 # Several runs
 
 
-def test_slices_are_disjoint_whole_cores(tree: Tree) -> None:
-    found = read_machine(tree(two_sockets()), range(16))
+def test_slices_are_disjoint_whole_cores() -> None:
+    found = TWO_SOCKETS
     parts = slices(found, 2)
     assert [part.cores for part in parts] == [found.cores[:4], found.cores[4:]]
     assert [set(part.nodes) for part in parts] == [{0}, {1}]

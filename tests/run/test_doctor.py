@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from penstock.cli import doctor as command
 from penstock.run import doctor
-from penstock.run.doctor import CONFLICTS, RowBits, conflicts, examine, ranges, row_bits, usable_cores, usable_memory
+from penstock.run.doctor import CONFLICTS, RowBits, conflicts, examine, ranges, row_bits
 
 INPUTS = torch.arange(1.0, 34.0).unsqueeze(1)
 
@@ -71,34 +70,6 @@ def test_compares_releases_as_numbers(version: str | None, wanted: str, fits: bo
 def test_every_fix_is_a_requirement_of_one_of_the_two() -> None:
     for c in CONFLICTS:
         assert c.fix.startswith((c.package, c.other)), c
-
-
-@pytest.mark.parametrize(
-    ("files", "share"),
-    [
-        ({}, None),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
-    ],
-)
-def test_sees_the_control_groups_share_of_cores(files: dict[str, str], share: float | None, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    cores, found = usable_cores(tmp_path)
-    assert found == share
-    assert cores >= 1
-
-
-def test_memory_is_at_most_the_control_groups(tmp_path: Path) -> None:
-    free, total = usable_memory(tmp_path)
-    assert 0 < free <= total
-    (tmp_path / "memory.max").write_text("1048576\n")
-    assert usable_memory(tmp_path) == (1048576, 1048576)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert usable_memory(tmp_path)[1] == total
 
 
 def test_equal_bits_are_one_group() -> None:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
-from penstock.core.batch import Inputs, SampleBatch
-from penstock.core.layout import padded_rows
+from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Noise, Purpose, generator
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map

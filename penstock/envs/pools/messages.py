@@ -12,9 +12,7 @@ import numpy as np
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
-from penstock.envs.contract import describe_step_violation, describe_violation
-
-LARGEST_REWARD = float(np.finfo(np.float32).max)
+from penstock.envs.contract import LARGEST_REWARD, describe_step_violation, describe_violation
 
 
 class Watched(Protocol):

@@ -1,4 +1,4 @@
-"""Small environments whose exact answers are known, and one that misbehaves in every named way."""
+"""Small environments with known exact answers, and one that misbehaves in every named way."""
 
 from penstock.envs.toy.base import Toy
 from penstock.envs.toy.faults import FAULTS, FaultEnv

@@ -1,4 +1,4 @@
-"""What all toy environments share: seeding, the step counter, and the shape of what is returned."""
+"""Base of all toy environments: seeding, the step counter, and the results of `reset` and `step`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Toy(gym.Env[Any, Any]):
         self.action_space = action_space
 
     def begin(self) -> None:
-        """Draws what an episode hides; called at each reset."""
+        """Draws the hidden values of an episode; called at each reset."""
 
     def observe(self) -> Any:
         """The observation at step `t`, in new memory."""
         raise NotImplementedError
 
     def act(self, action: Any) -> tuple[float, bool, bool]:
-        """Reward, terminated, truncated; `t` does not count this step yet."""
+        """Reward, terminated, truncated of a step that `t` does not count yet."""
         raise NotImplementedError
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -38,7 +38,7 @@ class Toy(gym.Env[Any, Any]):
         return self.observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """As Gymnasium says; info is empty."""
+        """One step by Gymnasium's API, with an empty info."""
         reward, terminated, truncated = self.act(action)
         self.t += 1
         return self.observe(), reward, terminated, truncated, {}

@@ -1,61 +1,24 @@
-"""Environments that take their process along, or hang, at a chosen place: for tests of worker processes."""
+"""An environment that kills its process, raises or hangs at a chosen step, for tests of worker processes."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.noise import env_seeds
-from penstock.envs.toy.faults import OddError
+from penstock.envs.toy.faults import WAYS
 from penstock.envs.toy.plumbing import SeedEcho
 
 
-def _raise(error: BaseException) -> Any:
-    raise error
-
-
-def _busy() -> None:
-    while True:
-        pass
-
-
-def _orphan() -> None:
-    subprocess.Popen(["sleep", "1000"])
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-WAYS: dict[str, Callable[[], Any]] = {
-    "raise": lambda: _raise(ValueError("the arm fell off")),
-    "odd_error": lambda: _raise(OddError(3, "two arguments")),
-    "interrupt": lambda: _raise(KeyboardInterrupt()),
-    "exit": lambda: sys.exit(7),
-    "os_exit": lambda: os._exit(0),
-    "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "sigsegv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "null": lambda: ctypes.string_at(0),
-    "abort": os.abort,
-    "orphan": _orphan,
-    "sleep": lambda: time.sleep(3600),
-    "busy": _busy,
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-}
-"""What `CrashEnv` can do; `orphan` leaves a child that lives on, the last three hang."""
-
-
 class CrashEnv(SeedEcho):
-    """`SeedEcho` that crashes in `where`: in its construction, or on step or in the reset of an episode.
+    """`SeedEcho` that crashes as `way` says: in its constructor, or in a chosen reset or step.
 
     Args:
-        seed, slot: of the run and of the slot that is at fault. episode, at: which episode of it, and which step.
-        once: a file that is made by the first crash and prevents any other; None: it crashes every time.
-        nap_s: seconds that every step takes.
+        way: a key of `WAYS`. where: the method. seed, slot, episode, at: of the run, and of the step at fault.
+        once: a file that the first crash makes and that prevents any other; None for a crash every time.
+        nap_s: duration of each step.
     """
 
     def __init__(

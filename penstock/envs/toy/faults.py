@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +32,33 @@ class OddError(Exception):
 def _raise(error: BaseException) -> Any:
     raise error
 
+
+def _busy() -> None:
+    while True:
+        pass
+
+
+def _orphan() -> None:
+    subprocess.Popen(["sleep", "1000"])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "raise": lambda: _raise(ValueError("the arm fell off")),
+    "odd_error": lambda: _raise(OddError(3, "two arguments")),
+    "interrupt": lambda: _raise(KeyboardInterrupt()),
+    "exit": lambda: sys.exit(7),
+    "os_exit": lambda: os._exit(0),
+    "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "sigsegv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "null": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "orphan": _orphan,
+    "sleep": lambda: time.sleep(3600),
+    "busy": _busy,
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
+"""Ways not to return; `orphan` kills the process and leaves a child that lives on, the last three hang."""
 
 OBS_FAULTS: dict[str, Callable[[Array], Any]] = {
     "nan_obs": lambda obs: np.array([obs[0], np.nan, obs[2]], np.float32),
@@ -62,25 +91,18 @@ RESULT_FAULTS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
 }
 """Faults of the result of `step`."""
 
-CRASHES: dict[str, Callable[[], Any]] = {
-    "raise_in_step": lambda: _raise(ValueError("the arm fell off")),
-    "odd_error_in_step": lambda: _raise(OddError(3, "two arguments")),
-    "interrupt_in_step": lambda: _raise(KeyboardInterrupt()),
-    "exit_in_step": lambda: sys.exit(7),
-    "os_exit_in_step": lambda: os._exit(0),
-    "sigkill_in_step": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "sigsegv_in_step": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "hang_in_step": lambda: time.sleep(3600),
-}
-"""Faults that leave `step` otherwise than by a return; from `os_exit` on they take the process along."""
+CRASHES = {
+    f"{way}_in_step": WAYS[way] for way in ("raise", "odd_error", "interrupt", "exit", "os_exit", "sigkill", "sigsegv")
+} | {"hang_in_step": WAYS["sleep"]}
+"""Faults in which `step` does not return; from `os_exit` on they kill the process or hang."""
 
 LASTING = ("none", "raise_in_init", "raise_in_reset", "reused_buffer", "unseeded")
 FAULTS = (*LASTING, *OBS_FAULTS, *DICT_FAULTS, *RESULT_FAULTS, *CRASHES)
-"""Every name that `FaultEnv` knows."""
+"""All faults of `FaultEnv` by name."""
 
 
 class FaultEnv(Toy):
-    """Observation: 3 uniform numbers; reward 1; terminated after `length` steps. Misbehaves as `fault` says.
+    """Observation: 3 uniform numbers; reward 1; terminated after `length` steps. It misbehaves as `fault` says.
 
     The fault comes on step number `at` of the instance, counted from 0 over all its episodes; `raise_in_reset` on reset
     number `at`; `raise_in_init` at once. `reused_buffer` returns one array for ever; `unseeded` draws from outside the

@@ -1,4 +1,4 @@
-"""A task with a goal that chance never reaches."""
+"""A task whose goal random actions hardly ever reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BitFlip(Toy):
 
     The reward is -1 for each step that does not end at the goal, and 0 for the one that does, which terminates; after
     n steps the episode is truncated. From d bits apart the best return is 1 - d, so -(n / 2 - 1) on average. Random
-    actions find the goal in about n of 2^n episodes; 8 bits and more need another idea.
+    actions find the goal in about n of 2^n episodes; with 8 bits and more, learning needs hindsight.
     """
 
     def __init__(self, n: int = 8) -> None:
@@ -31,7 +31,7 @@ class BitFlip(Toy):
 
     @staticmethod
     def reward_and_end(achieved_goal: Any, desired_goal: Any, info: Any) -> tuple[Any, Any]:
-        """Rewards [...], and whether the episode terminates [...]."""
+        """float32 rewards [...], and bools [...]: the episode terminates."""
         reward = BitFlip.compute_reward(achieved_goal, desired_goal, info)
         return reward, reward == 0
 

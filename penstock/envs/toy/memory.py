@@ -57,7 +57,7 @@ class RepeatPrevious(Toy):
 
 
 class HideVelocity(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Shows only some elements of a vector observation; the default leaves CartPole's position and angle."""
+    """Shows only some elements of a vector observation; by default position and angle of CartPole."""
 
     def __init__(self, env: gym.Env[Any, Any], keep: tuple[int, ...] = (0, 2)) -> None:
         gym.utils.RecordConstructorArgs.__init__(self, keep=keep)

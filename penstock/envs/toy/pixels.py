@@ -1,4 +1,4 @@
-"""A task in pixels that a small network learns in seconds."""
+"""A task with image observations that a small network learns in seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments that say where a row came from, for tests of the record."""
+"""Environments whose rows tell slot, episode and step they come from, for tests of the record."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Echo(Toy):
         return 64 * obs[..., 0] + 8 * (obs[..., 1] % 8) + obs[..., 2] % 8 + np.asarray(action) / 8
 
     def get_state(self) -> dict[str, int]:
-        """All that the environment is at this moment."""
+        """The whole state of the environment."""
         return {"episode": self.episode, "t": self.t}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Makes it what it was when `get_state` was called."""
+        """The inverse of `get_state`."""
         self.episode, self.t = state["episode"], state["t"]
 
     def begin(self) -> None:
@@ -70,9 +70,9 @@ class Counter(Toy):
 class SeedEcho(Toy):
     """Observation (high, low, t): the two 16-bit halves of the seed it was reset with, and the steps so far.
 
-    All else follows from these and the action, by static functions of whole arrays: whoever wrote a row, in whichever
-    process, it can be checked. Without a seed one is drawn. `info["echo"]` is t on every other step and -1 in `reset`;
-    `info["is_success"]` comes with the end.
+    All else follows from these and the action, by static functions of whole arrays, so that any row can be checked,
+    in whichever process it was written. Without a seed one is drawn. `info["echo"]` is t on every other step and -1
+    in `reset`; `info["is_success"]` comes with the end.
 
     With `nested`, observation and action are trees of every kind of leaf. Raises AssertionError on an action that
     is not in the action space, and if the one before was changed after it was given.
@@ -105,7 +105,7 @@ class SeedEcho(Toy):
 
     @staticmethod
     def place_of(obs: Any) -> tuple[Any, Any]:
-        """Seed and step of an observation, or of [...] of them, as int64."""
+        """Seed and step that an observation shows, or [...] of them, as int64."""
         if isinstance(obs, dict):
             halves, t = np.asarray(obs["seed"]), np.asarray(obs["when"][0]) - 5
         else:
@@ -127,13 +127,13 @@ class SeedEcho(Toy):
 
     @staticmethod
     def length_of(seed: Any) -> Any:
-        """Steps of the episode."""
+        """Steps of the episode of this seed."""
         seed = np.asarray(seed)
         return 1 + ((seed >> 16) + seed) % SeedEcho.longest
 
     @staticmethod
     def end_of(seed: Any) -> tuple[Any, Any]:
-        """Whether the episode's last step is terminated, and whether it is truncated; at least one, and maybe both."""
+        """(terminated, truncated) of the last step of this seed's episode; one of them is True, or both."""
         kind = (np.asarray(seed) >> 4) % 4
         return kind != 2, kind >= 2
 

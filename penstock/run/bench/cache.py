@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from penstock.agents.parameters import require_device
+from penstock.core import VERSION
 from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError
 from penstock.core.files import write_atomic
-from penstock.core.version import VERSION
+from penstock.core.machine import allowed_cpus, cpu_quota
 from penstock.envs.check import check_env
-from penstock.run.affinity import allowed_cpus, cpu_quota
 from penstock.run.bench.search import Verdict, base_sampler, bench, describe, settings_of, with_settings
 from penstock.run.experiment import Experiment
 

@@ -13,8 +13,7 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
-from penstock.core.batch import Inputs, allocate_batch
-from penstock.core.layout import padded_rows
+from penstock.core.batch import Inputs, allocate_batch, padded_rows
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_map

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from penstock.agents.parameters import require_device
+from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
-from penstock.core.layout import padded_rows
+from penstock.core.machine import Machine, read_machine
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import check_env
 from penstock.envs.pools.native import makes_vector_env
-from penstock.run.affinity import Machine, default_workers, read_machine
+from penstock.run.affinity import default_workers
 from penstock.run.bench.costs import Costs, measure_env, measure_forward, measure_handshake
 from penstock.run.experiment import Experiment
 from penstock.samplers import SAMPLERS, find_sampler

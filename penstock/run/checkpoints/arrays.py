@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.files import HashedFile
-from penstock.core.mapped import mapping, releaser, stretches
+from penstock.core.mapped import chunks, mapping, releaser
 
 Array = npt.NDArray[Any]
 _HEADER_BYTES = 4096
@@ -28,7 +28,7 @@ def write_array(file: HashedFile, x: Array) -> None:
         file.write_from(*source, x.nbytes)
         return
     forget = releaser(x)
-    for at in stretches(x) if x.nbytes else ():
+    for at in chunks(x) if x.nbytes else ():
         file.write(np.ascontiguousarray(x[at]).reshape(-1).view(np.uint8).data)
         forget()
 

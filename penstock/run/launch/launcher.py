@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from penstock.run.affinity import Machine
+from penstock.core.machine import Machine
 from penstock.run.launch.sweep import PROMPT, Queue, Run, has_checkpoint
 
 _LOOK_S = 0.1

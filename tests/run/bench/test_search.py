@@ -13,8 +13,8 @@ import torch
 
 import penstock as ps
 from penstock.core import trace
+from penstock.core.machine import Machine
 from penstock.envs.check import check_env
-from penstock.run.affinity import Machine
 from penstock.run.bench import cache as bench_cache
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.bench.costs import Costs, measure_env, measure_forward, measure_handshake

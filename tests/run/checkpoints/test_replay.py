@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.mapped import copy_rows, mapping, stretches
+from penstock.core.mapped import chunks, copy_rows, mapping
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.checkpoints.manifest import read_manifest
 
@@ -130,10 +130,10 @@ def test_private_memory_is_never_given_back(tmp_path: Path) -> None:
     assert not found.shared
 
 
-def test_stretches_are_of_16_mb_and_at_least_a_row() -> None:
-    assert [at.stop for at in stretches(np.zeros((40, 1 << 20), np.uint8))] == [16, 32, 40]
-    assert [at.stop for at in stretches(np.zeros((2, 1 << 25), np.uint8))] == [1, 2]
-    assert list(stretches(np.zeros((0, 5)))) == []
+def test_chunks_are_of_16_mb_and_at_least_a_row() -> None:
+    assert [at.stop for at in chunks(np.zeros((40, 1 << 20), np.uint8))] == [16, 32, 40]
+    assert [at.stop for at in chunks(np.zeros((2, 1 << 25), np.uint8))] == [1, 2]
+    assert list(chunks(np.zeros((0, 5)))) == []
 
 
 def test_a_flipped_bit_matters_to_those_who_need_the_replay(tmp_path: Path) -> None:

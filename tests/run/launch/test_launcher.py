@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.affinity import Gpu, Machine, read_machine
+from penstock.core.machine import Gpu, Machine, read_machine
 from penstock.run.launch import sweep as sweep_module
 from penstock.run.launch.launcher import Launcher
 from penstock.run.launch.sweep import (
@@ -324,7 +324,7 @@ def test_runs_die_with_a_launcher_that_is_killed_and_the_next_goes_on(fake: Path
     (tmp_path / "scripts").mkdir()
     script = tmp_path / "scripts" / "launcher.py"
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom penstock.run.affinity import Machine\n"
+        "import sys\nfrom pathlib import Path\nfrom penstock.core.machine import Machine\n"
         "from penstock.run.launch.launcher import Launcher\n"
         "from penstock.run.launch.view import LaunchView\nfrom penstock.run.launch.sweep import Sweep, new_queue\n"
         f"q = new_queue(Path('{fake}'), Sweep('ppo', ('--env', 'X'), {{'algo.what': ('slow', 'deaf', 'ok')}}))\n"
