@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.agents.parameters import agent_device
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Purpose
 from penstock.core.spec import BatchSpec
@@ -32,7 +33,7 @@ from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.entry import load
 from penstock.run.rundir import read_experiment
 from penstock.samplers.collector import Noise, collect
-from penstock.samplers.stage import Crew, Stage, agent_device
+from penstock.samplers.stage import Crew, Stage
 
 Format = Literal["penstock", "minari"]
 

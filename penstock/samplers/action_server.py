@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import agent_device
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree
 from penstock.samplers.collector import GroupViews, Noise, collect
 from penstock.samplers.cuda import GraphedAgent, cuda_capture, pin, unpin
@@ -88,8 +88,7 @@ class ActionServer:
     ) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers to where the workers see them; they are locked in memory where a CUDA device reads them."""
         batches, states = pool.attach(batches, states, None)
-        here = next((p.device for p in agent.parameters()), torch.device("cpu"))
-        if (self._device or here).type == "cuda":
+        if (self._device or agent_device(agent)).type == "cuda":
             pin(batches)
             self._pinned.append(batches)
         return batches, states
@@ -101,18 +100,9 @@ class ActionServer:
         self._pinned, self._graphed, self._copy = [], None, None
 
     def _acting(self, agent: Agent) -> Agent:
-        here = next((p.device for p in agent.parameters()), torch.device("cpu"))
-        if self._device is None or self._device == here:
+        if self._device is None or self._device == agent_device(agent):
             return agent
         if self._copy is None:
             self._copy = copy.deepcopy(agent).to(self._device)
         self._copy.load_state_dict(agent.state_dict())
         return self._copy
-
-
-def require_device(name: str, setting: str) -> None:
-    """Raises ConfigError if this machine or this torch has no such device."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"{setting}={name!r} is not here: {str(error).splitlines()[0]}; use 'cpu'") from error

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import live_in
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map
@@ -84,22 +85,3 @@ class _Counting:
     def recv(self) -> int:
         self.block[control.ROWS] = self._row
         return 0
-
-
-def live_in(agent: Agent, arrays: dict[str, Any]) -> None:
-    """Makes the agent's parameters and buffers views of `arrays`."""
-    for name, x in parameters_of(agent).items():
-        x.data = torch.from_numpy(arrays[name]).reshape(x.shape)
-
-
-def parameters_of(agent: Agent) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name: all that acting depends on."""
-    return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
-
-
-def copy_parameters(agent: Agent, out: dict[str, torch.Tensor]) -> None:
-    """Writes parameters and buffers into tensors on the CPU that have their names."""
-    sources = [x.detach() for x in parameters_of(agent).values()]
-    targets = list(out.values())
-    with torch.no_grad():
-        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]

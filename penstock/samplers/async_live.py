@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import copy_parameters, parameters_of
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.slab import places, share, view
@@ -18,7 +19,6 @@ from penstock.core.spec import EnvSpec, allocate
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.make import EnvConfig
-from penstock.samplers.actor import copy_parameters, parameters_of
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,

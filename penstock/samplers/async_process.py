@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import parameters_of
 from penstock.core.slab import view
 from penstock.core.tree import Tree
 from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
-from penstock.samplers.actor import parameters_of
 from penstock.samplers.episodes import Episodes
 from penstock.workers import control
 from penstock.workers.control import fence

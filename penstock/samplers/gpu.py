@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from penstock.agents.parameters import require_device
 from penstock.core.errors import ConfigError, NativeEnvError
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
@@ -19,7 +20,7 @@ from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import resized
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import Reset
-from penstock.samplers.action_server import ActionServer, require_device
+from penstock.samplers.action_server import ActionServer
 from penstock.samplers.cpu import check_process_settings, start_workers
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import place_in

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import agent_device
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError, EnvContractError
 from penstock.core.noise import Purpose
@@ -20,7 +21,7 @@ from penstock.envs.pools.pool import EnvPool
 from penstock.envs.pools.serial import SerialPool
 from penstock.samplers.collector import Noise
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal, join_episodes
-from penstock.samplers.stage import Crew, Stage, agent_device, examples
+from penstock.samplers.stage import Crew, Stage, examples
 
 _EVAL_T = 64
 _EVAL_B = 16

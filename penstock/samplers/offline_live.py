@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, SampleBatch, allocate_batch, carry_over
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Purpose, generator
@@ -23,7 +24,6 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.samplers.episodes import Episodes, EpisodeStats
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.stage import agent_device
 
 NO_VERSION = -1
 """`version` of every row: no parameters of this learner chose the action."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.layout import ROW_MULTIPLE
@@ -99,11 +100,6 @@ class Stage:
             if rows is not None:
                 tree_map(lambda x, y, b=slots, n=view.n: x[:n].copy_(torch.from_numpy(y[b])), state, rows)
             self.states[group] = state
-
-
-def agent_device(agent: Agent) -> torch.device:
-    """Where the agent's parameters are; the CPU if it has none."""
-    return next((p.device for p in agent.parameters()), torch.device("cpu"))
 
 
 def examples(agent: Agent, spec: EnvSpec) -> tuple[Tree, Tree]:

@@ -132,7 +132,7 @@ class ProcessPool(ProcessSlots):
 
     def publish(self, agent: Agent) -> None:
         """Writes the agent's parameters where its copies in the workers read them; only between two batches."""
-        from penstock.samplers.actor import copy_parameters
+        from penstock.agents.parameters import copy_parameters
 
         copy_parameters(agent, self._parameters)
 

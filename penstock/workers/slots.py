@@ -185,7 +185,7 @@ class ProcessSlots:
 
         import torch
 
-        from penstock.samplers.actor import parameters_of
+        from penstock.agents.parameters import parameters_of
 
         arrays = {name: np.ascontiguousarray(x.detach().cpu().numpy()) for name, x in parameters_of(agent).items()}
         where, there = share(self._workers.slabs[_PARAMETERS], arrays, "the agent's parameters")

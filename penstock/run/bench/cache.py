@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from penstock.agents.parameters import require_device
 from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError
 from penstock.core.files import write_atomic
@@ -21,7 +22,6 @@ from penstock.envs.check import check_env
 from penstock.run.affinity import allowed_cpus, cpu_quota
 from penstock.run.bench.search import Verdict, base_sampler, bench, describe, settings_of, with_settings
 from penstock.run.experiment import Experiment
-from penstock.samplers.action_server import require_device
 
 BUDGET_S = 20.0
 """How long the measurement may take."""

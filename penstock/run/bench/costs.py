@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, allocate_batch
 from penstock.core.layout import padded_rows
 from penstock.core.noise import Purpose, uniform
@@ -21,7 +22,6 @@ from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
 from penstock.envs.wrappers import MASK
 from penstock.samplers.cpu import CpuSampler, start_workers
-from penstock.samplers.stage import agent_device
 from penstock.workers.pool import TRAINING, ProcessPool
 
 _HANDSHAKES = 512

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from penstock.agents.parameters import require_device
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.layout import padded_rows
 from penstock.core.spec import EnvSpec
@@ -21,7 +22,6 @@ from penstock.run.affinity import Machine, default_workers, read_machine
 from penstock.run.bench.costs import Costs, measure_env, measure_forward, measure_handshake
 from penstock.run.experiment import Experiment
 from penstock.samplers import SAMPLERS, find_sampler
-from penstock.samplers.action_server import require_device
 from penstock.samplers.serial import SerialSampler
 
 NAMES = ("serial", "cpu", "gpu", "alternating")

@@ -1,0 +1,42 @@
+"""An agent's parameters: the device they are on, their names, and how processes share and copy them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.agents.agent import Agent
+from penstock.core.errors import ConfigError
+
+
+def agent_device(agent: Agent) -> torch.device:
+    """The device of the agent's parameters; the CPU if it has none."""
+    return next((p.device for p in agent.parameters()), torch.device("cpu"))
+
+
+def require_device(name: str, setting: str) -> None:
+    """Raises ConfigError, naming the setting, if this machine or this torch has no such device."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"{setting}={name!r} is not here: {str(error).splitlines()[0]}; use 'cpu'") from error
+
+
+def parameters_of(agent: Agent) -> dict[str, Tensor]:
+    """Parameters and buffers by name: everything that acting depends on. Live tensors, not copies."""
+    return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
+
+
+def copy_parameters(agent: Agent, out: dict[str, Tensor]) -> None:
+    """Copies parameters and buffers into CPU tensors of the same names, in the order of `parameters_of`."""
+    sources = [x.detach() for x in parameters_of(agent).values()]
+    with torch.no_grad():
+        torch._foreach_copy_(list(out.values()), sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+def live_in(agent: Agent, arrays: dict[str, Any]) -> None:
+    """Makes parameters and buffers views of the numpy arrays of their names, such as in shared memory."""
+    for name, x in parameters_of(agent).items():
+        x.data = torch.from_numpy(arrays[name]).reshape(x.shape)
