@@ -66,6 +66,13 @@ class Net:
         """True if the agent carries state from step to step."""
         return self.recurrent != "none"
 
+    @property
+    def fed(self) -> frozenset[str]:
+        """Names of the `Inputs` that the networks read besides the observation."""
+        first = self.is_recurrent or self.prev_action or self.prev_reward
+        used = {"prev_action": self.prev_action, "prev_reward": self.prev_reward, "first": first}
+        return frozenset(name for name, yes in used.items() if yes)
+
 
 def _laid_out(images: Tensor) -> Tensor:
     """Images as training convolves them fastest: channels last on CPU, which takes two thirds of the time.
