@@ -22,7 +22,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_structure
 
 
 class ActorCriticSettings(Protocol):
-    """What `actor_critic` reads of an algorithm's settings."""
+    """Settings that `actor_critic` reads."""
 
     @property
     def net(self) -> Net: ...
@@ -36,7 +36,7 @@ def actor_critic(spec: EnvSpec, settings: ActorCriticSettings) -> ActorCritic:
 
 
 class Output(NamedTuple):
-    """What a forward gives: [N] rows, or [T, B] rows if recurrent."""
+    """Outputs of a forward: [N] rows, or [T, B] rows if recurrent."""
 
     dist: dists.Distribution
     value: Tensor
@@ -84,7 +84,7 @@ class ActionHead(nn.Module):
                 self.register_buffer(f"half_{i}", half, persistent=False)
 
     def forward(self, params: Tensor, mask: Tensor | None = None) -> dists.Distribution:
-        """The distribution of parameters [N, ...], which are `linear` of the features.
+        """The distribution with these parameters [N, ...], the outputs of `linear`.
 
         `mask` [N, choices] covers the discrete leaves in order, concatenated; nonzero means allowed.
         """

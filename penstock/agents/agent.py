@@ -22,8 +22,8 @@ _PAGE = "docs/writing-an-algorithm.md"
 class Agent(nn.Module):
     """A policy with its networks. A subclass sets `spec` and `noise_size` and defines `act` and `forward`.
 
-    Acting is a pure function of inputs, state and noise: no modes, no generators of its own. Recurrent state, previous
-    action and reward count as null wherever `first`; the agent sees to it. `penstock.testing.check_agent` tests all that.
+    Acting is a pure function of inputs, state and noise: no modes, no generators of its own. The agent itself takes
+    recurrent state, previous action and reward for null wherever `first`. `penstock.testing.check_agent` tests this.
     """
 
     spec: EnvSpec
@@ -84,10 +84,10 @@ class Agent(nn.Module):
         return batch.terminal(self.preparation.net.terminal_info)
 
     def set_slots(self, B: int) -> None:
-        """Called by the sampler with the number of slots, before anything is acted on. Does nothing by default."""
+        """Takes the number of slots; called by the sampler before anything is acted on."""
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
-        """Called between batches with the algorithm's present settings; what changes must lie in buffers."""
+        """Sets exploration; called between batches with the algorithm's present settings. It must lie in buffers."""
 
     def renew_noise(self, rng: np.random.Generator) -> None:
         """Draws the noise of noisy networks; called before each gradient step from replay."""
@@ -105,7 +105,7 @@ def check_agent_members(agent: object) -> None:
     require_members(agent, Agent, _PAGE)
     for name in ("act", "forward"):
         if getattr(getattr(agent, name), "__func__", None) is getattr(Agent, name):
-            owner = type(agent)
+            owner, member = type(agent), members(Agent)[name]
             raise ConfigError(
-                f"{owner.__module__}.{owner.__qualname__} has no {members(Agent)[name]}, which Agent asks for; see {_PAGE}"
+                f"{owner.__module__}.{owner.__qualname__} has no {member}, which Agent asks for; see {_PAGE}"
             )

@@ -72,7 +72,7 @@ class ControlAgent(Agent):
     Gaussian noise of `exploration_noise` half-ranges, clipped to the box. Without noise: the mean.
 
     Args:
-        kind: what the actor is. target_actor: keep a target of it as well (DDPG, TD3).
+        kind: the actor's distribution. algo: name in messages. target_actor: keep a target of the actor (DDPG, TD3).
     """
 
     warm: Tensor

@@ -85,7 +85,7 @@ class DiscreteControlAgent(Agent):
         return Categorical(logits, self._start, self.preparation.mask(inputs.obs)).sample(noise), {}, None
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
-        """[N, A] log-probabilities, hopeless where the mask forbids."""
+        """[N, A] log-probabilities, about -1e9 for illegal actions."""
         return Categorical(self.actor(inputs, self.prepared(inputs.obs)), 0, self.preparation.mask(inputs.obs)).logp
 
     def q(self, inputs: Inputs) -> Tensor:
@@ -97,7 +97,7 @@ class DiscreteControlAgent(Agent):
         return self.target_critics(inputs, self.prepared(inputs.obs))
 
     def legal_count(self, inputs: Inputs) -> Tensor:
-        """[N] (or [1], if nothing is masked) the number of actions to choose from."""
+        """Number of legal actions: [N], or [1] if nothing is masked."""
         mask = self.preparation.mask(inputs.obs)
         return self.log_alpha.new_full((1,), self.actions) if mask is None else mask.sum(-1).to(self.log_alpha.dtype)
 

@@ -6,6 +6,8 @@ with the parameters' version and lie in every checkpoint.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -19,8 +21,8 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree
 class Preparation:
     """Observations and rewards of an agent as its networks and targets take them, as its `net` asks.
 
-    An agent that sets `self.preparation = Preparation(spec, net, discount)` has it used by the methods of `Agent`. It is
-    no module, so the agent registers `normalizer` and `reward_scaler` under these names for its checkpoints.
+    `Agent`'s methods use the one that an agent sets: `self.preparation = Preparation(spec, net, discount)`. It is no
+    module, so the agent registers `normalizer` and `reward_scaler` under these names for its checkpoints.
 
     Raises:
         ConfigError: the mask has not one element for each discrete choice.
@@ -32,11 +34,11 @@ class Preparation:
         choices = sum(sum(leaf.sizes) for leaf in tree_leaves(spec.action))
         if self.masked and (spec.obs[MASK_KEY].size != choices or not choices):
             raise ConfigError(
-                f"obs[{MASK_KEY!r}] has {spec.obs[MASK_KEY].size} elements for {choices} discrete choices; expected one "
-                "for each"
+                f"obs[{MASK_KEY!r}] has {spec.obs[MASK_KEY].size} elements for {choices} discrete choices; "
+                "expected one for each"
             )
         self.obs = self.unmasked(spec.obs)
-        """The spec of what networks are fed, a tree of `LeafSpec`."""
+        """Spec of the observation without its mask, a tree of `LeafSpec`."""
         self.normalizer = ObsNormalizer(self.obs) if net.normalize_obs else None
         self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
         self.active = self.masked or net.normalize_obs or net.normalize_reward
@@ -52,7 +54,7 @@ class Preparation:
         return obs if self.normalizer is None else self.normalizer(obs)
 
     def mask(self, obs: Tree) -> Tensor | None:
-        """[N, choices] bool, True for what may be chosen, the discrete leaves in order; None if nothing is masked."""
+        """[N, choices] bool, True for legal choices, the discrete leaves in order; None if nothing is masked."""
         return obs[MASK_KEY].flatten(1).bool() if self.masked else None
 
     def observe(self, batch: SampleBatch) -> None:
@@ -116,15 +118,17 @@ class ObsNormalizer(nn.Module):
         leaves: list[LeafSpec] = tree_leaves(obs)
         self.structure = tree_structure(obs)
         self._applies = [leaf.kind == "box" and not leaf.is_image for leaf in leaves]
-        self.moments = nn.ModuleList(RunningMoments(leaf.size if on else 0) for leaf, on in zip(leaves, self._applies))
+        self.moments: Any = nn.ModuleList(
+            RunningMoments(leaf.size if on else 0) for leaf, on in zip(leaves, self._applies)
+        )
 
     def forward(self, obs: Tree) -> Tree:
         """Normalised float32 observations [N, ...] or [T, N, ...] in the same tree."""
         out: list[Tensor] = []
         for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
             if on:
-                scale = torch.rsqrt(m.var + 1e-8)  # pyright: ignore[reportOperatorIssue, reportArgumentType]
-                flat = (x.reshape(-1, len(m.mean)).double() - m.mean) * scale  # pyright: ignore[reportOperatorIssue, reportCallIssue, reportArgumentType]
+                scale = torch.rsqrt(m.var + 1e-8)
+                flat = (x.reshape(-1, len(m.mean)).double() - m.mean) * scale
                 x = flat.clamp(-self.clip, self.clip).float().reshape(x.shape)
             out.append(x)
         return tree_unflatten(self.structure, out)
@@ -133,13 +137,13 @@ class ObsNormalizer(nn.Module):
         """Merges the observations [T, B, ...] that were acted on, where `valid` [T, B]."""
         for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
             if on:
-                m.update(x[valid].reshape(-1, len(m.mean)))  # pyright: ignore[reportCallIssue, reportArgumentType]
+                m.update(x[valid].reshape(-1, len(m.mean)))
 
     @property
     def empty(self) -> bool:
         """True before the first update of a normaliser that has something to normalise."""
         counts = [m.count for on, m in zip(self._applies, self.moments) if on]
-        return any(float(c) == 0.0 for c in counts)  # pyright: ignore[reportArgumentType]
+        return any(float(c) == 0.0 for c in counts)
 
 
 class RewardScaler(nn.Module):

@@ -1,4 +1,4 @@
-"""The agent of value learning: Q(obs, action) for discrete actions, as numbers or distributions, with a target network."""
+"""The agent of value learning: Q of discrete actions, as numbers or distributions, with a target network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ladder = Literal["none", "ape-x", "log-space"]
 
 
 class QSettings(Protocol):
-    """What `q_agent` reads of an algorithm's settings."""
+    """Settings that `q_agent` reads."""
 
     @property
     def net(self) -> Net: ...
@@ -248,7 +248,7 @@ class QAgent(Agent):
 
 
 def _as_many_slots(agent: QAgent, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Parameters of a run with any number of slots can be loaded; `set_slots` then says how many there are."""
+    """Takes parameters of a run with any number of slots; `set_slots` then says how many there are."""
     stored = state.get(f"{prefix}epsilon")
     if stored is not None and stored.shape != agent.epsilon.shape:
         agent.epsilon = agent.epsilon.new_ones(stored.shape)

@@ -1,4 +1,4 @@
-"""Conformance suites for pools, samplers, agents and algorithms of your own, and environments made to test them with."""
+"""Conformance suites for pools, samplers, agents and algorithms of your own, and environments to test them with."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_str
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.testing.records import expect, same
 
-_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-"""Between acting row by row and one forward over a batch, which multiply by other kernels."""
+_TOLERANCE = (1e-4, 1e-5)
+"""Relative and absolute, between acting row by row and one forward over a batch, which multiply by other kernels."""
 
 
 def check_agent(
@@ -37,8 +37,9 @@ def check_agent(
 ) -> None:
     """Raises AssertionError, with the row and the values seen, unless an agent acts and answers as samplers rely on.
 
-    A copy of the agent acts T times for B slots on random observations, then once more in several ways: again, in parts, in
-    reverse order, with other noise, and with other memories where `first`. Then `forward` and `values` see the record.
+    A copy of the agent acts T times for B slots on random observations, then once more in several ways: again, in
+    parts, in reverse order, with other noise, and with other memories where `first`. Then `forward` and `values` see
+    the record.
 
     Args:
         agent: an agent, or the `agent_fn(spec, settings)` of an algorithm.
@@ -50,24 +51,22 @@ def check_agent(
     """
     given = agent if isinstance(agent, Agent) else agent(spec, settings)
     check_agent_members(given)
-    B = padded_rows(max(B, 8))
-    acting = _Watched(copy.deepcopy(given), spec, B)
+    n = padded_rows(max(B, 8))
+    acting = _Watched(copy.deepcopy(given), spec, n)
     own, device = acting.agent, agent_device(given)
 
-    def draw(tree: Tree, address: int, rows: int) -> Tree:
-        u = uniform(seed, Purpose.CHECK, address, slice(0, B), rows, action_noise_size(tree))
-        drawn = sample_action(tree, u.reshape(rows * B, -1))
-        return tree_map(lambda x: torch.from_numpy(x).to(device).unflatten(0, (rows, B)), drawn)
-
-    shown, reward = draw(spec.obs, 0, T + 1), torch.linspace(-1.0, 1.0, (T + 1) * B, device=device).view(T + 1, B)
-    first = torch.zeros(T + 1, B, dtype=torch.bool, device=device)
+    size, rows = action_noise_size(spec.obs), (T + 1, n)
+    drawn = sample_action(spec.obs, uniform(seed, Purpose.CHECK, 0, slice(0, n), T + 1, size).reshape(-1, size))
+    obs = tree_map(lambda x: torch.from_numpy(x).to(device).unflatten(0, rows), drawn)
+    first = torch.zeros(rows, dtype=torch.bool, device=device)
     first[0], first[T // 2, ::3] = True, True
     null = tree_map(lambda x: torch.as_tensor(x, device=device), spec.null_action)
-    x = Inputs(shown, tree_map(lambda a, n: n.expand_as(a).clone(), draw(spec.action, 1, T + 1), null), reward, first)
-    u = uniform(seed, Purpose.ACT, 0, slice(0, B), T + 2, own.noise_size)
+    actions = tree_map(lambda x: x.expand(*rows, *x.shape).clone(), null)
+    x = Inputs(obs, actions, torch.linspace(-1.0, 1.0, (T + 1) * n, device=device).view(rows), first)
+    u = uniform(seed, Purpose.ACT, 0, slice(0, n), T + 2, own.noise_size)
     noise = torch.from_numpy(u).to(device)
     if own.env_ranks:
-        noise[..., -1] = torch.arange(B, device=device)
+        noise[..., -1] = torch.arange(n, device=device)
 
     state = opening = acting.initial_state()
     infos: list[Any] = []
@@ -137,7 +136,7 @@ class _Watched:
 
 
 def _check_acting(acting: _Watched, x: Inputs, state: Tree, noise: Tensor, other: Tensor | None) -> None:
-    """Is a row a function of its own inputs, state and noise, and of nothing else? `other`: noise that should matter."""
+    """A row must be a function of its own inputs, state and noise alone. `other`: noise that should change it."""
     for u, kind in ((noise, "with noise"), (None, "without noise")):
         whole = acting(x, state, u, kind)
         _same(acting(x, state, u, kind), whole, kind, "the same call returned something else")
@@ -153,7 +152,7 @@ def _check_acting(acting: _Watched, x: Inputs, state: Tree, noise: Tensor, other
 
 
 def _check_first(acting: _Watched, x: Inputs, state: Tree, opening: Tree, noise: Tensor, null: Tree) -> None:
-    """Does `first` make state, previous action and previous reward count as null?"""
+    """State, previous action and previous reward must count as null where `first`."""
     anew = x._replace(first=torch.ones_like(x.first))
     expected = acting(anew, opening, noise, "first")
     _same(acting(anew, state, noise, "first"), expected, "first", "an opening row depends on the state before it")
@@ -164,7 +163,7 @@ def _check_first(acting: _Watched, x: Inputs, state: Tree, opening: Tree, noise:
 
 
 def _check_forward(agent: Agent, x: Inputs, opening: Tree, info: dict[str, Any]) -> None:
-    """Does a forward over the record say what was recorded, where it has a distribution and values?"""
+    """A forward over the record must agree with it, where it has a distribution or values."""
     T, B = len(x.first) - 1, len(x.first[0])
     still = torch.zeros(T, B, dtype=torch.bool, device=x.first.device)
     batch = SampleBatch(
@@ -177,14 +176,14 @@ def _check_forward(agent: Agent, x: Inputs, opening: Tree, info: dict[str, Any])
         action = tree_map(lambda a: a.flatten(0, 1) if flat else a, batch.action)
         logp = out.dist.log_prob(action).detach().view(T, B)
         expect(
-            torch.allclose(logp, info["logp"], **_TOLERANCE),
+            torch.allclose(logp, info["logp"], *_TOLERANCE),
             "forward",
             f"log_prob {_worst(logp, info['logp'])} of the action that was recorded with it",
         )
     if hasattr(out, "value"):
         value, values = out.value.detach().view(T, B), agent.values(batch)
         expect(values.shape == (T + 1, B), "values", f"shape {tuple(values.shape)}; expected {(T + 1, B)}")
-        expect(torch.allclose(values[:T], value, **_TOLERANCE), "values", f"{_worst(values[:T], value)} of forward")
+        expect(torch.allclose(values[:T], value, *_TOLERANCE), "values", f"{_worst(values[:T], value)} of forward")
 
 
 def _row(x: Inputs, t: int) -> Inputs:
@@ -202,6 +201,6 @@ def _worst(got: Tensor, expected: Tensor) -> str:
 
 
 def _generators() -> tuple[Any, ...]:
-    """The states of all generators that nothing may draw from."""
+    """States of the global generators, from which nothing may draw."""
     _, keys, *rest = np.random.get_state()
     return random.getstate(), keys.tobytes(), rest, torch.random.get_rng_state().numpy().tobytes()  # pyright: ignore

@@ -1,4 +1,4 @@
-"""Conformance suite for algorithms: builds and training are functions of the seed, and a stored policy goes on exactly."""
+"""Conformance suite for algorithms: building and training follow the seed, and a stored policy goes on exactly."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def check_algorithm(
     iterations: int = 4,
     seed: int = 0,
 ) -> None:
-    """Raises AssertionError, with iteration and values, unless an algorithm builds, trains and resumes by its seed alone.
+    """Raises AssertionError, with the iteration, unless an algorithm builds, trains and resumes by its seed alone.
 
     Args:
         algo: the settings, such as `PPO(lr=1e-3)`; with replay, of a `learning_starts` that `iterations` exceed.
-        env: what to train on; the default shows 5 floats and takes one of 2 choices.
+        env: id, factory or EnvConfig to train on; the default shows 5 floats and takes one of 2 choices.
         batch: T and B of the sampler; None for the algorithm's own.
         iterations: sampled batches, each trained on; the policy is stored and loaded halfway.
 
