@@ -13,18 +13,16 @@ from penstock.agents import distributions as dists
 from penstock.agents.agent import Agent
 from penstock.agents.mlp import MLP, orthogonal
 from penstock.agents.networks import Encoder, Net
-from penstock.agents.normalizer import ObsNormalizer, RewardScaler
+from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure
-
-MASK_KEY = "action_mask"
+from penstock.core.tree import Tree, tree_leaves, tree_structure
 
 
 class ActorCriticSettings(Protocol):
-    """What `actor_critic` reads of an algorithm's settings."""
+    """Settings that `actor_critic` reads."""
 
     @property
     def net(self) -> Net: ...
@@ -38,7 +36,7 @@ def actor_critic(spec: EnvSpec, settings: ActorCriticSettings) -> ActorCritic:
 
 
 class Output(NamedTuple):
-    """What a forward gives: [N] rows, or [T, B] rows if recurrent."""
+    """Outputs of a forward: [N] rows, or [T, B] rows if recurrent."""
 
     dist: dists.Distribution
     value: Tensor
@@ -86,7 +84,7 @@ class ActionHead(nn.Module):
                 self.register_buffer(f"half_{i}", half, persistent=False)
 
     def forward(self, params: Tensor, mask: Tensor | None = None) -> dists.Distribution:
-        """The distribution of parameters [N, ...], which are `linear` of the features.
+        """The distribution with these parameters [N, ...], the outputs of `linear`.
 
         `mask` [N, choices] covers the discrete leaves in order, concatenated; nonzero means allowed.
         """
@@ -144,8 +142,8 @@ class ActorCritic(Agent):
     ) -> None:
         super().__init__()
         self.spec, self.net = spec, net
-        self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
-        seen = {k: v for k, v in spec.obs.items() if k != MASK_KEY} if self.masked else spec.obs
+        self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
+        seen = self.preparation.obs
         shared = (
             net.shared if net.shared is not None else net.is_recurrent or any(x.is_image for x in tree_leaves(seen))
         )
@@ -153,8 +151,7 @@ class ActorCritic(Agent):
             raise ConfigError(
                 "net.shared=False with a recurrent net: actor and critic share one memory; use shared=True"
             )
-        self.normalizer = ObsNormalizer(seen) if net.normalize_obs else None
-        self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
+        self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
         self.actor = Body(spec, seen, net)
         self.critic = None if shared else Body(spec, seen, net)
         self.memory = Memory(net.recurrent, self.actor.size, net.recurrent_size) if net.recurrent != "none" else None
@@ -164,7 +161,6 @@ class ActorCritic(Agent):
         orthogonal(self.value_head, 1.0)
         self._value_weights = (self.value_head.weight, self.value_head.bias)
         self.noise_size = sum(self.head.noise_sizes)
-        self._check_mask()
 
     def initial_state(self, B: int) -> Tree:
         return self.memory.initial_state(B) if self.memory else None
@@ -202,18 +198,12 @@ class ActorCritic(Agent):
             return value.reshape(lead)
 
     def needed(self, inputs: Inputs) -> Inputs:
-        action = inputs.prev_action if self.net.prev_action else None
-        reward = inputs.prev_reward if self.net.prev_reward else None
-        first = inputs.first if self.memory is not None or self.net.prev_action or self.net.prev_reward else None
-        return Inputs(inputs.obs, action, reward, first)
+        others = zip(Inputs._fields[1:], inputs[1:])
+        return Inputs(inputs.obs, *(x if name in self.fed else None for name, x in others))
 
     def observe(self, batch: SampleBatch) -> None:
-        if self.normalizer is not None:
-            obs = {k: v for k, v in batch.obs.items() if k != MASK_KEY} if self.masked else batch.obs
-            self.normalizer.update(tree_map(lambda x: x[:-1], obs), batch.valid)
-        if self.reward_scaler is not None:
-            ended: Tensor = batch.terminated.logical_or(batch.truncated)
-            self.reward_scaler.update(batch.reward, ended, batch.valid)
+        if self.preparation.active:
+            self.preparation.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         if self.net.clip_reward:
@@ -225,8 +215,7 @@ class ActorCritic(Agent):
 
     @property
     def needs_statistics(self) -> bool:
-        scaler_empty = self.reward_scaler is not None and float(self.reward_scaler.moments.count) == 0.0
-        return scaler_empty or (self.normalizer is not None and self.normalizer.empty)
+        return self.preparation.active and self.preparation.empty
 
     def _shared_features(self, inputs: Inputs, state: Tree) -> tuple[Tensor, Tensor | None]:
         """Features of the one body, and the mask: [T, B, ...] if recurrent, else [N, ...]."""
@@ -241,18 +230,6 @@ class ActorCritic(Agent):
 
     def _prepared(self, inputs: Inputs) -> tuple[Tree, Tensor | None]:
         """The observation as the networks see it, and the action mask."""
-        obs, mask = inputs.obs, None
-        if self.masked:
-            mask = obs[MASK_KEY].flatten(1)
-            obs = {k: v for k, v in obs.items() if k != MASK_KEY}
-        return (obs if self.normalizer is None else self.normalizer(obs)), mask
-
-    def _check_mask(self) -> None:
-        if not self.masked:
-            return
-        choices = sum(sum(leaf.sizes) for leaf in self.head.leaves)
-        got = self.spec.obs[MASK_KEY]
-        if got.size != choices or not choices:
-            raise ConfigError(
-                f"obs['{MASK_KEY}'] has {got.size} elements for {choices} discrete choices; expected one for each"
-            )
+        if not self.preparation.active:
+            return inputs.obs, None
+        return self.preparation.prepared(inputs.obs), self.preparation.mask(inputs.obs)

@@ -1,4 +1,4 @@
-"""What samplers and algorithms need of an agent: act on one step, answer over a batch."""
+"""The Agent: acts on one step for samplers, and answers over a batch for algorithms."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.agents.networks import Net
+from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.protocols import members, require_members
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
 
+_PAGE = "docs/writing-an-algorithm.md"
+
 
 class Agent(nn.Module):
-    """A policy with whatever networks it needs. Memoryless unless `initial_state` says otherwise.
+    """A policy with its networks. A subclass sets `spec` and `noise_size` and defines `act` and `forward`.
 
-    Acting is a pure function of inputs, state and noise: no modes, no hidden generators, no `reset_one`. Recurrent
-    state, previous action and reward count as null wherever `first`; the agent sees to it.
+    Acting is a pure function of inputs, state and noise: no modes, no generators of its own. The agent itself takes
+    recurrent state, previous action and reward for null wherever `first`. `penstock.testing.check_agent` tests this.
     """
 
     spec: EnvSpec
@@ -25,16 +31,20 @@ class Agent(nn.Module):
     """Uniform numbers that `act` uses for each slot and step."""
     env_ranks = False
     """True: the last of the `noise_size` numbers is the slot's number instead, over all workers."""
+    fed = frozenset(("prev_action", "prev_reward", "first"))
+    """Inputs that the networks read besides the observation: a replay draws no others."""
+    preparation = Preparation(EnvSpec((), ()), Net())
+    """Mask, normaliser and reward scaling in front of the networks; by default none of these."""
 
     def initial_state(self, B: int) -> Tree:
-        """Recurrent state [B, ...] before an episode, or None."""
+        """Recurrent state [B, ...] before an episode; None without memory."""
         return None
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         """One step for B slots, called without gradients.
 
         Args:
-            inputs: [B, ...] tensors. state: [B, ...] as the step before returned it.
+            inputs: [B, ...] tensors, not to be written to. state: [B, ...] as the step before returned it.
             noise: [B, noise_size] float32 in (0, 1), or None for the deterministic action.
 
         Returns:
@@ -43,7 +53,7 @@ class Agent(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define act(inputs, state, noise)")
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Any:
-        """What the loss needs, for [N, ...] rows, or for [T, B, ...] rows from `state` if recurrent."""
+        """Outputs that the loss reads, for [N, ...] rows, or for [T, B, ...] rows from `state` if recurrent."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(inputs, state)")
 
     def values(self, batch: SampleBatch) -> Tensor:
@@ -57,27 +67,45 @@ class Agent(nn.Module):
         """The inputs that `forward` reads, the others None, so that minibatches need not carry them."""
         return inputs
 
+    def prepared(self, obs: Tree) -> Tree:
+        """The observation as the networks see it: without its mask, normalised."""
+        return self.preparation.prepared(obs)
+
     def observe(self, batch: SampleBatch) -> None:
-        """Called after training on a batch: the place to update running statistics. Does nothing by default."""
+        """Updates running statistics; called after training on a batch (with replay: before)."""
+        self.preparation.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         """The reward that targets are made of; the record keeps the environment's own."""
-        return reward
+        return self.preparation.scaled(reward)
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""
-        return batch.terminated
+        return batch.terminal(self.preparation.net.terminal_info)
 
     def set_slots(self, B: int) -> None:
-        """Called by the sampler with the number of slots, before anything is acted on. Does nothing by default."""
+        """Takes the number of slots; called by the sampler before anything is acted on."""
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
-        """Called between batches with the algorithm's settings at present; whatever changes lives in buffers."""
+        """Sets exploration; called between batches with the algorithm's present settings. It must lie in buffers."""
 
     def renew_noise(self, rng: np.random.Generator) -> None:
-        """Called before each gradient step from replay: the place to draw the noise of noisy networks."""
+        """Draws the noise of noisy networks; called before each gradient step from replay."""
 
     @property
     def needs_statistics(self) -> bool:
-        """True before the first batch if running statistics must be set before anything is learned."""
+        """True if running statistics must be set by a batch before anything is learned."""
         return False
+
+
+def check_agent_members(agent: object) -> None:
+    """Raises ConfigError that names the member of `Agent` that an object lacks, its signature, and a page."""
+    if not isinstance(agent, Agent):
+        raise ConfigError(f"agent_fn gave {type(agent).__name__}; expected a penstock.Agent; see {_PAGE}")
+    require_members(agent, Agent, _PAGE)
+    for name in ("act", "forward"):
+        if getattr(getattr(agent, name), "__func__", None) is getattr(Agent, name):
+            owner, member = type(agent), members(Agent)[name]
+            raise ConfigError(
+                f"{owner.__module__}.{owner.__qualname__} has no {member}, which Agent asks for; see {_PAGE}"
+            )

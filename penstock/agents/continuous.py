@@ -17,12 +17,12 @@ from penstock.agents.critics import ActionBox, StackedMLP
 from penstock.agents.distributions import standard_normal
 from penstock.agents.mlp import MLP
 from penstock.agents.networks import Encoder, Net
-from penstock.agents.normalizer import ObsNormalizer, RewardScaler
+from penstock.agents.preparation import Preparation
 from penstock.agents.squashed import LOG_STD_RANGE, squashed_sample
-from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree
 
 
 class Critics(nn.Module):
@@ -72,7 +72,7 @@ class ControlAgent(Agent):
     Gaussian noise of `exploration_noise` half-ranges, clipped to the box. Without noise: the mean.
 
     Args:
-        kind: what the actor is. target_actor: keep a target of it as well (DDPG, TD3).
+        kind: the actor's distribution. algo: name in messages. target_actor: keep a target of the actor (DDPG, TD3).
     """
 
     warm: Tensor
@@ -93,8 +93,8 @@ class ControlAgent(Agent):
             raise ConfigError(f"{algo} with net.recurrent={net.recurrent!r}; off-policy learning with memory is R2D1's")
         self.box = ActionBox(spec.action, algo)
         self.spec, self.net, self._gaussian = spec, net, kind == "gaussian"
-        self.normalizer = ObsNormalizer(spec.obs) if net.normalize_obs else None
-        self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
+        self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
+        self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
         size = self.box.size
         self.actor = Actor(spec, net, 2 * size if self._gaussian else size)
         self.critics = Critics(spec, net, size, critics)
@@ -160,30 +160,3 @@ class ControlAgent(Agent):
             target += list(self.target_actor.parameters())
             online += list(self.actor.parameters())
         ops.polyak_(target, online, tau)
-
-    @property
-    def fed(self) -> frozenset[str]:
-        """Inputs that the networks read besides the observation."""
-        net = self.net
-        used = {
-            "prev_action": net.prev_action,
-            "prev_reward": net.prev_reward,
-            "first": net.prev_action or net.prev_reward,
-        }
-        return frozenset(name for name, yes in used.items() if yes)
-
-    def prepared(self, obs: Tree) -> Tree:
-        """The observation as the networks see it."""
-        return obs if self.normalizer is None else self.normalizer(obs)
-
-    def observe(self, batch: SampleBatch) -> None:
-        if self.normalizer is not None:
-            self.normalizer.update(tree_map(lambda x: x[:-1], batch.obs), batch.valid)
-        if self.reward_scaler is not None:
-            self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
-
-    def terminal(self, batch: SampleBatch) -> Tensor:
-        return batch.terminal(self.net.terminal_info)
-
-    def scaled_reward(self, reward: Tensor) -> Tensor:
-        return reward if self.reward_scaler is None else self.reward_scaler(reward)

@@ -66,7 +66,7 @@ def _layers(x: Tensor, parameters: tuple[Tensor, ...] | list[Tensor]) -> list[Te
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
-    """[k, n, m] @ [k, m, p]: one by one where the library's batched product is slow, at one column or large matrices."""
+    """[k, n, m] @ [k, m, p]: one by one where a batched product is slow, at one column or large matrices."""
     if w.shape[2] == 1:
         return torch.stack([torch.mv(each, column) for each, column in zip(x, w.squeeze(2))]).unsqueeze(2)
     if by_onednn(x[0], w.shape[2]):
@@ -83,7 +83,7 @@ class _Stack(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved = ctx.saved_tensors
         count = len(saved) // 2
         inputs, weights = saved[:count], saved[count:]
@@ -109,7 +109,7 @@ class _Smallest(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         which, *saved = ctx.saved_tensors
         count = (len(saved) + 1) // 2
         hidden, weights = saved[: count - 1], saved[count - 1 :]

@@ -9,20 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from penstock import ops
-from penstock.agents.actor_critic import MASK_KEY
 from penstock.agents.agent import Agent
 from penstock.agents.critics import StackedMLP
 from penstock.agents.distributions import Categorical
 from penstock.agents.mlp import MLP
 from penstock.agents.networks import Encoder, Net
-from penstock.agents.normalizer import ObsNormalizer, RewardScaler
-from penstock.core.batch import Inputs, SampleBatch
+from penstock.agents.preparation import Preparation
+from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, describe
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree
 
 
-class Body(nn.Module):
+class ChoiceNetwork(nn.Module):
     """[N, ...] inputs -> [N, actions] (k None: one network), or [k, N, actions] by k networks of relu layers."""
 
     def __init__(self, spec: EnvSpec, obs: Tree, net: Net, actions: int, k: int | None) -> None:
@@ -67,17 +66,10 @@ class DiscreteControlAgent(Agent):
             )
         self.spec, self.net, self.noise_size = spec, net, 1
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
-        self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
-        seen = self._unmasked(spec.obs)
-        if self.masked and spec.obs[MASK_KEY].size != self.actions:
-            raise ConfigError(
-                f"obs['{MASK_KEY}'] has {spec.obs[MASK_KEY].size} elements for {self.actions} actions; expected one "
-                "for each"
-            )
-        self.normalizer = ObsNormalizer(seen) if net.normalize_obs else None
-        self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
-        self.actor = Body(spec, seen, net, self.actions, None)
-        self.critics = Body(spec, seen, net, self.actions, critics)
+        self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
+        self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
+        self.actor = ChoiceNetwork(spec, self.preparation.obs, net, self.actions, None)
+        self.critics = ChoiceNetwork(spec, self.preparation.obs, net, self.actions, critics)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.zeros(1))
         self.register_buffer("warm", torch.ones(1))
@@ -88,13 +80,13 @@ class DiscreteControlAgent(Agent):
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         logits = self.actor(inputs, self.prepared(inputs.obs))
         if noise is None:
-            return Categorical(logits, self._start, self._mask(inputs)).mode(), {}, None
+            return Categorical(logits, self._start, self.preparation.mask(inputs.obs)).mode(), {}, None
         logits = torch.where(self.warm > 0.0, torch.zeros_like(logits), logits)
-        return Categorical(logits, self._start, self._mask(inputs)).sample(noise), {}, None
+        return Categorical(logits, self._start, self.preparation.mask(inputs.obs)).sample(noise), {}, None
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
-        """[N, A] log-probabilities, hopeless where the mask forbids."""
-        return Categorical(self.actor(inputs, self.prepared(inputs.obs)), 0, self._mask(inputs)).logp
+        """[N, A] log-probabilities, about -1e9 for illegal actions."""
+        return Categorical(self.actor(inputs, self.prepared(inputs.obs)), 0, self.preparation.mask(inputs.obs)).logp
 
     def q(self, inputs: Inputs) -> Tensor:
         """[k, N, A] of every action."""
@@ -105,8 +97,8 @@ class DiscreteControlAgent(Agent):
         return self.target_critics(inputs, self.prepared(inputs.obs))
 
     def legal_count(self, inputs: Inputs) -> Tensor:
-        """[N] (or [1], if nothing is masked) the number of actions to choose from."""
-        mask = self._mask(inputs)
+        """Number of legal actions: [N], or [1] if nothing is masked."""
+        mask = self.preparation.mask(inputs.obs)
         return self.log_alpha.new_full((1,), self.actions) if mask is None else mask.sum(-1).to(self.log_alpha.dtype)
 
     def index(self, action: Tensor) -> Tensor:
@@ -116,34 +108,3 @@ class DiscreteControlAgent(Agent):
     def update_targets(self, tau: float) -> None:
         """target <- (1 - tau) target + tau online."""
         ops.polyak_(list(self.target_critics.parameters()), list(self.critics.parameters()), tau)
-
-    @property
-    def fed(self) -> frozenset[str]:
-        """Inputs that the networks read besides the observation."""
-        net = self.net
-        either = net.prev_action or net.prev_reward
-        used = {"prev_action": net.prev_action, "prev_reward": net.prev_reward, "first": either}
-        return frozenset(name for name, yes in used.items() if yes)
-
-    def prepared(self, obs: Tree) -> Tree:
-        """The observation as the networks see it."""
-        obs = self._unmasked(obs)
-        return obs if self.normalizer is None else self.normalizer(obs)
-
-    def observe(self, batch: SampleBatch) -> None:
-        if self.normalizer is not None:
-            self.normalizer.update(tree_map(lambda x: x[:-1], self._unmasked(batch.obs)), batch.valid)
-        if self.reward_scaler is not None:
-            self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
-
-    def terminal(self, batch: SampleBatch) -> Tensor:
-        return batch.terminal(self.net.terminal_info)
-
-    def scaled_reward(self, reward: Tensor) -> Tensor:
-        return reward if self.reward_scaler is None else self.reward_scaler(reward)
-
-    def _unmasked(self, obs: Tree) -> Tree:
-        return {k: v for k, v in obs.items() if k != MASK_KEY} if self.masked else obs
-
-    def _mask(self, inputs: Inputs) -> Tensor | None:
-        return inputs.obs[MASK_KEY].flatten(1).bool() if self.masked else None

@@ -17,7 +17,8 @@ from penstock.core.tree import Tree, tree_leaves, tree_unflatten
 
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
-_MASKED = -1e9  # finite, so that p * log p is 0 and not NaN
+MASKED = -1e9
+"""Logit or value of an illegal choice; finite, so that p * log p is 0 and not NaN."""
 _EDGE = 1.0 - 1e-6  # squashed actions stay inside this, so that atanh of a stored action is finite
 
 
@@ -46,7 +47,7 @@ class Categorical:
 
     def __init__(self, logits: Tensor, start: int = 0, mask: Tensor | None = None) -> None:
         if mask is not None:
-            logits = logits.masked_fill(~mask.bool(), _MASKED)
+            logits = logits.masked_fill(~mask.bool(), MASKED)
         self.logp = torch.log_softmax(logits, -1)
         self.start, self.masked = start, mask is not None
 

@@ -4,8 +4,8 @@ For 512 rows of 64 units most of a training step is not matrix products but grap
 
 Large products of training go through oneDNN on CPU, which uses the widest registers on every vendor's processor. torch
 multiplies float32 by MKL, which keeps to narrower ones where the vendor is not Intel: half the speed. Both come with
-torch. Which one multiplies is decided by shape alone, so a run repeats itself; acting always goes through MKL, in which a
-row's bits do not depend on the rows beside it.
+torch. Shape alone decides which one multiplies, so a run repeats itself; acting always goes through MKL, in which the
+bits of a row do not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, activated = ctx.saved_tensors, ctx.activated
         outputs, weights = saved[: activated + 1], saved[activated + 1 :]
         gradients: list[Tensor | None] = []
@@ -115,7 +115,7 @@ class _Chain(torch.autograd.Function):
 
 
 def by_onednn(x: Tensor, outputs: int) -> bool:
-    """True if [n, m] @ [m, outputs] goes to oneDNN: large, float32 on CPU, and not in inference mode, in which agents act."""
+    """True if [n, m] @ [m, outputs] goes to oneDNN: large, float32 on CPU, and not in inference mode (acting)."""
     return (
         x.numel() * outputs >= LARGE
         and _HAS_ONEDNN

@@ -26,10 +26,10 @@ class Net:
     activation: Activation = "tanh"
     """Between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
     cnn: Literal["nature", "impala", "minatar"] = "nature"
-    """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, or one small layer (Young and Tian 2019),
-    which takes any box [H, W, C] or [C, H, W] for an image, bits and floats included."""
+    """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, or one small layer (Young and Tian
+    2019), which takes any box [H, W, C] or [C, H, W] for an image, bits and floats included."""
     shared: bool | None = None
-    """Actor and critic share their body. None: only where an image or recurrent body makes a second one dear."""
+    """Actor and critic share their body. None: only where an image or recurrent body makes a second one costly."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """Memory between body and heads."""
     recurrent_size: int = 128
@@ -47,8 +47,7 @@ class Net:
     normalize_reward: bool = False
     """Divide rewards by the running deviation of their discounted return, for targets only."""
     clip_reward: bool = False
-    """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); records and returns keep the rewards."""
-
+    """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); the record keeps the rewards."""
     terminal_info: str = ""
     """Key of a recorded env info that stands for a terminal state where it is not 0, for targets only: `life_lost`."""
 
@@ -65,6 +64,13 @@ class Net:
     def is_recurrent(self) -> bool:
         """True if the agent carries state from step to step."""
         return self.recurrent != "none"
+
+    @property
+    def fed(self) -> frozenset[str]:
+        """Names of the `Inputs` that the networks read besides the observation."""
+        first = self.is_recurrent or self.prev_action or self.prev_reward
+        used = {"prev_action": self.prev_action, "prev_reward": self.prev_reward, "first": first}
+        return frozenset(name for name, yes in used.items() if yes)
 
 
 def _laid_out(images: Tensor) -> Tensor:
@@ -147,9 +153,9 @@ _CNNS = {"nature": NatureCNN, "impala": ImpalaResNet, "minatar": MinAtarCNN}
 
 
 class Encoder(nn.Module):
-    """An observation tree, with previous action and reward if asked, as features [N, size].
+    """Features [N, size] of an observation tree, with previous action and reward if the net asks for them.
 
-    Vectors pass as they are, choices as one-hots, bits as floats, and each image through its own network, taken as
+    Vectors pass unchanged, choices as one-hots, bits as floats, and each image through its own network, taken as
     [C, H, W] or [H, W, C] by which end is smaller. The result of one vector alone is that vector.
     """
 
@@ -217,7 +223,7 @@ def _flat_features(leaf: LeafSpec, x: Tensor) -> Tensor:
 
 
 def _one_hot(x: Tensor, start: int, n: int) -> Tensor:
-    """[N, n] floats; all zeros for what is no choice, as rows of padding may hold."""
+    """[N, n] floats; all zeros where x is no choice, as in rows of padding."""
     return (x.unsqueeze(-1) == torch.arange(start, start + n, device=x.device)).float()
 
 

@@ -61,17 +61,18 @@ class NoisyMLP(nn.Module):
         self.layers = nn.ModuleList(NoisyLinear(i, o) for i, o in zip((inputs, *hidden), hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        return mlp_chain(x, "relu", [p for layer in self.layers for p in layer.noised()])  # pyright: ignore[reportCallIssue]
+        weights: list[Tensor] = [p for layer in self.layers for p in layer.noised()]  # pyright: ignore[reportCallIssue]
+        return mlp_chain(x, "relu", weights)
 
 
 def noisy_layers(module: nn.Module) -> Iterator[NoisyLinear]:
-    """Every noisy layer in it, in order."""
+    """The noisy layers of a module, in order."""
     return (layer for layer in module.modules() if isinstance(layer, NoisyLinear))
 
 
 @contextmanager
 def mean_weights(module: nn.Module) -> Generator[None]:
-    """Inside, noisy layers of it compute without noise, as a policy is evaluated."""
+    """A context in which the module's noisy layers compute without noise, as in evaluations."""
     layers = list(noisy_layers(module))
     for layer in layers:
         layer.quiet = True

@@ -33,7 +33,9 @@ def copy_parameters(agent: Agent, out: dict[str, Tensor]) -> None:
     """Copies parameters and buffers into CPU tensors of the same names, in the order of `parameters_of`."""
     sources = [x.detach() for x in parameters_of(agent).values()]
     with torch.no_grad():
-        torch._foreach_copy_(list(out.values()), sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            list(out.values()), sources
+        )
 
 
 def live_in(agent: Agent, arrays: dict[str, Any]) -> None:

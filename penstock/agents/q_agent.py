@@ -1,4 +1,4 @@
-"""The agent of value learning: Q(obs, action) for discrete actions, as numbers or distributions, with a target network."""
+"""The agent of value learning: Q of discrete actions, as numbers or distributions, with a target network."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from penstock import ops
-from penstock.agents.actor_critic import MASK_KEY
 from penstock.agents.agent import Agent
+from penstock.agents.distributions import MASKED
 from penstock.agents.mlp import MLP
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
-from penstock.agents.normalizer import ObsNormalizer, RewardScaler
+from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
-from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_map
 
-_MASKED = -1e9
 Ladder = Literal["none", "ape-x", "log-space"]
 
 
 class QSettings(Protocol):
-    """What `q_agent` reads of an algorithm's settings."""
+    """Settings that `q_agent` reads."""
 
     @property
     def net(self) -> Net: ...
@@ -148,15 +147,9 @@ class QAgent(Agent):
             raise ConfigError("noisy=True with a recurrent net; use epsilon, or a net without memory")
         self.spec, self.net, self.outputs = spec, net, outputs
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
-        self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
-        seen = {k: v for k, v in spec.obs.items() if k != MASK_KEY} if self.masked else spec.obs
-        if self.masked and spec.obs[MASK_KEY].size != self.actions:
-            raise ConfigError(
-                f"obs['{MASK_KEY}'] has {spec.obs[MASK_KEY].size} elements for {self.actions} actions; expected one for each"
-            )
-        self.normalizer = ObsNormalizer(seen) if net.normalize_obs else None
-        self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
-        self.online = QNetwork(spec, seen, net, self.actions, outputs, dueling, noisy)
+        self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
+        self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
+        self.online = QNetwork(spec, self.preparation.obs, net, self.actions, outputs, dueling, noisy)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self._ladder, self._records_q, self._noisy = ladder, records_q, noisy
         self.env_ranks, self.noise_size = True, 3
@@ -195,18 +188,17 @@ class QAgent(Agent):
             out, state = self.online(one, self.prepared(one.obs), state)
             out = out[0]
         q = self.expected(out)
-        if self.masked:
-            mask = inputs.obs[MASK_KEY].flatten(1).bool()
-            q = q.masked_fill(~mask, _MASKED)
+        mask = self.preparation.mask(inputs.obs)
+        if mask is not None:
+            q = q.masked_fill(~mask, MASKED)
         index = q.argmax(-1)
         info: dict[str, Tree] = {}
         if noise is not None:
-            if self.masked:
-                count = mask.sum(-1)  # pyright: ignore[reportPossiblyUnboundVariable]
-                nth = (noise[:, 1] * count).long()
-                random = (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)  # pyright: ignore[reportPossiblyUnboundVariable]
-            else:
+            if mask is None:
                 random = (noise[:, 1] * self.actions).long()
+            else:
+                nth = (noise[:, 1] * mask.sum(-1)).long()
+                random = (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)
             slot = noise[:, 2].long().remainder(len(self.epsilon))  # an evaluation may have more slots than the run
             index = torch.where(noise[:, 0] < self.epsilon[slot], random, index)
         if self._records_q:
@@ -232,8 +224,9 @@ class QAgent(Agent):
         return self.legal(inputs, q).argmax(-1)
 
     def legal(self, inputs: Inputs, q: Tensor) -> Tensor:
-        """q, hopeless where the mask forbids."""
-        return q.masked_fill(~inputs.obs[MASK_KEY].bool().reshape(q.shape), _MASKED) if self.masked else q
+        """[..., A] q, illegal actions set to -1e9."""
+        mask = self.preparation.mask(inputs.obs)
+        return q if mask is None else q.masked_fill(~mask.reshape(q.shape), MASKED)
 
     def index(self, action: Tensor) -> Tensor:
         """[...] int64 number of an action from 0."""
@@ -242,35 +235,6 @@ class QAgent(Agent):
     def update_target(self, tau: float) -> None:
         """target <- (1 - tau) target + tau online."""
         ops.polyak_(list(self.target.parameters()), list(self.online.parameters()), tau)
-
-    @property
-    def fed(self) -> frozenset[str]:
-        """Inputs that the network reads besides the observation."""
-        net = self.net
-        used = {
-            "prev_action": net.prev_action,
-            "prev_reward": net.prev_reward,
-            "first": net.is_recurrent or net.prev_action or net.prev_reward,
-        }
-        return frozenset(name for name, yes in used.items() if yes)
-
-    def prepared(self, obs: Tree) -> Tree:
-        """The observation as the network sees it."""
-        obs = {k: v for k, v in obs.items() if k != MASK_KEY} if self.masked else obs
-        return obs if self.normalizer is None else self.normalizer(obs)
-
-    def observe(self, batch: SampleBatch) -> None:
-        if self.normalizer is not None:
-            obs = {k: v for k, v in batch.obs.items() if k != MASK_KEY} if self.masked else batch.obs
-            self.normalizer.update(tree_map(lambda x: x[:-1], obs), batch.valid)
-        if self.reward_scaler is not None:
-            self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
-
-    def terminal(self, batch: SampleBatch) -> Tensor:
-        return batch.terminal(self.net.terminal_info)
-
-    def scaled_reward(self, reward: Tensor) -> Tensor:
-        return reward if self.reward_scaler is None else self.reward_scaler(reward)
 
     def _spread(self) -> None:
         high, low = self.explored.tolist()
@@ -283,8 +247,8 @@ class QAgent(Agent):
             self.epsilon.copy_(ops.log_space_ladder(n, low, high))
 
 
-def _as_many_slots(agent: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Parameters of a run with any number of slots can be loaded; `set_slots` then says how many there are."""
+def _as_many_slots(agent: QAgent, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Takes parameters of a run with any number of slots; `set_slots` then says how many there are."""
     stored = state.get(f"{prefix}epsilon")
     if stored is not None and stored.shape != agent.epsilon.shape:
         agent.epsilon = agent.epsilon.new_ones(stored.shape)

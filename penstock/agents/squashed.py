@@ -1,4 +1,4 @@
-"""A tanh-squashed Gaussian's sample and log-density as one node of the graph: a third of the overhead for a few actions."""
+"""Sample and log-density of a tanh-squashed Gaussian as one node of the graph: a third of the overhead."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Squashed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         out, action, noise = ctx.saved_tensors
         for_action, for_logp = upstream[0], upstream[1].unsqueeze(-1)
         # d action / d u = 1 - a^2, d logp / d u = 2 a; u moves with the mean by 1 and with log std by std z.

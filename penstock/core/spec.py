@@ -16,6 +16,9 @@ from penstock.core.tree import Tree, tree_leaves, tree_map
 
 Kind = Literal["box", "discrete", "multi_discrete", "multi_binary"]
 
+MASK_KEY = "action_mask"
+"""Key of a Dict observation under which a mask of the discrete choices stands, nonzero for a legal one."""
+
 
 class BatchSpec(NamedTuple):
     """The leading dimensions of a batch: T time steps of B slots."""

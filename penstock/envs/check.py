@@ -20,13 +20,12 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError
 from penstock.core.noise import Purpose, env_seed, uniform
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_map, tree_paths
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.contract import describe_reset_violation, describe_step_violation, describe_violation
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
 from penstock.envs.spaces import env_spec
-from penstock.envs.wrappers import MASK
 
 _PRELUDE_STEPS = 3
 """Steps of another episode before the replay, so that state carried over from one episode to the next shows."""
@@ -154,7 +153,7 @@ def _called(call: Callable[[], Any], where: str, violation: Callable[[Any], str 
 
 def _random_action(spec: Tree, noise: Any, obs: Any) -> Tree:
     """A random action for `env.step`, legal by the mask in the observation, since an illegal move may raise."""
-    mask = obs[MASK][None] if isinstance(obs, dict) and MASK in obs else None
+    mask = obs[MASK_KEY][None] if isinstance(obs, dict) and MASK_KEY in obs else None
     return tree_map(lambda leaf: leaf[0], sample_action(spec, noise, mask))
 
 

@@ -10,9 +10,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.core.errors import ConfigError, EnvWorkerError
-
-MASK = "action_mask"
-"""Where a mask stands in a Dict observation."""
+from penstock.core.spec import MASK_KEY
 
 
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
@@ -26,16 +24,16 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         EnvWorkerError: a reset or step gave no `info[key]`, or one of another length.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], key: str = MASK) -> None:
+    def __init__(self, env: gym.Env[Any, Any], key: str = MASK_KEY) -> None:
         super().__init__(env)
         self._key = key
         self._size = _choices(env.action_space)
         shown = env.observation_space
         self._merge = isinstance(shown, spaces.Dict)
         below = dict(shown.spaces) if isinstance(shown, spaces.Dict) else {"obs": shown}
-        if MASK in below:
-            raise ConfigError(f"the observation has a key {MASK!r} already; drop ActionMask (mask_key=None)")
-        self.observation_space = spaces.Dict({**below, MASK: spaces.MultiBinary(self._size)})
+        if MASK_KEY in below:
+            raise ConfigError(f"the observation has a key {MASK_KEY!r} already; drop ActionMask (mask_key=None)")
+        self.observation_space = spaces.Dict({**below, MASK_KEY: spaces.MultiBinary(self._size)})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """The observation with its mask, and the info."""
@@ -59,7 +57,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
                 f"{method} gave info[{self._key!r}] of {mask.size} elements; expected {self._size}, one for each "
                 "choice of the action space"
             )
-        return {**(obs if self._merge else {"obs": obs}), MASK: mask}
+        return {**(obs if self._merge else {"obs": obs}), MASK_KEY: mask}
 
 
 def _choices(space: Any) -> int:

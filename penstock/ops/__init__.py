@@ -1,4 +1,4 @@
-"""Pure functions of arrays: returns, advantages, targets and losses, each with its source; shapes are checked on entry."""
+"""Pure functions of arrays: returns, advantages, targets and losses, each with its source and a check of shapes."""
 
 from penstock.ops.distributional import categorical_cross_entropy, project_categorical, quantile_huber
 from penstock.ops.losses import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized, squared_error

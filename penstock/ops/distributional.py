@@ -1,4 +1,4 @@
-"""How a distribution of returns is learned: the projection and loss of C51, and the loss of quantile regression."""
+"""Learning distributions of returns: projection and loss of C51, loss of quantile regression."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def categorical_cross_entropy(target_prob: Tensor, logp: Tensor) -> Tensor:
 
     Args:
         target_prob: [N, K] float, without gradient. An atom of target 0 adds 0 even where log p is -inf.
-        logp: [N, K] float, log-probabilities as `log_softmax` gives them.
+        logp: [N, K] float, log-probabilities as `log_softmax` returns them.
     """
     if target_prob.shape != logp.shape or logp.ndim != 2:
         raise shape_error("categorical_cross_entropy", "one shape [N, K]", target_prob=target_prob, logp=logp)

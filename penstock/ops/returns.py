@@ -41,7 +41,7 @@ def discounted_sum(x_t: Tensor, decay_t: Tensor) -> Tensor:
 
 
 def td_error(reward_t: Tensor, value_t: Tensor, value_tp1: Tensor, terminated_t: Tensor, *, discount: float) -> Tensor:
-    """[T, B] r_t + discount * (1 - terminated_t) * V_{t+1} - V_t: a truncated row bootstraps, a terminal one does not."""
+    """[T, B] r_t + discount * (1 - terminated_t) * V_{t+1} - V_t: truncated rows bootstrap, terminal ones do not."""
     _check_rows(reward_t, value_t=value_t, value_tp1=value_tp1, terminated_t=terminated_t)
     return reward_t + discount * value_tp1.masked_fill(terminated_t, 0.0) - value_t
 

@@ -1,4 +1,4 @@
-"""What value learning computes: targets, losses, priorities and weights of Q-learning, target networks, exploration ladders."""
+"""Value learning: targets, losses and priorities of Q-learning, target networks, exploration ladders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.ops.returns import continues
 
 
 def shape_error(function: str, expected: str, **seen: Tensor) -> ConfigError:
-    """The error of a function that was given arrays of other shapes than it expects."""
+    """A ConfigError that names the shapes that a function got and those that it expects."""
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in seen.items())
     return ConfigError(f"{function} got {shapes}; expected {expected}")
 
@@ -33,7 +33,7 @@ def double_q(q_online: Tensor, q_target: Tensor) -> Tensor:
     """The target's value of the action that the online network prefers (van Hasselt et al. 2016, eq. 4).
 
     Args:
-        q_online, q_target: [..., A] float, both of the observation that is bootstrapped from. Of equal values the first.
+        q_online, q_target: [..., A] float, of the observation that is bootstrapped from. Of equal values the first.
 
     Returns:
         [...] float, a value for the target: no gradient should pass.
@@ -66,7 +66,7 @@ def n_step_return(
 
     Args:
         reward: [T, B] float.
-        value: [T+1, B] float, without gradient: what a bootstrap from obs[t] is worth. For double Q-learning
+        value: [T+1, B] float, without gradient: the value of obs[t] to bootstrap with. For double Q-learning
             `double_q(online(obs), target(obs))`; for rescaled values `value_unscale` of that.
         terminated, truncated, valid: [T, B] bool.
 
@@ -144,20 +144,25 @@ def polyak_(target: Sequence[Tensor], source: Sequence[Tensor], tau: float) -> N
         return
     with torch.no_grad():
         if tau == 1:
-            torch._foreach_copy_(list(target), list(source))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+                list(target), list(source)
+            )
         else:
-            torch._foreach_lerp_(list(target), list(source), tau)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            torch._foreach_lerp_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+                list(target), list(source), tau
+            )
 
 
 def epsilon_ladder(slots: int, base: float = 0.4, alpha: float = 7.0) -> Tensor:
     """[slots] float32 base^(1 + alpha i / (slots - 1)), an epsilon per slot (Horgan et al. 2018, section 4).
 
     Args:
-        slots: how many there are over all workers and ranks; i is the index among all of them. One slot gets `base`.
+        slots: number of slots over all workers and ranks; i is the index among all of them. One slot gets `base`.
     """
     if slots < 1 or not 0 < base <= 1 or not alpha >= 0:
         raise ConfigError(
-            f"epsilon_ladder got slots={slots}, base={base}, alpha={alpha}; expected slots >= 1, 0 < base <= 1, alpha >= 0"
+            f"epsilon_ladder got slots={slots}, base={base}, alpha={alpha}; "
+            "expected slots >= 1, 0 < base <= 1, alpha >= 0"
         )
     i = torch.arange(slots, dtype=torch.float64)
     return (base ** (1.0 + alpha * i / max(slots - 1, 1))).float()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.agents.parameters import require_device
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
 from penstock.core.tree import tree_leaves, tree_paths
@@ -53,7 +54,8 @@ class Trainer:
         self.report: EnvReport = check_env(exp.env_config, seed=exp.run.seed)
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
-        self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=_device(exp.run.device))
+        require_device(exp.run.device, "run.device")
+        self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=exp.run.device)
         if init is not None:
             self.policy.load_parameters(init)
         rows, minibatch = exp.sampler.spec.T, self.policy.minibatch
@@ -261,12 +263,3 @@ class Trainer:
         except OSError as error:
             return f"the batch could not be saved in {path}: {error.strerror or error}"
         return f"the batch it happened on is in {path}"
-
-
-def _device(name: str) -> str:
-    """The device, or ConfigError if this machine or this torch has none such."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"run.device={name!r} is not here: {str(error).splitlines()[0]}; use 'cpu'") from error
-    return name

@@ -164,7 +164,7 @@ def test_an_info_may_stand_for_a_terminal_state() -> None:
         (
             EnvSpec({"action_mask": LeafSpec("multi_binary", (5,), "int8"), "obs": VECTOR}, CHOICE),
             NET,
-            ["5", "4 actions"],
+            ["5 elements", "4 discrete choices"],
         ),
     ],
     ids=["memory", "box", "two choices", "mask"],

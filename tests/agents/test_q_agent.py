@@ -224,7 +224,7 @@ def test_parameters_of_a_run_with_other_slots_are_taken() -> None:
         (EnvSpec(VECTOR, VECTOR), {}, ["one discrete action", "box[3]", "SAC"]),
         (EnvSpec(VECTOR, (CHOICE, CHOICE)), {}, ["one discrete action", "PPO"]),
         (EnvSpec(VECTOR, LeafSpec("multi_discrete", (2,), "int64", sizes=(3, 3))), {}, ["multi_discrete"]),
-        (EnvSpec({"action_mask": LeafSpec("multi_binary", (5,), "int8"), "obs": VECTOR}, CHOICE), {}, ["5", "4 actions"]),
+        (EnvSpec({"action_mask": LeafSpec("multi_binary", (5,), "int8"), "obs": VECTOR}, CHOICE), {}, ["5 elements", "4 discrete choices"]),
         (SPEC, {"net": Net(recurrent="gru"), "noisy": True}, ["noisy=True", "recurrent"]),
     ],
 )  # fmt: skip

@@ -11,12 +11,11 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import Purpose, uniform
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.pools.pool import PoolState
 from penstock.envs.pools.transfer import write_tree
-from penstock.envs.wrappers import MASK
 
 
 def has_state(env: Any) -> bool:
@@ -85,7 +84,7 @@ def random_steps(
             pool.open_row_0(out, b)
             actions, rewards = [], []
             continue
-        mask = out.obs[MASK][0, b][None] if isinstance(out.obs, dict) and MASK in out.obs else None
+        mask = out.obs[MASK_KEY][0, b][None] if isinstance(out.obs, dict) and MASK_KEY in out.obs else None
         action = sample_action(pool.spec.action, noise[None], mask)
         env_action = pool.to_env(action)[0]
         obs, reward, terminated, truncated = pool.step_checked(b, env_action)

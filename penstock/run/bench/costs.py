@@ -15,11 +15,10 @@ from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, allocate_batch, padded_rows
 from penstock.core.noise import Purpose, uniform
-from penstock.core.spec import BatchSpec, EnvSpec, allocate
+from penstock.core.spec import MASK_KEY, BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
-from penstock.envs.wrappers import MASK
 from penstock.samplers.cpu import CpuSampler, start_workers
 from penstock.workers.pool import TRAINING, ProcessPool
 
@@ -61,7 +60,7 @@ def measure_env(config: EnvConfig, spec: EnvSpec, seed: int, seconds: float, slo
         noise = uniform(seed, Purpose.CHECK, 1 << 20, slice(0, n), 256, size)
 
         def action(t: int, obs: Any) -> Tree:
-            mask = obs[MASK] if isinstance(obs, dict) and MASK in obs else None
+            mask = obs[MASK_KEY] if isinstance(obs, dict) and MASK_KEY in obs else None
             mask = mask[None] if mask is not None and not slots else mask
             drawn = sample_action(spec.action, noise[t % 256], mask)
             return drawn if slots else tree_map(lambda x: x[0].item() if x[0].ndim == 0 else x[0], drawn)

@@ -1,15 +1,78 @@
-"""Running statistics of observations and returns that are part of the policy: updated after training, then frozen.
+"""Preparation of inputs and rewards: the mask split off, observations normalised, rewards scaled for targets.
 
-They are module buffers, so they travel with the parameters' version and lie in every checkpoint.
+Running statistics are updated after training, then frozen until the next batch. They are module buffers, so they travel
+with the parameters' version and lie in every checkpoint.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from penstock.core.spec import LeafSpec
-from penstock.core.tree import Tree, tree_leaves, tree_structure, tree_unflatten
+from penstock.agents.networks import Net
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
+
+
+class Preparation:
+    """Observations and rewards of an agent as its networks and targets take them, as its `net` asks.
+
+    `Agent`'s methods use the one that an agent sets: `self.preparation = Preparation(spec, net, discount)`. It is no
+    module, so the agent registers `normalizer` and `reward_scaler` under these names for its checkpoints.
+
+    Raises:
+        ConfigError: the mask has not one element for each discrete choice.
+    """
+
+    def __init__(self, spec: EnvSpec, net: Net, discount: float = 1.0) -> None:
+        self.net = net
+        self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
+        choices = sum(sum(leaf.sizes) for leaf in tree_leaves(spec.action))
+        if self.masked and (spec.obs[MASK_KEY].size != choices or not choices):
+            raise ConfigError(
+                f"obs[{MASK_KEY!r}] has {spec.obs[MASK_KEY].size} elements for {choices} discrete choices; "
+                "expected one for each"
+            )
+        self.obs = self.unmasked(spec.obs)
+        """Spec of the observation without its mask, a tree of `LeafSpec`."""
+        self.normalizer = ObsNormalizer(self.obs) if net.normalize_obs else None
+        self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
+        self.active = self.masked or net.normalize_obs or net.normalize_reward
+        """False: observations and rewards pass unchanged."""
+
+    def unmasked(self, obs: Tree) -> Tree:
+        """The observation, or its spec, without the mask."""
+        return {k: v for k, v in obs.items() if k != MASK_KEY} if self.masked else obs
+
+    def prepared(self, obs: Tree) -> Tree:
+        """The observation as networks see it."""
+        obs = self.unmasked(obs)
+        return obs if self.normalizer is None else self.normalizer(obs)
+
+    def mask(self, obs: Tree) -> Tensor | None:
+        """[N, choices] bool, True for legal choices, the discrete leaves in order; None if nothing is masked."""
+        return obs[MASK_KEY].flatten(1).bool() if self.masked else None
+
+    def observe(self, batch: SampleBatch) -> None:
+        """Updates the running statistics with the valid rows of a batch of tensors."""
+        if self.normalizer is not None:
+            self.normalizer.update(tree_map(lambda x: x[:-1], self.unmasked(batch.obs)), batch.valid)
+        if self.reward_scaler is not None:
+            self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
+
+    def scaled(self, reward: Tensor) -> Tensor:
+        """The reward in units of its running deviation."""
+        return reward if self.reward_scaler is None else self.reward_scaler(reward)
+
+    @property
+    def empty(self) -> bool:
+        """True if some statistic is wanted that has seen nothing yet."""
+        scaler_empty = self.reward_scaler is not None and float(self.reward_scaler.moments.count) == 0.0
+        return scaler_empty or (self.normalizer is not None and self.normalizer.empty)
 
 
 class RunningMoments(nn.Module):
@@ -55,15 +118,17 @@ class ObsNormalizer(nn.Module):
         leaves: list[LeafSpec] = tree_leaves(obs)
         self.structure = tree_structure(obs)
         self._applies = [leaf.kind == "box" and not leaf.is_image for leaf in leaves]
-        self.moments = nn.ModuleList(RunningMoments(leaf.size if on else 0) for leaf, on in zip(leaves, self._applies))
+        self.moments: Any = nn.ModuleList(
+            RunningMoments(leaf.size if on else 0) for leaf, on in zip(leaves, self._applies)
+        )
 
     def forward(self, obs: Tree) -> Tree:
         """Normalised float32 observations [N, ...] or [T, N, ...] in the same tree."""
         out: list[Tensor] = []
         for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
             if on:
-                scale = torch.rsqrt(m.var + 1e-8)  # pyright: ignore[reportOperatorIssue, reportArgumentType]
-                flat = (x.reshape(-1, len(m.mean)).double() - m.mean) * scale  # pyright: ignore[reportOperatorIssue, reportCallIssue, reportArgumentType]
+                scale = torch.rsqrt(m.var + 1e-8)
+                flat = (x.reshape(-1, len(m.mean)).double() - m.mean) * scale
                 x = flat.clamp(-self.clip, self.clip).float().reshape(x.shape)
             out.append(x)
         return tree_unflatten(self.structure, out)
@@ -72,13 +137,13 @@ class ObsNormalizer(nn.Module):
         """Merges the observations [T, B, ...] that were acted on, where `valid` [T, B]."""
         for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
             if on:
-                m.update(x[valid].reshape(-1, len(m.mean)))  # pyright: ignore[reportCallIssue, reportArgumentType]
+                m.update(x[valid].reshape(-1, len(m.mean)))
 
     @property
     def empty(self) -> bool:
         """True before the first update of a normaliser that has something to normalise."""
         counts = [m.count for on, m in zip(self._applies, self.moments) if on]
-        return any(float(c) == 0.0 for c in counts)  # pyright: ignore[reportArgumentType]
+        return any(float(c) == 0.0 for c in counts)
 
 
 class RewardScaler(nn.Module):

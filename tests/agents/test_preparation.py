@@ -1,12 +1,26 @@
+"""Running statistics, and what an agent's networks and targets see of observations and rewards."""
+
+import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.agents.normalizer import ObsNormalizer, RewardScaler, RunningMoments
-from penstock.core.spec import LeafSpec
+from penstock.agents.actor_critic import ActorCritic
+from penstock.agents.agent import Agent
+from penstock.agents.continuous import ControlAgent
+from penstock.agents.discrete_control import DiscreteControlAgent
+from penstock.agents.networks import Net
+from penstock.agents.preparation import ObsNormalizer, Preparation, RewardScaler, RunningMoments
+from penstock.agents.q_agent import QAgent
+from penstock.core.batch import SampleBatch, allocate_batch
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.core.tree import tree_leaves, tree_map
 
 VECTOR = LeafSpec("box", (2,), "float32")
 ONE_TO_TEN = torch.arange(1.0, 11.0, dtype=torch.float64).unsqueeze(1)
@@ -194,3 +208,104 @@ def test_an_open_return_goes_on_after_storage():
     torch.testing.assert_close(second.moments.var, straight.moments.var, rtol=1e-12, atol=0)
     first.update(reward[4:], never[4:], ~never[4:])  # the stored state is a copy, not a view
     assert torch.equal(first.carry, second.carry)
+
+
+CHOICE = LeafSpec("discrete", (), "int64", sizes=(3,))
+PAIR = LeafSpec("multi_discrete", (2,), "int64", sizes=(2, 3))
+SHOWN = {"action_mask": LeafSpec("multi_binary", (5,), "int8"), "x": LeafSpec("box", (2,), "float32")}
+
+
+def masked_batch(T: int = 3, B: int = 2) -> SampleBatch:
+    """A batch of tensors, of observations with a mask and rewards of 2."""
+    batch: Any = allocate_batch(EnvSpec(SHOWN, PAIR), BatchSpec(T, B))
+    rng = np.random.default_rng(0)
+    batch.obs["x"][...] = rng.normal(3.0, 2.0, batch.obs["x"].shape)
+    batch.obs["action_mask"][...] = rng.integers(0, 2, batch.obs["action_mask"].shape)
+    batch.valid[...], batch.reward[...] = True, 2.0
+    return tree_map(torch.from_numpy, batch)
+
+
+def test_the_mask_is_split_off_and_the_rest_normalised() -> None:
+    preparation = Preparation(EnvSpec(SHOWN, PAIR), Net(normalize_obs=True, normalize_reward=True), 0.9)
+    batch = masked_batch()
+    assert preparation.active
+    assert preparation.empty
+    preparation.observe(batch)
+    assert not preparation.empty
+    assert preparation.obs == {"x": SHOWN["x"]}
+    seen = preparation.prepared(tree_map(lambda x: x[0], batch.obs))
+    assert list(seen) == ["x"]
+    acted_on = batch.obs["x"][:-1].reshape(-1, 2)
+    expected = (batch.obs["x"][0] - acted_on.mean(0)) / acted_on.std(0, correction=0)
+    torch.testing.assert_close(seen["x"], expected)
+    mask = preparation.mask(tree_map(lambda x: x[0], batch.obs))
+    assert mask is not None
+    assert mask.dtype == torch.bool
+    assert torch.equal(mask, batch.obs["action_mask"][0] != 0)
+    scaler = preparation.reward_scaler
+    assert scaler is not None
+    assert scaler.discount == 0.9
+    assert torch.equal(preparation.scaled(batch.reward), scaler(batch.reward))
+
+
+def test_without_settings_everything_passes() -> None:
+    batch = masked_batch()
+    reward = batch.reward
+    for preparation in (Preparation(EnvSpec(VECTOR, CHOICE), Net()), Agent.preparation):
+        assert not preparation.active
+        assert not preparation.empty
+        assert preparation.prepared(batch.obs) is batch.obs
+        assert preparation.scaled(reward) is reward
+        assert preparation.mask(batch.obs) is None
+        preparation.observe(batch)
+
+
+@pytest.mark.parametrize(
+    ("size", "action", "choices"), [(4, PAIR, 5), (5, CHOICE, 3), (5, LeafSpec("box", (5,), "float32", -1.0, 1.0), 0)]
+)
+def test_a_mask_has_an_element_for_each_choice(size: int, action: LeafSpec, choices: int) -> None:
+    obs = {**SHOWN, "action_mask": LeafSpec("multi_binary", (size,), "int8")}
+    with pytest.raises(ConfigError, match=rf"obs\['action_mask'\] has {size} elements for {choices} discrete choices"):
+        Preparation(EnvSpec(obs, action), Net())
+
+
+AGENTS: dict[str, Callable[[EnvSpec, Net], Agent]] = {
+    "actor-critic": lambda spec, net: ActorCritic(spec, net, 0.9),
+    "q": lambda spec, net: QAgent(spec, net, 0.9),
+    "discrete": lambda spec, net: DiscreteControlAgent(spec, net, 0.9, 2),
+    "control": lambda spec, net: ControlAgent(spec, net, 0.9, 2, "gaussian", "SAC"),
+}
+
+
+@pytest.mark.parametrize("kind", AGENTS)
+def test_every_agent_prepares_alike_and_stores_its_statistics(kind: str) -> None:
+    boxes = kind == "control"
+    shown = SHOWN["x"] if boxes else {**SHOWN, "action_mask": LeafSpec("multi_binary", (3,), "int8")}
+    spec = EnvSpec(shown, LeafSpec("box", (1,), "float32", -1.0, 1.0) if boxes else CHOICE)
+    net = Net(hidden=(4,), normalize_obs=True, normalize_reward=True, prev_reward=True)
+    agent = AGENTS[kind](spec, net)
+    batch: Any = tree_map(torch.from_numpy, allocate_batch(spec, BatchSpec(4, 2)))
+    batch.valid[...] = True
+    for x in tree_leaves(batch.obs):
+        x.copy_(torch.randint(0, 2, x.shape))
+    batch.prev_reward.copy_(torch.randn_like(batch.prev_reward))
+    agent.observe(batch)
+    assert agent.fed == {"prev_reward", "first"}
+    stored = agent.state_dict()
+    assert {"normalizer.moments.0.count", "reward_scaler.moments.var"} <= stored.keys()
+    assert float(stored["normalizer.moments.0.count"]) == 8
+    for other in (copy.deepcopy(agent), AGENTS[kind](spec, net)):
+        other.load_state_dict(stored)
+        shown, own = (tree_leaves(a.prepared(tree_map(lambda x: x[0], batch.obs))) for a in (other, agent))
+        assert all(torch.equal(x, y) for x, y in zip(shown, own))
+        assert torch.equal(other.scaled_reward(batch.reward), agent.scaled_reward(batch.reward))
+        other.observe(batch)
+        assert float(agent.state_dict()["normalizer.moments.0.count"]) == 8
+        assert float(other.state_dict()["normalizer.moments.0.count"]) == 16
+
+
+def test_a_mask_over_boxes_is_refused_by_every_agent() -> None:
+    spec = EnvSpec(SHOWN, LeafSpec("box", (1,), "float32", -1.0, 1.0))
+    for kind in ("actor-critic", "control"):
+        with pytest.raises(ConfigError, match="5 elements for 0 discrete choices"):
+            AGENTS[kind](spec, Net())

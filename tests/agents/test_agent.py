@@ -1,0 +1,79 @@
+"""Every member of an agent is there before anything is built on it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penstock.agents.actor_critic import ActorCritic
+from penstock.agents.agent import Agent, check_agent_members
+from penstock.agents.networks import Net
+from penstock.core.batch import Inputs
+from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.tree import Tree
+
+SPEC = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+PAGE = "docs/writing-an-algorithm.md"
+
+
+class Whole(Agent):
+    def __init__(self, without: str = "") -> None:
+        super().__init__()
+        for name, value in {"spec": SPEC, "noise_size": 1}.items():
+            if name != without:
+                setattr(self, name, value)
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        return torch.zeros(len(inputs.first)), {}, None
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Any:
+        return torch.zeros(len(inputs.obs))
+
+
+class Idle(Whole):
+    act = Agent.act
+
+
+class Mute(Whole):
+    forward = Agent.forward
+
+
+def test_a_whole_agent_passes() -> None:
+    check_agent_members(Whole())
+    check_agent_members(ActorCritic(SPEC, Net()))
+
+
+@pytest.mark.parametrize(
+    ("agent", "member"),
+    [
+        (Whole(without="spec"), "spec: EnvSpec"),
+        (Whole(without="noise_size"), "noise_size: int"),
+        (
+            Idle(),
+            "act(inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]",
+        ),
+        (Mute(), "forward(inputs: Inputs, state: Tree = None) -> Any"),
+    ],
+    ids=["spec", "noise_size", "act", "forward"],
+)
+def test_a_missing_member_is_named_with_its_signature_and_a_page(agent: Agent, member: str) -> None:
+    name = f"{type(agent).__module__}.{type(agent).__qualname__}"
+    with pytest.raises(ConfigError, match=re.escape(f"{name} has no {member}, which Agent asks for; see {PAGE}")):
+        check_agent_members(agent)
+
+
+def test_what_is_no_agent_is_refused() -> None:
+    for value in (nn.Linear(2, 2), None, Agent):
+        with pytest.raises(ConfigError, match=rf"agent_fn gave \w+; expected a penstock.Agent; see {PAGE}"):
+            check_agent_members(value)
+
+
+def test_an_act_given_to_one_object_counts() -> None:
+    agent: Any = Idle()
+    agent.act = lambda inputs, state, noise: None
+    check_agent_members(agent)
