@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     import_modules(args.imports)
     from penstock.core.spec import BatchSpec
     from penstock.run.bench.search import bench
-    from penstock.run.bench.view import print_verdict, trace_sampler
+    from penstock.run.bench.report import print_verdict, trace_sampler
     from penstock.run.presets import find_preset, with_preset
     from penstock.run.timeline import check_path
     from penstock.samplers import sized

@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
     from penstock.run.affinity import ranges, read_machine, slices
     from penstock.run.launch.launcher import Launcher
     from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same
-    from penstock.run.launch.view import LaunchView, report
+    from penstock.run.launch.display import LaunchDisplay, report
     from penstock.run.lock import RunLock
 
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
@@ -66,8 +66,8 @@ def run(argv: list[str]) -> int:
         what = f"{len(todo)} of {len(queue.runs)} runs to do, {count} at a time on {machine} ({where})"
         print(what if todo else "nothing has failed" if args.retry is not None else "nothing is left to do", flush=True)
         steps = [exp.run.steps for exp in experiments for _ in queue.sweep.seeds]
-        with LaunchView(queue, dict(zip((r.name for r in queue.runs), steps))) as view:
-            stopped = Launcher(queue, todo, slots, view).work()
+        with LaunchDisplay(queue, dict(zip((r.name for r in queue.runs), steps))) as display:
+            stopped = Launcher(queue, todo, slots, display).work()
     report(queue)
     if stopped is not None:
         return 128 + stopped

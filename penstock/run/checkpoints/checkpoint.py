@@ -34,7 +34,7 @@ from penstock.run.checkpoints.manifest import (
     read_manifest,
     verify,
 )
-from penstock.run.checkpoints.plain import from_plain, plain_bytes, to_plain
+from penstock.run.checkpoints.encoding import decode, encode, encoded_bytes
 from penstock.run.checkpoints.pruning import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
 from penstock.run.lock import RunLock
 
@@ -92,14 +92,14 @@ def save_checkpoint(
     if keep < 1 or keep_replays < 1 or step < 0:
         raise ConfigError(f"keep={keep}, keep_replays={keep_replays}, step={step}; expected keep >= 1 and step >= 0")
     large = dict(arrays or {})
-    plain = to_plain(state)
+    plain = encode(state)
     weights = _weights(policy)
     folder = Path(run_dir) / "checkpoints"
     unnamed = temporary(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tidy(folder)
-        _check_space(folder, plain_bytes(plain) + plain_bytes(weights), sum(x.nbytes for x in large.values()))
+        _check_space(folder, encoded_bytes(plain) + encoded_bytes(weights), sum(x.nbytes for x in large.values()))
         _write(unnamed, step, plain, weights, large, score)
         path = _commit(unnamed, folder / f"{step:012d}")
     except OSError as error:
@@ -127,7 +127,7 @@ def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
     manifest = verify(Path(path), replay=replay)
     file = manifest.path / STATE
     try:
-        state = from_plain(torch.load(file, map_location="cpu", weights_only=True))
+        state = decode(torch.load(file, map_location="cpu", weights_only=True))
         file = manifest.path / POLICY
         policy = safetensors.torch.load_file(file)
     except Exception as error:  # whatever the parsers raise, the caller needs the file's name

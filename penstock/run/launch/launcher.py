@@ -28,13 +28,13 @@ _STOPPED = {*(128 + n for n in (1, 2, 15)), -1, -2, -15}
 """Exit codes of a run that was told to stop: as shells say it, and as Popen does."""
 
 
-class View(Protocol):
+class Display(Protocol):
     """Whoever shows how far the queue is."""
 
     def started(self, run: Run, slot: int) -> None: ...
     def ended(self, run: Run) -> None: ...
     def note(self, text: str) -> None: ...
-    def look(self, running: Mapping[str, float]) -> None:
+    def refresh(self, running: Mapping[str, float]) -> None:
         """Called often, with the seconds that each running run has taken so far."""
         ...
 
@@ -56,8 +56,8 @@ class _Child:
 class Launcher:
     """Works a queue off: one run at a time in each slot, pinned to the slot's CPUs."""
 
-    def __init__(self, queue: Queue, todo: Sequence[Run], slots: Sequence[Machine], view: View) -> None:
-        self._queue, self._todo, self._view = queue, list(todo), view
+    def __init__(self, queue: Queue, todo: Sequence[Run], slots: Sequence[Machine], display: Display) -> None:
+        self._queue, self._todo, self._display = queue, list(todo), display
         self._slots: list[_Child | None] = [None] * len(slots)
         self._machines = slots
         self._signals_seen: list[int] = []
@@ -76,7 +76,7 @@ class Launcher:
                     if not self._signals_seen:
                         self._fill()
                     children = [child for child in self._slots if child is not None]
-                    self._view.look({child.run.name: time.monotonic() - child.started for child in children})
+                    self._display.refresh({child.run.name: time.monotonic() - child.started for child in children})
                     if not children and (self._signals_seen or not self._todo):
                         return self._signals_seen[0] if self._signals_seen else None
                     time.sleep(_LOOK_S)
@@ -121,7 +121,7 @@ class Launcher:
                 env=self._environment(k),
                 process_group=0,  # a Ctrl-C in the terminal reaches the launcher alone, which passes it on
             )
-        self._view.started(run, k)
+        self._display.started(run, k)
         return _Child(run, process, time.monotonic())
 
     def _environment(self, k: int) -> dict[str, str]:
@@ -141,7 +141,7 @@ class Launcher:
             run.status = "finished" if code == 0 else "stopped" if code in _STOPPED or killed else "failed"
             run.code, run.seconds = code, run.seconds + time.monotonic() - child.started
             self._queue.save()
-            self._view.ended(run)
+            self._display.ended(run)
 
     def _pass_signals_on(self) -> None:
         children = [child for child in self._slots if child is not None]
@@ -149,7 +149,7 @@ class Launcher:
             self._told += 1
             name = signal.Signals(self._signals_seen[-1]).name
             if self._told == 1:
-                self._view.note(f"{name}: {len(children)} runs save and end, no other begins; once more kills them")
+                self._display.note(f"{name}: {len(children)} runs save and end, no other begins; once more kills them")
             for child in children:
                 child.process.terminate() if self._told == 1 else child.process.kill()
 

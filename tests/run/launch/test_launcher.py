@@ -31,7 +31,7 @@ from penstock.run.launch.sweep import (
     shown,
     split_values,
 )  # fmt: skip
-from penstock.run.launch.view import LaunchView, clock, last_row, log_end, reason_of, report
+from penstock.run.launch.display import LaunchDisplay, clock, last_row, log_end, reason_of, report
 
 ROOT = Path(__file__).parent.parent.parent.parent
 LIMIT_S = 200.0
@@ -66,7 +66,7 @@ if what in ("slow", "deaf") and command == "train":
 
 
 class Seen:
-    """A view that remembers."""
+    """A display that remembers."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -81,7 +81,7 @@ class Seen:
     def note(self, text: str) -> None:
         self.events.append(text)
 
-    def look(self, running: Mapping[str, float]) -> None:
+    def refresh(self, running: Mapping[str, float]) -> None:
         self.most = max(self.most, len(running))
 
 
@@ -326,9 +326,9 @@ def test_runs_die_with_a_launcher_that_is_killed_and_the_next_goes_on(fake: Path
     script.write_text(
         "import sys\nfrom pathlib import Path\nfrom penstock.run.affinity import Machine\n"
         "from penstock.run.launch.launcher import Launcher\n"
-        "from penstock.run.launch.view import LaunchView\nfrom penstock.run.launch.sweep import Sweep, new_queue\n"
+        "from penstock.run.launch.display import LaunchDisplay\nfrom penstock.run.launch.sweep import Sweep, new_queue\n"
         f"q = new_queue(Path('{fake}'), Sweep('ppo', ('--env', 'X'), {{'algo.what': ('slow', 'deaf', 'ok')}}))\n"
-        f"Launcher(q, q.runs, {machines(2)!r}, LaunchView(q, {{}})).work()\n"
+        f"Launcher(q, q.runs, {machines(2)!r}, LaunchDisplay(q, {{}})).work()\n"
     )
     launcher = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
@@ -385,8 +385,8 @@ def test_the_report_says_what_failed_and_how_to_go_on(fake: Path) -> None:
 
 def test_lines_without_a_terminal(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     queue = queue_of(fake, "ok", "bad")
-    with LaunchView(queue, {}) as view:
-        Launcher(queue, queue.runs, machines(1), view).work()
+    with LaunchDisplay(queue, {}) as display:
+        Launcher(queue, queue.runs, machines(1), display).work()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "what=ok_s0: started in slot 1   (1 running, 1 waiting)"
     assert "what=ok_s0: finished after 0:0" in lines[1]
@@ -397,8 +397,8 @@ def test_lines_without_a_terminal(fake: Path, capsys: pytest.CaptureFixture[str]
 def test_a_table_on_a_terminal_fits_it(fake: Path) -> None:
     queue = queue_of(fake, "ok", "bad", seeds=tuple(range(20)))
     console = Console(width=100, height=16, force_terminal=True, highlight=False, record=True, file=io.StringIO())
-    with LaunchView(queue, {run.name: 9_000 for run in queue.runs}, console) as view:
-        Launcher(queue, [queue.runs[0], queue.runs[20]], machines(1), view).work()
+    with LaunchDisplay(queue, {run.name: 9_000 for run in queue.runs}, console) as display:
+        Launcher(queue, [queue.runs[0], queue.runs[20]], machines(1), display).work()
     last = console.export_text().rpartition("sweep: ")[2]
     assert "1 finished, 38 waiting, 1 failed" in last
     assert last.index("exit code 3") < last.index("│ finished") < last.index("│ waiting")

@@ -31,7 +31,7 @@ _STYLES: dict[Status, str] = {
 _CODES = {2: "settings", 3: "environment", 4: "learner", 5: "checkpoint"}
 
 
-class LaunchView:
+class LaunchDisplay:
     """Shows a queue while it is worked off; a context manager.
 
     Args:
@@ -45,7 +45,7 @@ class LaunchView:
         self._next = 0.0
         self._live: Live | None = None
 
-    def __enter__(self) -> LaunchView:
+    def __enter__(self) -> LaunchDisplay:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self._table({}), console=self._console, auto_refresh=False)
             self._live.start(refresh=True)
@@ -76,7 +76,7 @@ class LaunchView:
         """A line of its own."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def look(self, running: Mapping[str, float]) -> None:
+    def refresh(self, running: Mapping[str, float]) -> None:
         """Draws if it is time to."""
         now = time.monotonic()
         if self._live is not None and now >= self._next:
