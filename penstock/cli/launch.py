@@ -1,17 +1,20 @@
-"""`penstock launch ALGO --env ID --grid ... --seeds ... --dir DIR`: many runs on this machine, some at a time."""
+"""`penstock launch ALGO --env ID --grid ... --seeds ... --dir DIR`: a sweep of runs on this machine."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, here_on_path
+from penstock.cli.options import Parser, whole_number
 from penstock.cli.settings import experiment, seed_list, train_parser
 from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.run.experiment import Experiment
+    from penstock.run.launch.sweep import Sweep
 
 _DESCRIPTION = """Trains every combination of a grid of settings with every seed, as many at a time as there are slots.
 
@@ -29,7 +32,7 @@ _OURS = {"run.seed": "--seeds", "run.dir": "--dir", "seeds": "--seeds"}
 
 
 def run(argv: list[str]) -> int:
-    """Launches as the arguments say; gives the exit code."""
+    """Launches a sweep by the arguments; returns the exit code."""
     parser = _parser()
     first = argv[0] if argv and not argv[0].startswith("-") else None
     args, rest = parser.parse_known_args(argv[first is not None :])
@@ -37,11 +40,10 @@ def run(argv: list[str]) -> int:
         parser.print_help(sys.stderr)
         print("\npenstock launch: what to run comes first: ALGO, or the DIR of an earlier launch", file=sys.stderr)
         return 2
-    here_on_path()
     from penstock.run.affinity import ranges, read_machine, slices
+    from penstock.run.launch.display import LaunchDisplay, report
     from penstock.run.launch.launcher import Launcher
     from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same
-    from penstock.run.launch.display import LaunchDisplay, report
     from penstock.run.lock import RunLock
 
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
@@ -82,7 +84,7 @@ def _refuse_other_things(folder: Path, state: str) -> None:
 
 
 def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
-    """Is it the directory of an earlier launch that comes first, not an algorithm?"""
+    """True if the first word is the directory of an earlier launch, False if it is an algorithm."""
     if any(text.split("=")[0] == "--env" for text in rest) or any(text.startswith("env=") for text in args.grid):
         return False
     if "/" not in first and not Path(first).exists():
@@ -94,7 +96,7 @@ def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
     return True
 
 
-def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Any:
+def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Sweep:
     from penstock.run.launch.sweep import Sweep, split_values
 
     if args.dir is None:
@@ -117,7 +119,7 @@ def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Any:
 
 
 def _quiet(rest: Sequence[str]) -> tuple[str, ...]:
-    """A log wants lines; a display is for terminals."""
+    """The option that makes runs print lines, which suit a log, unless the user chose a display."""
     return () if any(text.split("=")[0] == "--run.progress" for text in rest) else ("--run.progress", "plain")
 
 
@@ -133,8 +135,8 @@ def _pairs(grid: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _experiment(argv: Sequence[str]) -> Any:
-    """What `penstock train` would carry out with these arguments; raises or exits as it does."""
+def _experiment(argv: Sequence[str]) -> Experiment:
+    """The experiment of `penstock train` with these arguments; raises or exits as it does."""
     algo, *options = argv
     args, rest = train_parser().parse_known_args(options)
     if args.env is None:
@@ -146,8 +148,8 @@ def _experiment(argv: Sequence[str]) -> Any:
         raise
 
 
-def _cores(experiments: Sequence[Any]) -> int:
-    """Cores that the largest run keeps busy: its workers, and beside them a learner that acts for them or trains meanwhile."""
+def _cores(experiments: Sequence[Experiment]) -> int:
+    """Cores that the largest run keeps busy: its workers, and a learner that acts for them or trains meanwhile."""
     from penstock.samplers.cpu import CpuSampler
 
     def cores(sampler: Any) -> int:
@@ -155,7 +157,7 @@ def _cores(experiments: Sequence[Any]) -> int:
             return 1 + cores(sampler.inner)
         return getattr(sampler, "workers", 0) + (not isinstance(sampler, CpuSampler))
 
-    return max(cores(exp.sampler) for exp in experiments)
+    return max(cores(exp.sampler_settings) for exp in experiments)
 
 
 def _parser() -> Parser:
@@ -175,13 +177,7 @@ def _parser() -> Parser:
         "--seeds", type=seed_list, metavar="1,2,3", help="one run of each combination for each seed (default 0)"
     )
     parser.add_argument(
-        "--slots", type=_positive, metavar="N", help="runs at a time (default: as many as keep the cores busy)"
+        "--slots", type=whole_number, metavar="N", help="runs at a time (default: as many as keep the cores busy)"
     )
     parser.add_argument("--retry", nargs="*", metavar="NAME", help="with DIR: run again what failed, all or by name")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
-    return int(text)

@@ -1,4 +1,4 @@
-"""State as tensors and plain Python, which is all that a checkpoint holds and all that loading it can make."""
+"""State encoded as tensors and plain Python, all that a checkpoint holds and all that loading it can create."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core.errors import CheckpointError
 
 _NUMPY = "__numpy__"
-"""Marks a dict that stands for an array. Its bytes are stored: torch lacks some dtypes, and treats others unevenly."""
+"""Key that marks a dict as an array. Bytes are stored, since torch lacks some dtypes and treats others unevenly."""
 _ARRAY_KINDS = "biufcSU"
 """No objects: the bytes of an object array are addresses, and a forged one would be followed."""
 _MAX_INT_BITS = 2040
@@ -70,7 +70,7 @@ def decode(plain: Any) -> Any:
 
 
 def encoded_bytes(plain: Any) -> int:
-    """Bytes of the tensors in a nested state: what it takes on disk, but for names and numbers."""
+    """Bytes of the tensors in an encoded state, which is its size on disk but for names and numbers."""
     if isinstance(plain, Tensor):
         return plain.numel() * plain.element_size()
     items = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, (list, tuple)) else ()
@@ -84,7 +84,7 @@ def _key(key: Any, path: str) -> str | int:
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """On the CPU; torch.save would write the whole storage under a view, so a view of a larger one is copied."""
+    """The tensor on the CPU; a view is copied, since torch.save would write the whole storage under it."""
     tensor = tensor.detach().cpu()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()

@@ -18,6 +18,7 @@ from rich.console import Console
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.affinity import Gpu, Machine, read_machine
 from penstock.run.launch import sweep as sweep_module
+from penstock.run.launch.display import LaunchDisplay, clock, last_row, log_end, reason_of, report
 from penstock.run.launch.launcher import Launcher
 from penstock.run.launch.sweep import (
     Queue,
@@ -31,7 +32,6 @@ from penstock.run.launch.sweep import (
     shown,
     split_values,
 )  # fmt: skip
-from penstock.run.launch.display import LaunchDisplay, clock, last_row, log_end, reason_of, report
 
 ROOT = Path(__file__).parent.parent.parent.parent
 LIMIT_S = 200.0
