@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.envs.make import Checks, EnvConfig
-from penstock.learn.algorithm import Algorithm
-from penstock.samplers.sampler import SamplerSettings
-from penstock.samplers.serial import SerialSampler
+
+if TYPE_CHECKING:
+    from penstock.learn.algorithm import Algorithm
+    from penstock.samplers.sampler import SamplerSettings
+else:  # settings are read where torch is not loaded, such as for help
+    Algorithm = SamplerSettings = Any
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ class Experiment:
     def sampler_settings(self) -> SamplerSettings:
         """The sampler's settings; with None or "auto", a SerialSampler with the algorithm's T and B."""
         if self.sampler is None or self.sampler == "auto":
+            from penstock.samplers.serial import SerialSampler  # it loads torch
+
             return SerialSampler(T=self.algo.batch.T, B=self.algo.batch.B)
         return self.sampler
 
