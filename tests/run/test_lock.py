@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.checkpoints.checkpoint import RunLock
+from penstock.run.lock import RunLock
 
 
 def test_a_second_learner_is_told_who_holds_the_directory(tmp_path: Path) -> None:

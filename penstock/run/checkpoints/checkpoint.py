@@ -36,9 +36,6 @@ from penstock.run.checkpoints.manifest import (
     verify,
 )
 from penstock.run.checkpoints.pruning import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
-from penstock.run.lock import RunLock
-
-__all__ = ["Checkpoint", "RunLock", "find_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _MARGIN_BYTES = 1 << 20
 """Free space asked for beyond the tensors: names, the zip's and the file system's own needs."""
