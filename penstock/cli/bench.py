@@ -85,9 +85,9 @@ def _progress(text: str) -> None:
 
 def _parser() -> Parser:
     parser = Parser("bench samplers", _DESCRIPTION, usage="penstock bench samplers ENV ALGO [OPTIONS]")
-    parser.add_argument("what", choices=("samplers",), help="what is compared")
+    parser.add_argument("what", choices=("samplers",), help="the parts to compare: samplers")
     parser.add_argument("env", metavar="ENV", help="Gymnasium id, or module:qualname of something that makes one")
-    parser.add_argument("algo", metavar="ALGO", help="ppo, a2c, ... or module:NAME; its network is what is measured")
+    parser.add_argument("algo", metavar="ALGO", help="ppo, a2c, ... or module:NAME; its network is measured")
     parser.add_argument("--budget", type=_positive, default=60.0, metavar="S", help="seconds in all (default 60)")
     parser.add_argument("--T", type=whole_number, metavar="N", help="time steps of a batch (default: as in training)")
     parser.add_argument("--B", type=whole_number, metavar="N", help="slots (default: as in training)")

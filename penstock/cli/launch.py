@@ -179,5 +179,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--slots", type=whole_number, metavar="N", help="runs at a time (default: as many as keep the cores busy)"
     )
-    parser.add_argument("--retry", nargs="*", metavar="NAME", help="with DIR: run again what failed, all or by name")
+    parser.add_argument(
+        "--retry", nargs="*", metavar="NAME", help="with DIR: run again those that failed, all or by name"
+    )
     return parser

@@ -18,7 +18,9 @@ def run(argv: list[str]) -> int:
         "curve: their interquartile mean with a 95% bootstrap band.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories, or folders that hold some")
-    parser.add_argument("--metric", default="rollout/ep_rew_mean", help="what to draw (default rollout/ep_rew_mean)")
+    parser.add_argument(
+        "--metric", default="rollout/ep_rew_mean", help="metric on the y-axis (default rollout/ep_rew_mean)"
+    )
     parser.add_argument("--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png)")
     args = parser.parse_args(argv)
     from penstock.run.plots.figure import plot_runs

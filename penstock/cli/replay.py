@@ -17,7 +17,7 @@ _DESCRIPTION = """Shows the replay of a checkpoint, or writes it into a file tha
 def run(argv: list[str]) -> int:
     """Shows or exports a replay by the arguments; returns the exit code."""
     parser = Parser("replay", _DESCRIPTION)
-    parser.add_argument("action", choices=("info", "export"), help="what to do")
+    parser.add_argument("action", choices=("info", "export"), help="print a summary, or write a copy")
     parser.add_argument(
         "path", metavar="PATH", help="run directory, checkpoint directory, or (info) an exported replay"
     )

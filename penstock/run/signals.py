@@ -1,4 +1,4 @@
-"""Signal handlers that a long command installs for its own time and then gives back."""
+"""Signal handlers that a long command installs for as long as it lasts."""
 
 from __future__ import annotations
 

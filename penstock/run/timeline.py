@@ -13,6 +13,7 @@ from penstock.core import trace
 from penstock.core.errors import ConfigError
 from penstock.core.files import write_atomic
 from penstock.core.trace import ACT, LEARN, SEND, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
+from penstock.run.plots.looks import INK, STYLE
 
 WARM_UP, WINDOW = 3, 20
 """Batches before the trace begins, and batches in it."""
@@ -34,7 +35,6 @@ _COLOURS = {
     "learn": "#009E73",
     "wait": "#DDDDDD",
 }
-_INK = "#333333"
 _STEPS_IN_CLOSE_UP = 24
 _MOST_ROWS = 24
 
@@ -123,15 +123,13 @@ def draw_trace(tracks: Sequence[Track], out: Path) -> None:
     origin = min(start for _, spans in rows for start, _, _ in spans)
     end = max(stop for _, spans in rows for _, stop, _ in spans)
     low, high = _close_up(rows)
-    with rc_context(
-        {"font.size": 10.5, "text.color": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}
-    ):
+    with rc_context(STYLE):
         figure = Figure(figsize=(12, 2.2 + 0.7 * len(rows)), layout="constrained")
         FigureCanvasAgg(figure)
         whole, close = figure.subplots(2, 1)
         _panel(whole, rows, origin, origin, end)
         _panel(close, rows, origin, low, high, edge=0.5)
-        whole.axvspan((low - origin) / 1e6, (high - origin) / 1e6, facecolor="none", edgecolor=_INK, linewidth=1.2)
+        whole.axvspan((low - origin) / 1e6, (high - origin) / 1e6, facecolor="none", edgecolor=INK, linewidth=1.2)
         whole.set_title(f"{(end - origin) / 1e6:,.0f} ms of a run; the frame is shown larger below", loc="left")
         close.set_title(f"{(high - low) / 1e6:,.2f} ms of it", loc="left")
         close.set_xlabel("ms")

@@ -137,7 +137,7 @@ class Trainer:
     def evaluate(
         self, episodes: int | None = None, give_up: Callable[[], bool] | None = None
     ) -> tuple[ResultDict, Episodes]:
-        """Plays deterministic episodes in environments of their own, which leave training as it is.
+        """Plays deterministic episodes in environments of their own; training is not affected.
 
         Args:
             give_up: asked now and then; once it returns True the evaluation ends, without metrics.

@@ -199,7 +199,7 @@ def choose(measured: list[Row]) -> Row:
 
 
 def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
-    """One sentence that gives the reasons for a choice."""
+    """One sentence of reasons for a choice."""
     found, B = settings_of(best.sampler), best.sampler.B
     step, act, shake = costs.step_us, costs.forward(B), costs.handshake_us
     share = act / (act + B * step)

@@ -22,6 +22,7 @@ from penstock.run.plots.looks import (
     FEW,
     INK,
     NEUTRAL,
+    STYLE,
     curve_look,
     escaped,
     legend,
@@ -100,17 +101,7 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
     envs = {run.of.env for run in every}
     longest = max(_last(points.seconds) for run in every for points in (run.own, run.data))
     unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
-    style: Any = {
-        "font.size": 10.5,
-        "axes.edgecolor": INK,
-        "axes.labelcolor": INK,
-        "text.color": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "svg.fonttype": "none",
-        "pdf.fonttype": 42,
-    }
-    with rc_context(style):
+    with rc_context({**STYLE, "axes.edgecolor": INK, "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure = Figure(
             figsize=(10.5, 4.2), layout=ConstrainedLayoutEngine(wspace=0.04)
         )  # else the axes' numbers touch

@@ -8,6 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 INK, FAINT, NEUTRAL = "#333333", "#D9D9D9", "#707070"
+STYLE: dict[str, Any] = {
+    "font.size": 10.5,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+"""Settings of matplotlib for every picture."""
 FEW = 7
 """Curves that colour alone tells apart at a glance."""
 _COLOURS = (
