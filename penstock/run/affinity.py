@@ -1,4 +1,4 @@
-"""The CPUs of this machine, read from the kernel's files, and which processes run on which, planned as data."""
+"""What CPUs does this machine give us, and which processes go where? Read from the kernel's files, planned as data."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _NO_LIMIT = 2.0**60
 
 @dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA device."""
+    """One NVIDIA device."""
 
     name: str
     uuid: str
-    """As in CUDA_VISIBLE_DEVICES; empty if unknown."""
+    """As CUDA_VISIBLE_DEVICES takes it; empty if unknown."""
     node: int | None = None
-    """The NUMA node that it is attached to; None if the kernel does not say."""
+    """The NUMA node that it hangs on, if the kernel says."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The part of a machine that a process may use: CPUs, time, memory and GPUs."""
+    """What a process may use of a machine."""
 
     cores: tuple[tuple[int, ...], ...]
     """CPU numbers of each core, sibling threads together; the cores of a NUMA node stand together."""
     nodes: tuple[int, ...]
     """The NUMA node of each core."""
     quota: float | None = None
-    """CPU time that a control group grants, in CPUs; None for no limit."""
+    """CPUs' worth of time that a control group grants; None for no limit."""
     memory: int | None = None
     """Bytes that a control group grants; None for no limit."""
     gpus: tuple[Gpu, ...] = ()
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """All CPU numbers in ascending order."""
+        """All CPU numbers, rising."""
         return tuple(sorted(cpu for core in self.cores for cpu in core))
 
     @property
     def busy_cores(self) -> int:
-        """Cores that can be kept busy at once: all, or as many as the quota pays for; at least 1."""
+        """Cores that can be kept busy at once: all, or what the quota is enough for; at least 1."""
         return max(1, min(len(self.cores), int(len(self.cores) if self.quota is None else self.quota)))
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Machine:
 
 
 def read_machine(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Machine:
-    """The part of this machine that this process may use.
+    """The machine as this process may use it.
 
     Args:
         root: where `sys` and `proc` lie; another than / in tests.
@@ -112,7 +112,7 @@ def memory_limit(groups: Path = _ROOT / "sys/fs/cgroup", own: Path = _ROOT / "pr
 
 
 def plan(machine: Machine, workers: int, groups: int = 1, server: bool = False, learner_cores: int = 1) -> Placement:
-    """The CPUs of each process of a run, for the setting `affinity` of a sampler with worker processes.
+    """Which CPUs the processes of one run get; for the setting `affinity` of a sampler with worker processes.
 
     The server's core is reserved first, then the learner's if cores are left over, since it mostly works while the
     workers wait. Workers get a core each, then sibling threads, then share; neighbours stay on one NUMA node. With
@@ -152,9 +152,9 @@ def plan(machine: Machine, workers: int, groups: int = 1, server: bool = False, 
 
 
 def default_workers(machine: Machine, B: int, groups: int = 1, server: bool = False) -> int:
-    """The number of workers for B slots: at most one for each core, and none that would not make a batch faster.
+    """A good number of workers for B slots: one for each core, and no more than make a batch quicker.
 
-    16 slots on 14 cores take as long as on 8, two steps after each other, so it is 8. A server takes a core.
+    16 slots on 14 cores take as long as on 8: two steps after each other. So it is 8. A server takes a core.
     """
     slots = max(B // groups, 1)
     most = max(min(machine.busy_cores - server, slots), 1)
@@ -162,7 +162,7 @@ def default_workers(machine: Machine, B: int, groups: int = 1, server: bool = Fa
 
 
 def slices(machine: Machine, n: int) -> list[Machine]:
-    """The machine in n parts of disjoint CPUs, for n runs at a time: whole cores if there are enough, else threads.
+    """The machine cut into n parts of disjoint CPUs for n runs side by side: whole cores if they are enough, else threads.
 
     Quota and memory are shared out equally; a GPU goes to one part, or in turn to several if there are too few.
     """
@@ -194,7 +194,7 @@ def slices(machine: Machine, n: int) -> list[Machine]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as text, runs of them shortened: 1, 2, 3, 7 is "1-3, 7"."""
+    """1, 2, 3, 7 as "1-3, 7"."""
     parts: list[list[int]] = []
     for n in sorted(numbers):
         if parts and n == parts[-1][-1] + 1:
@@ -205,7 +205,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _place(units: Sequence[_Unit], workers: int, groups: int) -> tuple[tuple[tuple[int, ...], ...], str]:
-    """The CPUs of each worker, and a phrase that describes them."""
+    """The CPUs of each worker, and a word on how."""
     threads = max(len(core) for core, _ in units)
     if workers <= len(units):
         mine = _spread(units, workers)

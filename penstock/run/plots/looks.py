@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 INK, FAINT, NEUTRAL = "#333333", "#D9D9D9", "#707070"
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 10.5,
     "axes.labelcolor": INK,
     "text.color": INK,
