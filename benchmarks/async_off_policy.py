@@ -1,4 +1,4 @@
-"""Does asynchronous DQN and SAC keep the replay ratio and every row, and what does it gain where a step costs 1 ms?
+"""Asynchronous DQN and SAC: the replay ratio, the rows, and the speed gained where a step costs 1 ms.
 
 Everything runs on two cores, the learner with one thread. Part 1: 100,000 steps of a small network where the learner
 is the slow side, and where the environment is; every row says which call of `step` or `reset` made it, so a row that

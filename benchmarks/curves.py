@@ -1,4 +1,4 @@
-"""Does penstock learn as well as Stable-Baselines3 over 100,000 steps? Curves of three seeds, beside each other.
+"""Learning curves of penstock beside Stable-Baselines3, over 100,000 steps and three seeds.
 
 Both get the same steps, seeds, networks and settings. Each run is added to results/curves.json as it ends (an earlier
 one of the same case, library and seed is replaced); `--plot` draws results/curves-CASE.png and writes results/curves.md

@@ -1,4 +1,4 @@
-"""Same seed, same bits? Compares two checkouts on one machine: what each algorithm samples and learns, in sha256.
+"""Bits of two checkouts on one machine, compared by sha256: what each algorithm samples and learns.
 
     python benchmarks/digests.py OLD NEW [--only ppo]
 

@@ -1,4 +1,4 @@
-"""Does penstock learn? Presets on small tasks, over seeds, against a budget of steps and a return to reach.
+"""Learning of the presets on small tasks, over seeds, against a budget of steps and a return to reach.
 
 Every run goes through the public API with a preset's settings, changed only in what a run is (seed, steps, evaluations,
 directory). A seed passes if the mean of 20 deterministic episodes reaches the return in an evaluation within the

@@ -1,4 +1,4 @@
-"""Does a test fail for each of these bugs? Each is planted alone in a copy of the repository, and the tests named run there.
+"""Planted bugs, each alone in a copy of the repository, and whether the tests named for it fail.
 
     python benchmarks/mutations.py            # all, two at a time: 10 minutes
     python benchmarks/mutations.py --only sac --jobs 1

@@ -1,4 +1,4 @@
-"""How well do BC, MARWIL and CQL learn from data of experts, and from data of mixed quality?
+"""Returns of BC, MARWIL and CQL that learned from data of experts, and from data of mixed quality.
 
 Teachers are trained once, and play their datasets: PPO with its preset on CartPole, SAC on Pendulum, whose mixed data come
 from ten of its checkpoints, the first hardly trained. Every student sees only its dataset; its score is the mean of 20

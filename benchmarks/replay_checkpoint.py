@@ -1,4 +1,4 @@
-"""What does a checkpoint with a replay cost, in seconds and in memory, where the replay is in memory and where it is in files?
+"""Cost of a checkpoint with a replay, in seconds and memory, with the replay in memory and in files.
 
 Each case is a process of its own. "Peak" is the highest resident set during the call (`VmHWM`, reset before it) beyond
 the resident set before it; "anonymous" is the part of it that the kernel cannot take back, measured at 200 Hz.

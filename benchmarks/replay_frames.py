@@ -1,4 +1,4 @@
-"""How long does a batch of Atari transitions take out of a replay that keeps every frame once, and how much does it weigh?
+"""Duration of a batch of Atari transitions out of a replay that keeps every frame once, and its size.
 
 A uniform batch of 256 with the next observations: 2 x 256 stacks [4, 84, 84] of bytes, 14 MB. Its floor is the bare numpy
 gather of as many frames, from places that are known beforehand; a replay has to choose, to find the frames of each stack

@@ -1,4 +1,4 @@
-"""How long do penstock's sum tree and its peers take to draw 256 of a million priorities and to change them?
+"""Duration of 256 draws and changes in a sum tree of a million priorities: penstock's and its peers'.
 
 One cycle finds the leaves of 256 stratified masses (the total included), reads them and sets them anew. The trees take turns,
 cycle by cycle, A B C, C B A, in one process and with the same numbers; the table gives medians. Half of the cycles come right

@@ -1,4 +1,4 @@
-"""Do the samplers with worker processes keep their promises, on this machine, now?
+"""Promises of the samplers with worker processes, measured on this machine.
 
 Every measurement is a fresh process with one torch thread in each of its processes; contenders take turns, A B, B A, ...
 so that whatever else the machine does falls on all of them, and ratios are formed within a round. Processes are bound to

@@ -1,4 +1,4 @@
-"""How fast is penstock beside Stable-Baselines3 and a hand-written loop, on this machine, now?
+"""Speed of penstock beside Stable-Baselines3 and a hand-written loop, on this machine.
 
 Every measurement is a fresh process with one torch thread. The libraries of a case take turns, A B A B, so that
 whatever else the machine does falls on both; the table gives medians, and medians of each round's ratio.

@@ -1,4 +1,4 @@
-"""`penstock algos`: which algorithms and presets there are."""
+"""`penstock algos`: the list of algorithms and presets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.cli.options import Parser
 
 
 def run(argv: list[str]) -> int:
-    """Lists algorithms; gives the exit code."""
+    """Lists algorithms and their presets; returns the exit code."""
     Parser("algos", "Lists the built-in algorithms and their presets. One of your own is module:NAME.").parse_args(argv)
     from penstock.algos import ALGOS
     from penstock.run.presets import preset_names

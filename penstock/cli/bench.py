@@ -1,4 +1,4 @@
-"""`penstock bench samplers ENV ALGO`: which sampler is the fastest here, and why."""
+"""`penstock bench samplers ENV ALGO`: the fastest sampler on this machine, with reasons."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, here_on_path, import_modules, key_values
+from penstock.cli.options import Parser, import_modules, key_values, whole_number
+
+if TYPE_CHECKING:
+    from penstock.run.bench.search import Synchronous
 
 _DESCRIPTION = """Measures which sampler is the fastest for an environment and an algorithm on this machine.
 
@@ -24,13 +27,12 @@ samplers that may pay, those that the parts promise most for first, until the ti
 
 
 def run(argv: list[str]) -> int:
-    """Prints the table and the recommended setting; gives the exit code."""
+    """Prints the tables and the recommended setting; returns the exit code."""
     args = _parser().parse_args(argv)
-    here_on_path()
     import_modules(args.imports)
     from penstock.core.spec import BatchSpec
+    from penstock.run.bench.report import print_verdict, trace_sampler
     from penstock.run.bench.search import bench
-    from penstock.run.bench.view import print_verdict, trace_sampler
     from penstock.run.presets import find_preset, with_preset
     from penstock.run.timeline import check_path
     from penstock.samplers import sized
@@ -38,10 +40,10 @@ def run(argv: list[str]) -> int:
     if args.trace is not None:
         check_path(args.trace)
     exp = with_preset(args.algo, args.env, None if args.no_preset else find_preset(args.algo, args.env))
-    spec = BatchSpec(args.T or exp.sampler.spec.T, args.B or exp.sampler.spec.B)
+    settings = exp.sampler_settings
     exp = replace(
         exp,
-        sampler=sized(exp.sampler, spec),
+        sampler=sized(settings, BatchSpec(args.T or settings.spec.T, args.B or settings.spec.B)),
         imports=(*exp.imports, *args.imports),
         env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
         wrappers=(*exp.wrappers, *args.wrappers),
@@ -56,7 +58,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _command(args: Any, sampler: Any) -> str:
+def _command(args: Any, sampler: Synchronous) -> str:
     """The command line that trains with this sampler."""
     from penstock.run.bench.search import settings_of
 
@@ -76,34 +78,21 @@ def _command(args: Any, sampler: Any) -> str:
 
 
 def _progress(text: str) -> None:
-    """Says on a terminal what is measured, on a line that the next one overwrites."""
+    """Shows on a terminal the measurement in progress, on a line that the next one overwrites."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{f'measuring {text} ...' if text else ''}", end="", file=sys.stderr, flush=True)
 
 
 def _parser() -> Parser:
     parser = Parser("bench samplers", _DESCRIPTION, usage="penstock bench samplers ENV ALGO [OPTIONS]")
-    parser.add_argument("what", choices=("samplers",), help="what is compared")
+    parser.add_argument("what", choices=("samplers",), help="the parts to compare: samplers")
     parser.add_argument("env", metavar="ENV", help="Gymnasium id, or module:qualname of something that makes one")
-    parser.add_argument("algo", metavar="ALGO", help="ppo, a2c, ... or module:NAME; its network is what is measured")
+    parser.add_argument("algo", metavar="ALGO", help="ppo, a2c, ... or module:NAME; its network is measured")
     parser.add_argument("--budget", type=_positive, default=60.0, metavar="S", help="seconds in all (default 60)")
-    parser.add_argument("--T", type=_count, metavar="N", help="time steps of a batch (default: as in training)")
-    parser.add_argument("--B", type=_count, metavar="N", help="slots (default: as in training)")
+    parser.add_argument("--T", type=whole_number, metavar="N", help="time steps of a batch (default: as in training)")
+    parser.add_argument("--B", type=whole_number, metavar="N", help="slots (default: as in training)")
     parser.add_argument("--device", metavar="NAME", help="where the network learns: cpu, cuda or cuda:1")
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="PKG",
-        help="import a package first, because it registers environments; may be repeated",
-    )
-    parser.add_argument(
-        "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
-    )
-    parser.add_argument(
-        "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
-    )
+    parser.add_environment()
     parser.add_argument("--no-preset", action="store_true", help="the algorithm's defaults, not the preset's settings")
     parser.add_argument(
         "--trace", metavar="FILE.json", help="also a timeline of 20 batches with the recommended sampler"
@@ -119,9 +108,3 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, e.g. 60")
     return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
-    return int(text)

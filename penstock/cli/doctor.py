@@ -1,4 +1,4 @@
-"""`penstock doctor`: what this machine has, what does not go together, and whether rows keep their bits."""
+"""`penstock doctor`: versions, hardware, conflicts between packages, and whether rows keep their bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.cli.options import Parser
 
 
 def run(argv: list[str]) -> int:
-    """Prints the tables; gives the exit code."""
+    """Prints the report; returns the exit code."""
     parser = Parser(
         "doctor",
         "Prints versions, cores, memory, accelerators and packages known not to work together, and measures for\n"

@@ -1,4 +1,4 @@
-"""`penstock envs`: which environment ids there are."""
+"""`penstock envs`: the list of environment ids."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ from penstock.cli.options import Parser, import_modules
 
 
 def run(argv: list[str]) -> int:
-    """Lists ids; gives the exit code."""
+    """Lists environment ids; returns the exit code."""
     parser = Parser("envs", "Lists the environment ids that Gymnasium knows, one a line.")
     parser.add_argument("filter", nargs="?", default="", help="only ids that contain this text")
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="PKG",
-        help="import a package first, because it registers environments, e.g. ale_py",
-    )
+    parser.add_import(", because it registers environments, e.g. ale_py")
     args = parser.parse_args(argv)
     import_modules(args.imports)
     import gymnasium

@@ -1,17 +1,20 @@
-"""`penstock launch ALGO --env ID --grid ... --seeds ... --dir DIR`: many runs on this machine, some at a time."""
+"""`penstock launch ALGO --env ID --grid ... --seeds ... --dir DIR`: a sweep of runs on this machine."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, here_on_path
+from penstock.cli.options import Parser, whole_number
 from penstock.cli.settings import experiment, seed_list, train_parser
 from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.run.experiment import Experiment
+    from penstock.run.launch.sweep import Sweep
 
 _DESCRIPTION = """Trains every combination of a grid of settings with every seed, as many at a time as there are slots.
 
@@ -29,7 +32,7 @@ _OURS = {"run.seed": "--seeds", "run.dir": "--dir", "seeds": "--seeds"}
 
 
 def run(argv: list[str]) -> int:
-    """Launches as the arguments say; gives the exit code."""
+    """Launches a sweep by the arguments; returns the exit code."""
     parser = _parser()
     first = argv[0] if argv and not argv[0].startswith("-") else None
     args, rest = parser.parse_known_args(argv[first is not None :])
@@ -37,12 +40,11 @@ def run(argv: list[str]) -> int:
         parser.print_help(sys.stderr)
         print("\npenstock launch: what to run comes first: ALGO, or the DIR of an earlier launch", file=sys.stderr)
         return 2
-    here_on_path()
     from penstock.core.machine import read_machine
     from penstock.run.affinity import ranges, slices
+    from penstock.run.launch.display import LaunchDisplay, report
     from penstock.run.launch.launcher import Launcher
     from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same
-    from penstock.run.launch.view import LaunchView, report
     from penstock.run.lock import RunLock
 
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
@@ -67,8 +69,8 @@ def run(argv: list[str]) -> int:
         what = f"{len(todo)} of {len(queue.runs)} runs to do, {count} at a time on {machine} ({where})"
         print(what if todo else "nothing has failed" if args.retry is not None else "nothing is left to do", flush=True)
         steps = [exp.run.steps for exp in experiments for _ in queue.sweep.seeds]
-        with LaunchView(queue, dict(zip((r.name for r in queue.runs), steps))) as view:
-            stopped = Launcher(queue, todo, slots, view).work()
+        with LaunchDisplay(queue, dict(zip((r.name for r in queue.runs), steps))) as display:
+            stopped = Launcher(queue, todo, slots, display).work()
     report(queue)
     if stopped is not None:
         return 128 + stopped
@@ -83,7 +85,7 @@ def _refuse_other_things(folder: Path, state: str) -> None:
 
 
 def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
-    """Is it the directory of an earlier launch that comes first, not an algorithm?"""
+    """True if the first word is the directory of an earlier launch, False if it is an algorithm."""
     if any(text.split("=")[0] == "--env" for text in rest) or any(text.startswith("env=") for text in args.grid):
         return False
     if "/" not in first and not Path(first).exists():
@@ -95,7 +97,7 @@ def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
     return True
 
 
-def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Any:
+def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Sweep:
     from penstock.run.launch.sweep import Sweep, split_values
 
     if args.dir is None:
@@ -118,7 +120,7 @@ def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Any:
 
 
 def _quiet(rest: Sequence[str]) -> tuple[str, ...]:
-    """A log wants lines; a display is for terminals."""
+    """The option that makes runs print lines, which suit a log, unless the user chose a display."""
     return () if any(text.split("=")[0] == "--run.progress" for text in rest) else ("--run.progress", "plain")
 
 
@@ -134,8 +136,8 @@ def _pairs(grid: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _experiment(argv: Sequence[str]) -> Any:
-    """What `penstock train` would carry out with these arguments; raises or exits as it does."""
+def _experiment(argv: Sequence[str]) -> Experiment:
+    """The experiment of `penstock train` with these arguments; raises or exits as it does."""
     algo, *options = argv
     args, rest = train_parser().parse_known_args(options)
     if args.env is None:
@@ -147,8 +149,8 @@ def _experiment(argv: Sequence[str]) -> Any:
         raise
 
 
-def _cores(experiments: Sequence[Any]) -> int:
-    """Cores that the largest run keeps busy: its workers, and beside them a learner that acts for them or trains meanwhile."""
+def _cores(experiments: Sequence[Experiment]) -> int:
+    """Cores that the largest run keeps busy: its workers, and a learner that acts for them or trains meanwhile."""
     from penstock.samplers.cpu import CpuSampler
 
     def cores(sampler: Any) -> int:
@@ -156,7 +158,7 @@ def _cores(experiments: Sequence[Any]) -> int:
             return 1 + cores(sampler.inner)
         return getattr(sampler, "workers", 0) + (not isinstance(sampler, CpuSampler))
 
-    return max(cores(exp.sampler) for exp in experiments)
+    return max(cores(exp.sampler_settings) for exp in experiments)
 
 
 def _parser() -> Parser:
@@ -176,13 +178,9 @@ def _parser() -> Parser:
         "--seeds", type=seed_list, metavar="1,2,3", help="one run of each combination for each seed (default 0)"
     )
     parser.add_argument(
-        "--slots", type=_positive, metavar="N", help="runs at a time (default: as many as keep the cores busy)"
+        "--slots", type=whole_number, metavar="N", help="runs at a time (default: as many as keep the cores busy)"
     )
-    parser.add_argument("--retry", nargs="*", metavar="NAME", help="with DIR: run again what failed, all or by name")
+    parser.add_argument(
+        "--retry", nargs="*", metavar="NAME", help="with DIR: run again those that failed, all or by name"
+    )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
-    return int(text)

@@ -1,4 +1,4 @@
-"""`penstock COMMAND ...`: finds the command, and turns errors into one line and an exit code."""
+"""`penstock COMMAND ...`: dispatch to a command; errors become one line and an exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Exit codes: 0 done, 1 a run of `launch` or a check of `doctor` failed, or pensto
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; gives its exit code."""
+    """Executes a command; returns its exit code."""
     if argv is None:  # the process is ours
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -65,9 +65,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Ends the process at once; a run that has something to save takes signals itself.
+    """Ends the process at once; a run, which has something to save, installs handlers of its own.
 
-    Raising would not do: in the middle of `import torch` an exception goes through C++ and ends in abort().
+    It does not raise: in the middle of `import torch` an exception goes through C++ and ends in abort().
     """
     os.write(2, f"penstock: stopped by {signal.Signals(number).name}; no run was going on\n".encode())
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how text becomes a value."""
+"""Options that several commands share, and the conversion of text to values."""
 
 from __future__ import annotations
 
@@ -25,33 +25,66 @@ class Parser(argparse.ArgumentParser):
             **kwargs,
         )
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.refuse(unknown[0])
         return found
 
     def refuse(self, option: str, further: Iterable[str] = ()) -> NoReturn:
-        """Exits with 2, naming the options nearest to an unknown one."""
+        """Exits with code 2 and names the options nearest to an unknown one."""
         known = [text for action in self._actions for text in action.option_strings] + list(further)
         close = difflib.get_close_matches(option.split("=")[0], known, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         self.exit(2, f"{self.prog}: unknown option {option}{hint}\n")
 
+    def add_import(self, why: str) -> None:
+        """Adds --import, which `import_modules` carries out."""
+        text = f"import a package first{why}"
+        self.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG", help=text)
+
+    def add_environment(self) -> None:
+        """Adds --import, --env-kwargs and --wrappers, which together say how an environment is made."""
+        self.add_import(", because it registers environments; may be repeated")
+        self.add_argument(
+            "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
+        )
+        self.add_argument(
+            "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
+        )
+
+    def add_policy(self, episodes: int) -> None:
+        """Adds RUN and the options of commands that play episodes with its policy."""
+        self.add_argument("run", metavar="RUN", help="run directory")
+        self.add_argument("--episodes", type=int, default=episodes, help=f"how many (default {episodes})")
+        self.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
+        self.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
+        self.add_argument("--seed", type=int, help="of the episodes (default: the run's)")
+        self.add_argument("--env-kwargs", nargs="+", default=[], metavar="K=V", help="added to those of the run")
+        self.add_import("")
+
+
+def whole_number(text: str) -> int:
+    """A whole number from 1, as an argument type. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
+    return int(text)
+
 
 def import_modules(modules: Sequence[str]) -> None:
-    """Imports packages that register environments. Raises ConfigError if one is not there."""
+    """Imports packages that register environments, the current folder being searched too, as `python -m` does.
+
+    So `my_module:MyAlgo` may name a file beside the user. Raises ConfigError if a package is not there.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
             raise ConfigError(f"--import {module}: {error}; is it installed and on PYTHONPATH?") from error
-
-
-def here_on_path() -> None:
-    """Lets `my_module:MyAlgo` name a file in the current folder, as `python -m` does."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
 
 
 def key_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
@@ -66,7 +99,7 @@ def key_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def dotted(pairs: Sequence[str], parser: Parser) -> dict[str, Any]:
-    """`--run.steps 1e5 --run.stop eval/mean_reward 475` as {"run.steps": 1e5, "run.stop": {"eval/mean_reward": 475}}.
+    """Settings by path: `--run.steps 1e5 --run.stop a 475` is {"run.steps": 1e5, "run.stop": {"a": 475}}.
 
     Refuses options without a dot, as the parser does. Raises ConfigError if one lacks its value.
     """
@@ -88,7 +121,7 @@ def dotted(pairs: Sequence[str], parser: Parser) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """JSON if it is that, else the text."""
+    """The value of a text that is JSON, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

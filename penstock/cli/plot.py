@@ -1,4 +1,4 @@
-"""`penstock plot RUN...`: learning curves as a picture."""
+"""`penstock plot RUN...`: a picture of learning curves."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from penstock.core.errors import ConfigError
 
 
 def run(argv: list[str]) -> int:
-    """Draws as the arguments say; gives the exit code."""
+    """Draws curves by the arguments; returns the exit code."""
     parser = Parser(
         "plot",
-        "Draws curves over steps and over wall time. Seeds of one environment, algorithm and settings become one curve: "
-        "their interquartile mean with a 95% bootstrap band.",
+        "Draws curves over steps and over wall time. Seeds of one environment, algorithm and settings become one "
+        "curve: their interquartile mean with a 95% bootstrap band.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories, or folders that hold some")
-    parser.add_argument("--metric", default="rollout/ep_rew_mean", help="what to draw (default rollout/ep_rew_mean)")
+    parser.add_argument(
+        "--metric", default="rollout/ep_rew_mean", help="metric on the y-axis (default rollout/ep_rew_mean)"
+    )
     parser.add_argument("--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png)")
     args = parser.parse_args(argv)
     from penstock.run.plots.figure import plot_runs
@@ -37,7 +39,7 @@ def run(argv: list[str]) -> int:
 
 
 def _run_dirs(path: Path) -> list[Path]:
-    """The folder itself if it is a run, else the runs below it; a folder without any stays, for the error to name."""
+    """The folder itself if it is a run, else the runs below it, or the folder again if there are none."""
     if (path / "metrics.jsonl").is_file():
         return [path]
     return sorted(found.parent for found in path.rglob("metrics.jsonl")) or [path]

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import time
 
-from penstock.cli.options import Parser, here_on_path, import_modules, key_values
+from penstock.cli.options import Parser, import_modules, key_values
 
 _EVERY_S = 5.0
 
 
 def run(argv: list[str]) -> int:
-    """Records as the arguments say; gives the exit code."""
+    """Records by the arguments; returns the exit code."""
     parser = Parser(
         "record",
         "Plays episodes with the policy of a run and writes them into a dataset, to learn from offline.\n"
         "Ctrl-C keeps the whole episodes so far, and the dataset is complete.",
     )
-    parser.add_argument("run", metavar="RUN", help="run directory")
+    parser.add_policy(episodes=100)
     parser.add_argument("--dataset", metavar="DIR", required=True, help="where to write; must be empty or absent")
-    parser.add_argument("--episodes", type=int, default=100, help="how many (default 100)")
-    parser.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
-    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
-    parser.add_argument("--seed", type=int, help="of the episodes (default: the run's)")
     parser.add_argument(
         "--format",
         choices=("penstock", "minari"),
@@ -31,12 +27,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--append", action="store_true", help="add to the dataset that is there, or finish a half-written one"
     )
-    parser.add_argument("--env-kwargs", nargs="+", default=[], metavar="K=V", help="added to those of the run")
-    parser.add_argument(
-        "--import", dest="imports", action="append", default=[], metavar="PKG", help="import a package first"
-    )
     args = parser.parse_args(argv)
-    here_on_path()
     import_modules(args.imports)
     from penstock.run.progress import print_summary
     from penstock.run.recording import record

@@ -1,4 +1,4 @@
-"""`penstock replay info|export`: what a stored replay holds, and a copy of it that numpy opens."""
+"""`penstock replay info|export`: the content of a stored replay, or a copy of it that numpy opens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.cli.options import Parser
 
-_DESCRIPTION = """Looks into the replay of a checkpoint, or writes it into a file that numpy opens. docs/runs.md describes the layout.
+_DESCRIPTION = """Shows the replay of a checkpoint, or writes it into a file that numpy opens (docs/runs.md).
 
   penstock replay info runs/a
   penstock replay info runs/a/checkpoints/000000050000
@@ -15,9 +15,9 @@ _DESCRIPTION = """Looks into the replay of a checkpoint, or writes it into a fil
 
 
 def run(argv: list[str]) -> int:
-    """Does what the arguments say; gives the exit code."""
+    """Shows or exports a replay by the arguments; returns the exit code."""
     parser = Parser("replay", _DESCRIPTION)
-    parser.add_argument("action", choices=("info", "export"), help="what to do")
+    parser.add_argument("action", choices=("info", "export"), help="print a summary, or write a copy")
     parser.add_argument(
         "path", metavar="PATH", help="run directory, checkpoint directory, or (info) an exported replay"
     )

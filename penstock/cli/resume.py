@@ -1,8 +1,8 @@
-"""`penstock resume RUN`: goes on from the newest good checkpoint."""
+"""`penstock resume RUN`: goes on with a run from its newest good checkpoint."""
 
 from __future__ import annotations
 
-from penstock.cli.options import Parser, dotted, here_on_path, import_modules
+from penstock.cli.options import Parser, dotted, import_modules
 from penstock.core.errors import CheckpointError
 
 _DESCRIPTION = """Goes on with a run from its newest good checkpoint, as if it had never stopped.
@@ -15,20 +15,12 @@ Only settings of the run (--run.X, not seed or dir) may change.
 
 
 def run(argv: list[str]) -> int:
-    """Resumes as the arguments say; gives the exit code."""
+    """Resumes by the arguments; returns the exit code."""
     parser = Parser("resume", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="run directory")
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="PKG",
-        help="import a package first, because it registers environments",
-    )
+    parser.add_import(", because it registers environments")
     args, rest = parser.parse_known_args(argv)
     changes = dotted(rest, parser)
-    here_on_path()
     import_modules(args.imports)
     from penstock.cli.train import draw_curve
     from penstock.run.entry import resume

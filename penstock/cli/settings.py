@@ -1,13 +1,17 @@
-"""Which experiment do the options of `penstock train` mean? Asked by `train`, and by `launch` for each of its runs."""
+"""The experiment that the options of `penstock train` describe, for `train` and for each run of `launch`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields, make_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import Parser, import_modules, key_values
+
+if TYPE_CHECKING:
+    from penstock.run.experiment import Experiment
+    from penstock.run.presets import Preset
 
 _DESCRIPTION = """Trains an algorithm on an environment and leaves everything in a run directory.
 
@@ -23,23 +27,10 @@ Settings of the algorithm (--algo.X), the sampler (--sampler.X) and the run (--r
 
 
 def train_parser() -> Parser:
-    """The options of `penstock train` that are not settings of algorithm, sampler and run."""
+    """A parser of the options of `penstock train` that are not settings of algorithm, sampler and run."""
     parser = Parser("train", _DESCRIPTION, add_help=False, usage="penstock train ALGO --env ID [OPTIONS]")
     parser.add_argument("--env", metavar="ID", help="Gymnasium id, or module:qualname of something that makes one")
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="PKG",
-        help="import a package first, because it registers environments; may be repeated",
-    )
-    parser.add_argument(
-        "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
-    )
-    parser.add_argument(
-        "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
-    )
+    parser.add_environment()
     parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
     parser.add_argument(
         "--env-checks",
@@ -59,21 +50,22 @@ def train_parser() -> Parser:
     return parser
 
 
-def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Any, Any]:
-    """The experiment, and the preset that it began from or None.
+def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, Preset | None]:
+    """The experiment, and the preset that it is based on or None.
 
-    With `--sampler auto` its sampler is a stand-in, with T, B and what else concerns the batches, until one is chosen.
+    With `--sampler auto` its sampler is a SerialSampler with T, B and all else that concerns the batches, until the
+    fastest is chosen.
 
     Args:
-        args, rest: what `train_parser().parse_known_args` gave. No --env, where only help is wanted, goes through.
+        args, rest: the result of `train_parser().parse_known_args`. For help alone, --env may be missing.
 
     Raises:
-        ConfigError: something unknown, or settings that contradict each other.
+        ConfigError: an unknown name, or settings that contradict each other.
         SystemExit: after help, or after a message about a wrong option.
     """
     import_modules(args.imports)
     # Torch is imported from here on: everything above must stay quick.
-    from penstock.core.config import import_object
+    from penstock.core.config import import_object, override
     from penstock.run.bench.search import base_sampler
     from penstock.run.presets import find_preset, is_full_name, named_preset, with_preset
     from penstock.samplers import find_sampler, sized
@@ -87,7 +79,7 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Any, Any]:
     if args.sampler == "auto":
         exp = replace(exp, sampler=base_sampler(exp))
     elif args.sampler is not None:
-        exp = replace(exp, sampler=sized(find_sampler(args.sampler)(), exp.sampler.spec))
+        exp = replace(exp, sampler=sized(find_sampler(args.sampler)(), exp.sampler_settings.spec))
     settings = _settings(exp, list(rest))
     exp = replace(
         exp,
@@ -100,13 +92,11 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Any, Any]:
         imports=(*exp.imports, *args.imports),
         env_checks=args.env_checks or exp.env_checks,
     )
-    if args.agent is not None:
-        exp = replace(exp, algo=replace(exp.algo, agent=import_object(args.agent)))
-    return exp, found
+    return exp if args.agent is None else override(exp, {"algo.agent": import_object(args.agent)}), found
 
 
 def seed_list(text: str) -> list[int]:
-    """Seeds between commas, none twice."""
+    """The seeds in a text such as 1,2,3, none of them twice."""
     if not all(part.strip().isdecimal() for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3")
     seeds = [int(part) for part in text.split(",")]
@@ -115,8 +105,8 @@ def seed_list(text: str) -> list[int]:
     return seeds
 
 
-def _settings(exp: Any, rest: list[str]) -> Any:
-    """algo, sampler and run from `--algo.X`, `--sampler.X` and `--run.X`, their present values being the defaults."""
+def _settings(exp: Experiment, rest: list[str]) -> Any:
+    """Settings algo, sampler and run with changes by `--algo.X`, `--sampler.X` and `--run.X`."""
     import tyro
 
     parts = ("algo", "sampler", "run")

@@ -1,19 +1,21 @@
-"""`penstock train ALGO --env ID`: settings from preset and options, then one run for each seed."""
+"""`penstock train ALGO --env ID`: one run for each seed, with settings from preset and options."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from penstock.cli.options import here_on_path
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import CheckpointError, ConfigError
 
+if TYPE_CHECKING:
+    from penstock.run.experiment import Experiment
+
 
 def run(argv: list[str]) -> int:
-    """Trains as the arguments say; gives the exit code."""
+    """Trains by the arguments; returns the exit code."""
     parser = train_parser()
     algo = argv[0] if argv and not argv[0].startswith("-") else None
     args, rest = parser.parse_known_args(argv[algo is not None :])
@@ -24,7 +26,6 @@ def run(argv: list[str]) -> int:
     if algo is None or (args.env is None and not wants_help):
         print(f"penstock train: {_missing(algo, args.env, rest)}\nAll options: penstock train --help", file=sys.stderr)
         return 2
-    here_on_path()
     exp, found = experiment(algo, args, rest)
     if exp.run.progress != "off":
         if found is None:
@@ -38,7 +39,7 @@ def run(argv: list[str]) -> int:
 
 
 def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
-    """What a command line lacks, and what was probably meant by one whose words stand elsewhere."""
+    """The part that a command line lacks, and a corrected line where its words stand elsewhere."""
     from penstock.algos import ALGOS
 
     said = "ALGO is missing; it comes first" if algo is None else "--env is missing"
@@ -50,12 +51,12 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
     return f"{said}; did you mean: penstock train {meant} --env {other}?"
 
 
-def _train_all(exp: Any, seeds: list[int], init: str | None, auto: bool) -> int:
+def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool) -> int:
     from penstock.run.bench.cache import auto_sampler
     from penstock.run.entry import train
     from penstock.run.rundir import free_run_dir
 
-    def of_seed(seed: int) -> Any:
+    def of_seed(seed: int) -> Experiment:
         dir_ = f"{exp.run.dir}-s{seed}" if len(seeds) > 1 and exp.run.dir is not None else exp.run.dir
         return replace(exp, run=replace(exp.run, seed=seed, dir=dir_))
 
@@ -72,7 +73,7 @@ def _train_all(exp: Any, seeds: list[int], init: str | None, auto: bool) -> int:
 
 
 def draw_curve(run_dir: Path, quiet: bool) -> None:
-    """Draws a run's learning curve; a run without one, or a full disk, is no failure of the run."""
+    """Draws a run's learning curve; without any, or on a full disk, it prints the reason and the run counts as good."""
     from penstock.run.plots.figure import plot_runs
 
     try:

@@ -1,4 +1,4 @@
-"""What does this machine have, what does not go together, and does a row get the same bits beside any other rows?"""
+"""Report on this machine: versions, conflicts between packages, and whether a row's bits depend on its batch."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _OPTIONAL = {
     "ray": "",
     "envpool": "",
 }
-"""Packages and the extra that brings them, if one does."""
+"""Packages, with the extra of penstock that installs each, if there is one."""
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two packages that install together and do not work together."""
+    """A pair of packages that install together but do not work together."""
 
     package: str
     versions: str
@@ -76,7 +76,7 @@ CONFLICTS = (
 
 
 def installed_version(package: str) -> str | None:
-    """The installed version of a distribution, None if it is not there."""
+    """The installed version of a distribution; None if there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -84,12 +84,12 @@ def installed_version(package: str) -> str | None:
 
 
 def conflicts(version: Callable[[str], str | None] = installed_version) -> list[Conflict]:
-    """The known conflicts of which both sides are installed."""
+    """The known conflicts whose two packages are both installed."""
     return [c for c in CONFLICTS if _fits(version(c.package), c.versions) and _fits(version(c.other), c.other_versions)]
 
 
 def _fits(version: str | None, wanted: str) -> bool:
-    """Is it installed, and in the range? Release numbers only: 4.0.0rc1 counts as 4.0.0."""
+    """True if a version is in a range such as ">=4". Release numbers only: 4.0.0rc1 counts as 4.0.0."""
     if version is None or not wanted:
         return version is not None
     found = re.fullmatch(r"(<|>=|>)([\d.]+)", wanted)
@@ -113,13 +113,13 @@ def accelerators() -> list[str]:
 
 @dataclass(frozen=True)
 class RowBits:
-    """Which row counts give the same bits in one network."""
+    """The row counts that give the same bits in one network."""
 
     network: str
     groups: tuple[tuple[int, ...], ...]
-    """Row counts as they are; those of one group give every row the same bits."""
+    """Unpadded row counts; those of one group give every row the same bits."""
     padded: bool
-    """With the padding rule all counts do."""
+    """True if all counts give the same bits under the padding rule."""
 
 
 def row_bits(network: str, forwards: Iterable[Forward], inputs: Tensor, counts: Iterable[int]) -> RowBits:
@@ -191,7 +191,7 @@ def _memory(kind: str) -> Forward:
 
 
 def examine(console: Console | None = None) -> int:
-    """Prints all of it; 1 if the padding rule fails on this machine, else 0."""
+    """Prints the whole report; returns 1 if the padding rule fails on this machine, else 0."""
     console = console or Console(highlight=False)
     console.print(_software())
     console.print(_machine())
@@ -207,9 +207,9 @@ def examine(console: Console | None = None) -> int:
     if broken:
         console.print(
             Text(
-                f"The padding rule FAILS here for {', '.join(broken)}: a row's bits depend on how many rows lie beside it, even in "
-                f"multiples of {ROW_MULTIPLE}. The same seed gives other batches in other samplers on this machine; please report "
-                "this with the tables above.",
+                f"The padding rule FAILS here for {', '.join(broken)}: a row's bits depend on how many rows lie beside "
+                f"it, even in multiples of {ROW_MULTIPLE}. The same seed gives other batches in other samplers on this "
+                "machine; please report this with the tables above.",
                 "bold red",
             ),
             soft_wrap=True,
@@ -217,8 +217,8 @@ def examine(console: Console | None = None) -> int:
         return 1
     console.print(
         Text(
-            f"The padding rule holds: padded to a multiple of {ROW_MULTIPLE}, rows have the same bits whatever lies beside them, so "
-            "the same seed gives the same batch in every sampler on this machine.",
+            f"The padding rule holds: padded to a multiple of {ROW_MULTIPLE}, rows have the same bits whatever lies "
+            "beside them, so the same seed gives the same batch in every sampler on this machine.",
             "bold green",
         ),
         soft_wrap=True,

@@ -1,4 +1,4 @@
-"""How a run begins: `train` from settings, `resume` from a run directory; and `load`, its policy alone."""
+"""Entry points: `train` from settings, `resume` from a run directory, and `load`, which returns the policy alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
+from penstock.envs.make import EnvConfig
+from penstock.learn.algorithm import AgentFn
 from penstock.learn.policy import Policy
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
@@ -29,10 +31,10 @@ from penstock.run.trainer import Trainer
 
 
 def train(exp: Experiment, init: str | Path | None = None) -> Result:
-    """Carries out an experiment in a new run directory.
+    """Trains an experiment in a new run directory.
 
     Args:
-        init: a run to take networks and normalisers from.
+        init: a run whose networks and normalisers are the start.
 
     Raises:
         ConfigError: settings contradict each other, or the run directory holds something already.
@@ -63,7 +65,7 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
 
 
 def resume(
-    run_dir: str | Path, changes: Mapping[str, Any] | None = None, *, env: Any = None, agent: Any = None
+    run_dir: str | Path, changes: Mapping[str, Any] | None = None, *, env: Any = None, agent: AgentFn | None = None
 ) -> Result:
     """Goes on with a run from its newest good checkpoint, as if it had never stopped.
 
@@ -121,14 +123,32 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
         )
 
 
-def load(run_dir: str | Path, which: str = "last", *, agent: Any = None, device: str = "cpu") -> Policy:
+def load(run_dir: str | Path, which: str = "last", *, agent: AgentFn | None = None, device: str = "cpu") -> Policy:
     """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
         agent: the agent function again, where it could not be stored (a lambda).
     """
-    run_dir = Path(run_dir)
+    return _load(Path(run_dir), which, agent, device)[0]
+
+
+def open_policy(
+    run_dir: Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None
+) -> tuple[Policy, int, Experiment, EnvConfig]:
+    """The policy of a run, the step of its checkpoint, its experiment, and its environment with `env_kwargs` added.
+
+    Args:
+        env: the environment again, where it could not be stored (a lambda).
+    """
+    exp = read_experiment(run_dir, env)
+    config = exp.env_config
+    policy, step = _load(run_dir, which)
+    return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
+
+
+def _load(run_dir: Path, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[Policy, int]:
+    """The policy of a run, and the step of the checkpoint that it is of."""
     stored = read_json(run_dir / CONFIG)
     with undamaged(run_dir / CONFIG):
         exp = stored["experiment"]
@@ -136,5 +156,6 @@ def load(run_dir: str | Path, which: str = "last", *, agent: Any = None, device:
         spec, seed = EnvSpec.from_plain(stored["spec"]), exp["run"]["seed"]
     algo = replace(algo, agent=agent) if agent is not None else algo
     policy: Policy = algo.build(spec, seed=seed, device=device)
-    policy.load_parameters(load_checkpoint(find_checkpoint(run_dir, which)).policy)
-    return policy
+    checkpoint = load_checkpoint(find_checkpoint(run_dir, which))
+    policy.load_parameters(checkpoint.policy)
+    return policy, checkpoint.step

@@ -1,9 +1,8 @@
-"""Playing with a trained policy: episodes and video of a run."""
+"""Evaluation of a trained policy: episodes and video of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,8 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
-from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
-from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.entry import load
-from penstock.run.experiment import Experiment
-from penstock.run.rundir import read_experiment
+from penstock.run.entry import open_policy
 from penstock.run.video import VideoWriter
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
@@ -33,7 +28,7 @@ def evaluate(
     env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Episodes, int]:
-    """Exactly `episodes` episodes with the policy of a run, and the step of the checkpoint they were played with.
+    """Plays exactly `episodes` episodes with the policy of a run; returns them and the step of its checkpoint.
 
     Args:
         which: "last", "best" by evaluation, or a step as text.
@@ -41,12 +36,9 @@ def evaluate(
     """
     if episodes < 1:
         raise ConfigError(f"episodes={episodes}; expected at least 1")
-    exp, config = _env_config(Path(run_dir), env, env_kwargs)
-    run_seed = exp.run.seed
-    step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
-    policy = load(run_dir, which)
-    B = exp.sampler.spec.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
-    sampler = SerialSampler(T=1, B=B).build(config, run_seed if seed is None else seed)
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs)
+    B = exp.sampler_settings.spec.B if makes_vector_env(config) else 1  # its training slots are never stepped
+    sampler = SerialSampler(T=1, B=B).build(config, exp.run.seed if seed is None else seed)
     try:
         sampler.initialize(policy.agent)
         return sampler.evaluate_agent(step, episodes, deterministic), step
@@ -62,15 +54,13 @@ def record_video(
     env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The path of a video of deterministic episodes, one after the other; needs the extra `video`.
+    """Records a video of deterministic episodes, one after the other; returns its path. Needs the extra `video`.
 
     Raises:
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
-    exp, config = _env_config(Path(run_dir), env, {**(env_kwargs or {}), "render_mode": "rgb_array"})
-    seed = exp.run.seed
-    step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
-    policy = load(run_dir, which)
+    kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, kwargs)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):
@@ -82,7 +72,7 @@ def record_video(
     writer: VideoWriter | None = None
     try:
         for episode in range(episodes):
-            obs, _ = live.reset(seed=env_seed(seed, 0, episode, evaluation=True))
+            obs, _ = live.reset(seed=env_seed(exp.run.seed, 0, episode, evaluation=True))
             state, reward, ended = None, 0.0, False
             while not ended:
                 writer = _write_frame(live, writer, path)
@@ -115,9 +105,3 @@ def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWrite
         writer = VideoWriter(path, fps, (frame.shape[0], frame.shape[1]))
     writer.write(frame)
     return writer
-
-
-def _env_config(run_dir: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> tuple[Experiment, EnvConfig]:
-    exp = read_experiment(run_dir, env)
-    config = exp.env_config
-    return exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.envs.make import Checks, EnvConfig
 
+if TYPE_CHECKING:
+    from penstock.learn.algorithm import Algorithm
+    from penstock.samplers.sampler import SamplerSettings
+else:  # settings are read where torch is not loaded, such as for help
+    Algorithm = SamplerSettings = Any
+
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How long a run lasts, and what it leaves on disk."""
+    """Length, seed, evaluation and files of a run."""
 
     steps: int = 1_000_000
     """Environment steps; the run ends with the batch that reaches them."""
     seed: int = 0
-    """Every random number of the run is a function of it."""
+    """The seed of every random number of the run."""
     dir: str | None = None
     """Run directory; must be new or empty. None: runs/ENV/ALGO/TIME-sSEED."""
     stop: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Metrics that end the run once all of them are reached: `--run.stop rollout/ep_rew_mean 475`, or the same as a dict."""
+    """Metrics that end the run once all are reached: `--run.stop rollout/ep_rew_mean 475`, or the same as a dict."""
     eval_interval: int = 0
     """Environment steps between evaluations; 0: only one at the end."""
     eval_episodes: int = 20
@@ -33,11 +39,11 @@ class RunConfig:
     keep: int = 3
     """Checkpoints kept, besides the best by evaluation."""
     keep_replays: int = 2
-    """Checkpoints that keep their replay, the newest ones; from the others the policy can be loaded, not the run resumed."""
+    """Newest checkpoints that keep their replay; from the others the policy is loaded, but no run resumed."""
     device: str = "cpu"
-    """Where the networks live: cpu, cuda or cuda:1."""
+    """Device of the networks: cpu, cuda or cuda:1."""
     learner_threads: int | Literal["auto"] = 1
-    """Threads of torch, in the whole process from then on.
+    """Torch's threads, in the whole process from then on.
 
     "auto" times 1 to all cores on a copy before training and keeps the answer in the run.
     """
@@ -48,7 +54,7 @@ class RunConfig:
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """Display in the terminal."""
     trace: str | None = None
-    """A file that ends in .json for a timeline of 20 batches, process by process; opens in Perfetto. None for none."""
+    """File name in .json for a timeline of 20 batches, process by process, which Perfetto opens; None for none."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -75,14 +81,14 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Environment, algorithm, sampler and run; `ps.train` carries it out."""
+    """Environment, algorithm, sampler and run; `ps.train` trains it."""
 
     env: str | Callable[..., Any] | EnvConfig
     """A Gymnasium id, `module:qualname`, a callable that makes an environment, or an EnvConfig."""
-    algo: Any
+    algo: Algorithm
     """Settings of an algorithm, e.g. `ps.PPO(lr=3e-4)`."""
-    sampler: Any = None
-    """Settings of a sampler; None for a SerialSampler with the algorithm's T and B, "auto" for the fastest measured here."""
+    sampler: SamplerSettings | Literal["auto"] | None = None
+    """Settings of a sampler; None: a SerialSampler with the algorithm's T and B; "auto": the fastest measured here."""
     run: RunConfig = field(default_factory=RunConfig)
     """Length, seed, evaluation, checkpoints and directory."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -90,11 +96,11 @@ class Experiment:
     wrappers: tuple[str | Callable[..., Any], ...] = ()
     """Applied to each environment in order; `module:qualname` or callables."""
     info_keys: tuple[str, ...] = ()
-    """Numeric keys of the step `info` to record and log; `is_success` is by itself."""
+    """Numeric keys of the step `info` to record and log; `is_success` always is."""
     imports: tuple[str, ...] = ()
-    """Modules that register environment ids when they are imported, such as `ale_py`."""
+    """Modules whose import registers environment ids, such as `ale_py`."""
     env_checks: Checks = "sampled"
-    """Checks of values: sampled, always, finite or off, as `EnvConfig.checks` says; shapes and dtypes always are."""
+    """Checks of values: sampled, always, finite or off, see `EnvConfig.checks`; of shapes and dtypes, always."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -103,7 +109,8 @@ class Experiment:
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
         if self.sampler not in (None, "auto") and not callable(getattr(self.sampler, "build", None)):
             raise ConfigError(
-                f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16), or 'auto'"
+                f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16), "
+                "or 'auto'"
             )
         if self.sampler in (None, "auto") and getattr(self.algo, "batch", None) is None:
             raise ConfigError(
@@ -112,19 +119,29 @@ class Experiment:
         given = self.env_kwargs or self.wrappers or self.info_keys or self.imports or self.env_checks != "sampled"
         if isinstance(self.env, EnvConfig) and given:
             raise ConfigError(
-                "env is an EnvConfig and env_kwargs, wrappers, info_keys, imports or env_checks are given; put them into it"
+                "env is an EnvConfig and env_kwargs, wrappers, info_keys, imports or env_checks are given; "
+                "put them into it"
             )
 
     @property
     def env_config(self) -> EnvConfig:
-        """What makes the environments."""
+        """The settings that make the environments."""
         if isinstance(self.env, EnvConfig):
             return self.env
         return EnvConfig(self.env, self.env_kwargs, self.wrappers, self.info_keys, self.imports, self.env_checks)
 
     @property
+    def sampler_settings(self) -> SamplerSettings:
+        """The sampler's settings; with None or "auto", a SerialSampler with the algorithm's T and B."""
+        if self.sampler is None or self.sampler == "auto":
+            from penstock.samplers.serial import SerialSampler  # it loads torch
+
+            return SerialSampler(T=self.algo.batch.T, B=self.algo.batch.B)
+        return self.sampler
+
+    @property
     def algo_name(self) -> str:
-        """The name on the command line: ppo, discrete-sac, ...; of one of your own the class name in small letters."""
+        """The name on the command line: ppo, discrete-sac, ...; of a user's own one, its class name in lower case."""
         cls = type(self.algo)
         own = f"{cls.__module__}:{cls.__qualname__}"
         return next((name for name, path in ALGOS.items() if path == own), cls.__name__.lower())

@@ -1,4 +1,4 @@
-"""One learner to a run directory: a lock that the kernel gives back when its holder dies."""
+"""Lock on a run directory, one learner at a time; the kernel releases it when the holder dies."""
 
 from __future__ import annotations
 

@@ -23,18 +23,18 @@ JSONL, CSV = "metrics.jsonl", "progress.csv"
 
 
 class MetricsLog:
-    """Appends rows of metrics to a run directory; each is with the kernel when `write` returns, so kill -9 loses none.
+    """Appends rows of metrics to a run directory; the kernel has each when `write` returns, so kill -9 loses none.
 
     Not a number and infinite are null in metrics.jsonl, which JSON demands, and `nan` in progress.csv, where an empty
     cell means "not reported in this row". A disk that is full or gone never stops training: the rows are lost, counted
     in `lost_rows` and warned of once.
 
     Args:
-        run_dir: made if absent. Rows that are there are kept.
-        resume_step: rows of later steps are cut from the files, and TensorBoard is told to forget them.
+        run_dir: made if absent. Rows in it are kept.
+        resume_step: rows of later steps are removed from the files, and TensorBoard is told to drop them.
 
     Raises:
-        CheckpointError: the files that are there cannot be read or written.
+        CheckpointError: the files cannot be read or written.
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None = None, tensorboard: bool = True) -> None:
@@ -44,7 +44,7 @@ class MetricsLog:
         self._events = EventLog(self._dir, resume_step) if tensorboard else None
         try:
             self._dir.mkdir(parents=True, exist_ok=True)
-            rows = _cut_jsonl(self._dir / JSONL, resume_step)
+            rows = cut_rows(self._dir / JSONL, resume_step)
             self._columns = dict.fromkeys(["step", *(key for row in rows for key in row)])
             write_atomic(self._dir / CSV, _csv_bytes(self._columns, rows))
             self._csv_behind = False
@@ -54,7 +54,7 @@ class MetricsLog:
             raise CheckpointError(f"cannot keep the metrics of {self._dir}: {error}") from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row; `step` counts environment steps. Values may be Python numbers, numpy scalars or 0-d tensors."""
+        """Appends a row; `step` counts environment steps. Values: Python numbers, numpy scalars or 0-d tensors."""
         row: dict[str, Any] = {"step": int(step)}
         for key, value in metrics.items():
             number = value if type(value) is float or type(value) is int else float(value)
@@ -101,13 +101,13 @@ class MetricsLog:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of a run in the order they were written, each with its `step`; null is NaN, a torn line is left out."""
+    """The rows of a run in the order of writing, each with its `step`; null is NaN, a torn line is left out."""
     rows = _read_rows(Path(run_dir) / JSONL)
     return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
 
 
-def _cut_jsonl(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
-    """The rows up to `resume_step`, after the file has been rewritten to hold only them, if it held more."""
+def cut_rows(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file up to `resume_step` (None: all); the file is rewritten if it held anything else."""
     if not path.exists():
         return []
     limit = math.inf if resume_step is None else resume_step
@@ -129,7 +129,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """A row, or None for a line that a crash cut short: it lacks its end, even if what is left is JSON."""
+    """A row, or None for a line that a crash cut short: it lacks its end, even if the rest of it is JSON."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -149,14 +149,14 @@ def _csv_bytes(columns: Iterable[str], rows: Sequence[Mapping[str, Any]], header
 
 
 class EventLog:
-    """An event file for each process that writes, begun at its first `write`.
+    """Writes metrics as TensorBoard events, in a file that begins at the first `write`.
 
     TensorBoard's own EventFileWriter starts a thread, which a later fork would copy the locks of, and which prints a
     traceback when the disk is full. Its RecordWriter, used here, has the format without the thread.
 
     Args:
-        resume_step: events of later steps, in the files that are there, are to be forgotten by whoever reads them
-            (what SummaryWriter calls `purge_step`, which is the first step to forget).
+        resume_step: TensorBoard drops events of later steps in older files (SummaryWriter's `purge_step` is the
+            first step to drop).
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
@@ -165,7 +165,7 @@ class EventLog:
         self._file: Appender | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One event that holds every metric. Raises OSError if the disk refuses, ImportError without tensorboard."""
+        """Writes one event with every metric. Raises OSError if the disk refuses, ImportError without tensorboard."""
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -196,13 +196,13 @@ class EventLog:
         self._records.write(event.SerializeToString())
 
     def _stamp(self) -> int:
-        """Seconds, but later than every event file here: TensorBoard reads them in the order of their names."""
+        """A time in seconds, later than every event file here: TensorBoard reads them in the order of their names."""
         stamps = [int(match[1]) for path in self._dir.iterdir() if (match := _EVENTS.fullmatch(path.name))]
         return max([int(time.time()), *(stamp + 1 for stamp in stamps)])
 
 
 class Appender:
-    """A file that grows by whole pieces, unbuffered: what a full disk let through of a piece is taken back."""
+    """A file that grows by whole pieces, unbuffered: of a piece that does not fit on the disk nothing stays."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)

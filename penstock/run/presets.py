@@ -1,4 +1,4 @@
-"""Presets: settings that are known to work, as TOML files by algorithm, with a table for each environment."""
+"""Presets: settings known to work, in a TOML file for each algorithm with a table for each environment."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _NOTES = ("why",)
 
 @dataclass(frozen=True)
 class Preset:
-    """Changes to an experiment's defaults, and where they come from."""
+    """Changes to an experiment's defaults, with their source."""
 
     name: str
     """`ALGO/TABLE`, e.g. `ppo/CartPole-v1`."""
     changes: Mapping[str, Any]
-    """By dotted path, as `override` takes them; `sampler.name` names the sampler if it is not the serial one."""
+    """Values by dotted path, for `override`; `sampler.name` names the sampler if it is not the serial one."""
     why: str
     path: Path
 
 
 def find_preset(algo: str, env: str) -> Preset | None:
-    """The preset of an algorithm for an environment id: its own table, else the first pattern that fits, else None."""
+    """The preset of an algorithm for an environment id: its own table, else the first matching pattern, else None."""
     tables = _tables(algo)
     name = env if env in tables else next((t for t in tables if fnmatch.fnmatchcase(env, t)), None)
     return None if name is None else named_preset(f"{algo}/{name}")
@@ -51,7 +51,7 @@ def named_preset(name: str) -> Preset:
 
 
 def is_full_name(name: str) -> bool:
-    """True of `ALGO/TABLE`, also of an algorithm that is unknown: `c51/CartPole-v1` is a table of DQN's own."""
+    """True for `ALGO/TABLE`, even of an unknown algorithm; False for a table of DQN such as `c51/CartPole-v1`."""
     algo, slash, _ = name.partition("/")
     return bool(slash) and (
         bool(_tables(algo)) or not any(name in _tables(path.stem) for path in _FOLDER.glob("*.toml"))
@@ -76,7 +76,7 @@ def preset(algo: str, env: str) -> Experiment:
     return with_preset(algo, env, found)
 
 
-def with_preset(algo: str, env: Any, found: Preset | None) -> Experiment:
+def with_preset(algo: str, env: str, found: Preset | None) -> Experiment:
     """An experiment of an algorithm's defaults, changed by a preset if there is one."""
     if found is not None and ":" not in algo and found.name.partition("/")[0] != algo:
         own = ", ".join(preset_names(algo)) or "none"

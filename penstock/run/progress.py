@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: a live display on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REDRAW_S = 0.25
 _LINE_S = 5.0
 _RATE_WINDOW_S = 15.0
 _MAX_SHARE = 0.005
-"""Of the run's time, for drawing: on a slow terminal the display is drawn less often, not at the learner's cost."""
+"""Largest share of the run's time for drawing: a slow terminal is drawn less often, not at the learner's cost."""
 _SHOWN = (
     ("return", "rollout/ep_rew_mean"),
     ("episode length", "rollout/ep_len_mean"),
@@ -72,7 +72,7 @@ class Progress:
             self._console.print(Text(title))
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the run's step and the metrics that are new, and draws if it is time to."""
+        """Takes the run's step and new metrics, and draws if enough time has passed."""
         if self._mode == "off":
             return
         now = time.monotonic()
@@ -84,12 +84,12 @@ class Progress:
             self._draw(now)
 
     def note(self, text: str) -> None:
-        """A line of its own, above the display: a checkpoint, a restarted worker."""
+        """Prints a line above the display: a checkpoint, a restarted worker."""
         if self._mode != "off":
             self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Draws once more and gives the terminal back; a second call does nothing."""
+        """Draws once more and restores the terminal; a second call does nothing."""
         if self._mode == "off":
             return
         self._draw(time.monotonic())
@@ -118,7 +118,7 @@ class Progress:
             self._printed = self._step
 
     def _rate(self) -> float:
-        """Steps a second over the last seconds; NaN before two looks at the clock."""
+        """Steps per second over the last 15 seconds; NaN before the second update."""
         if len(self._history) < 2:
             return math.nan
         (then, first), (now, last) = self._history[0], self._history[-1]
@@ -132,8 +132,8 @@ class Progress:
         parts = [
             f"{self._step:,}/{self._total:,} steps ({min(self._step / self._total, 1.0):.0%})",
             f"{_number(self._rate())} steps/s",
-            f"{_clock(elapsed)} elapsed",
-            f"{_clock(self._left())} left",
+            f"{clock(elapsed)} elapsed",
+            f"{clock(self._left())} left",
         ]
         parts += [
             f"{label} {_number(self._metrics[key])}" for label, key in _SHOWN[:_ON_A_LINE] if key in self._metrics
@@ -149,8 +149,8 @@ class Progress:
         times = Text(no_wrap=True, overflow="ellipsis")
         for value, label in (
             (_number(self._rate()), " steps/s   "),
-            (_clock(elapsed), " elapsed   "),
-            (_clock(self._left()), " left"),
+            (clock(elapsed), " elapsed   "),
+            (clock(self._left()), " left"),
         ):
             times.append(value, style="bold").append(label, style="dim")
         body = Table.grid(padding=(0, 3))
@@ -166,13 +166,18 @@ class Progress:
 
 
 def print_summary(title: str, rows: Mapping[str, str]) -> None:
-    """A table of two columns under a title, for the end of a run or a command's answer."""
+    """Prints a table of two columns under a title, for the end of a run or the result of a command."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))
     Console(highlight=False).print(Panel(table, title=Text(title, style="bold"), title_align="left", expand=False))
+
+
+def counted(n: int, word: str) -> str:
+    """A number with its noun: `1 worker`, `2,000 workers`."""
+    return f"{n:,} {word}" if n == 1 else f"{n:,} {word}s"
 
 
 def _stop(live: Live, pid: int) -> None:
@@ -188,8 +193,8 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _clock(seconds: float) -> str:
-    """`h:mm:ss`, or `m:ss` below an hour."""
+def clock(seconds: float) -> str:
+    """A duration as `h:mm:ss`, `m:ss` below an hour, or `-:--` if it is not finite."""
     if not math.isfinite(seconds):
         return "-:--"
     minutes, second = divmod(int(seconds), 60)

@@ -1,17 +1,13 @@
-"""Writing a dataset: episodes of a run's policy, played in environments of their own."""
+"""Recording of a dataset: episodes of a run's policy, played in environments of their own."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -29,16 +25,15 @@ from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import SerialPool
 from penstock.learn.policy import Policy
-from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.entry import load
-from penstock.run.rundir import read_experiment
+from penstock.run.entry import open_policy
+from penstock.run.signals import die_of, ending_signals, handling
 from penstock.samplers.collector import collect
 from penstock.samplers.live import Buffers
 
 Format = Literal["penstock", "minari"]
 
 _FLUSH_S = 30.0
-"""How much a kill may cost."""
+"""Longest time of play that a kill may lose."""
 _T = 64
 _B = 16
 _MAX_STEPS = 200_000
@@ -46,18 +41,18 @@ _MAX_STEPS = 200_000
 
 @dataclass(frozen=True)
 class Recording:
-    """What was written."""
+    """The dataset that `record` wrote, and the episodes it added."""
 
     path: Path
     env: str
     checkpoint: int
-    """Step of the checkpoint that played."""
+    """Step of the checkpoint whose policy played."""
     returns: np.ndarray[Any, np.dtype[np.float64]]
-    """[E] of the episodes added, in the order in which they ended."""
+    """[E] float64, undiscounted returns of the episodes added, in the order in which they ended."""
     steps: int
-    """Steps added."""
+    """Environment steps added."""
     total: int
-    """Episodes in the dataset, those that were there before included."""
+    """Episodes in the dataset, earlier ones included."""
     stopped_by: int = 0
     """The number of the signal that ended it early; 0 if none did."""
 
@@ -81,13 +76,13 @@ def record(
     Args:
         which: "last", "best" by evaluation, or a step as text. seed: of the episodes; the run's if None. Neither
             training nor an evaluation of that seed plays the same ones, nor do two calls that append.
-        append: add to the dataset that is there, complete or half-written.
-        file_format: "minari" records as usual first, and makes the HDF5 file when all episodes are there.
+        append: add to an existing dataset, complete or half-written.
+        file_format: "minari" records as usual first, and writes the HDF5 file when all episodes are recorded.
         env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
         progress: called after each episode with the number of episodes and steps so far, and its return.
 
     Raises:
-        ConfigError: there is something in `dataset` already, or its spaces are others. EnvWorkerError: the environment
+        ConfigError: `dataset` is not empty, or its spaces are others. EnvWorkerError: the environment
             failed; whole episodes so far are kept in a half-written dataset. CheckpointError: the disk refuses.
         MissingExtraError: file_format="minari" without h5py.
     """
@@ -103,10 +98,7 @@ def record(
         if not append or target.is_file():
             check_vacant(target)
     folder = target / STAGING if file_format == "minari" else target
-    exp = read_experiment(Path(run_dir), env)
-    config = replace(exp.env_config, kwargs={**exp.env_config.kwargs, **(env_kwargs or {})})
-    step = load_checkpoint(find_checkpoint(Path(run_dir), which)).step
-    policy = load(run_dir, which)
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs)
     made_by: dict[str, Any] = {
         "run": str(run_dir),
         "checkpoint": step,
@@ -115,13 +107,14 @@ def record(
         "seed": exp.run.seed if seed is None else seed,
     }
     returns: list[float] = []
+    stopped: list[int] = []
     native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
     played = _Player(
-        config, policy, episodes, exp.sampler.spec.B if native else max(min(episodes, _B), 1), deterministic
+        config, policy, episodes, exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1), deterministic
     )
     try:
         with (
-            _signals() as stopped,
+            handling(ending_signals(), lambda number: die_of(number) if stopped else stopped.append(number)),
             DatasetWriter(folder, policy.spec, env=config.name, append=append, made_by=made_by) as writer,
         ):
             before, steps_before, flushed = writer.episodes, writer.steps, time.monotonic()
@@ -144,7 +137,7 @@ def record(
 
 
 def _check_format(target: Path, file_format: Format, append: bool) -> None:
-    """Raises ConfigError if what is there is of a format that cannot be added to, or of another than is asked for."""
+    """Raises ConfigError if the target holds a format that cannot be added to, or another than the one asked for."""
     if is_minari(target):
         raise ConfigError(
             f"{target} holds a Minari dataset, which cannot be added to in any format; choose another directory"
@@ -181,7 +174,7 @@ class _Player:
             raise
 
     def episodes(self, seed: int, stopped: list[int]) -> Generator[Episode]:
-        """Episodes as they end, until all have or a signal is noted."""
+        """Yields episodes as they end, until all have ended or a signal came."""
         buffers, batch = self._buffers, self._buffers.batches[0]
         self._pool.restart(seed, self._counts)
         keys = ["logp"] if hasattr(batch.info.get("logp"), "shape") else []
@@ -207,7 +200,7 @@ class _Player:
 
 
 def _env_spec(config: EnvConfig) -> str | None:
-    """What Minari makes the environment from again; None if it is not a registered one."""
+    """The JSON from which Minari makes the environment again; None if it is not a registered one."""
     env = config.make()
     try:
         return None if env.spec is None else env.spec.to_json()
@@ -215,29 +208,3 @@ def _env_spec(config: EnvConfig) -> str | None:
         return None
     finally:
         env.close()
-
-
-@contextlib.contextmanager
-def _signals() -> Generator[list[int]]:
-    """A list in which the first Ctrl-C or SIGTERM is noted; the second kills."""
-    noted: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if noted:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        noted.append(number)
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    hang_up = getattr(signal, "SIGHUP", None)
-    if hang_up is not None and signal.getsignal(hang_up) == signal.SIG_DFL:  # nohup ignores it
-        numbers.append(hang_up)
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The run directory: where it is, that nothing in it is overwritten, and the settings it holds."""
+"""The run directory: its name, its protection from overwriting, and the settings in it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from penstock.core import VERSION
-from penstock.core.config import from_plain, to_plain
+from penstock.core.config import from_plain, override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.core.files import write_atomic
 from penstock.envs.make import EnvConfig
+from penstock.learn.algorithm import AgentFn
 from penstock.run.experiment import Experiment
 from penstock.run.trainer import Trainer
 
@@ -31,7 +32,7 @@ CONFIG, META = "config.json", "meta.json"
 
 
 def free_run_dir(exp: Experiment) -> Path:
-    """The run directory to be; ConfigError if it holds something, so that nothing is ever overwritten."""
+    """The directory of a run that is to begin. Raises ConfigError if it is not empty: nothing is ever overwritten."""
     if exp.run.dir is not None:
         path = Path(exp.run.dir)
     else:
@@ -44,7 +45,7 @@ def free_run_dir(exp: Experiment) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Raises ConfigError if there is something in it already."""
+    """Raises ConfigError if a directory is not empty."""
     try:
         if path.exists() and (not path.is_dir() or any(p.name != ".lock" for p in path.iterdir())):
             raise ConfigError(
@@ -58,7 +59,7 @@ def check_free(path: Path) -> None:
 
 
 def make_run_dir(exp: Experiment, path: Path) -> Path:
-    """Makes it, or the next by number if a run of the same second has taken a default name. Raises CheckpointError if the disk refuses."""
+    """Makes the run directory; a default name taken in the same second gets a number. Raises CheckpointError."""
     try:
         while True:
             try:
@@ -75,7 +76,7 @@ def make_run_dir(exp: Experiment, path: Path) -> Path:
 
 
 def _fingerprint() -> dict[str, Any]:
-    """What the promise of equal bits depends on besides the settings."""
+    """Versions, processor and threads, on which equal bits depend besides the settings."""
     return {
         "versions": {
             "penstock": VERSION,
@@ -90,7 +91,7 @@ def _fingerprint() -> dict[str, Any]:
 
 
 def changes_since(run_dir: Path) -> list[str]:
-    """What is another than when the run began, so that a resumed run may differ in the last bits; [] if nothing."""
+    """Versions, processor and threads that have changed since the run began, so that the last bits may differ."""
     now = _fingerprint()
     try:
         before: dict[str, Any] = read_json(run_dir / META)
@@ -104,7 +105,7 @@ def changes_since(run_dir: Path) -> list[str]:
 
 
 def write_config(trainer: Trainer) -> None:
-    """Writes config.json, from which a run is resumed and loaded, and meta.json, which says where it ran."""
+    """Writes config.json, from which a run is resumed and loaded, and meta.json with machine, versions and command."""
     exp, run_dir = trainer.exp, trainer.run_dir
     assert run_dir is not None
     config = {"experiment": to_plain(exp), "spec": trainer.report.spec.to_plain()}
@@ -126,10 +127,10 @@ def write_config(trainer: Trainer) -> None:
         raise CheckpointError(f"cannot write into run directory {run_dir}: {error.strerror or error}") from error
 
 
-def read_experiment(run_dir: Path, env: Any = None, agent: Any = None) -> Experiment:
-    """The experiment that a run directory holds; `env` and `agent` replace what could not be stored.
+def read_experiment(run_dir: Path, env: Any = None, agent: AgentFn | None = None) -> Experiment:
+    """The experiment in a run directory, with `env` and `agent` in place of those that could not be stored.
 
-    An EnvConfig stands for wrappers and keyword arguments as well.
+    An EnvConfig replaces wrappers and keyword arguments as well.
     """
     whole = isinstance(env, EnvConfig)
     dropped = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks") if whole else ()
@@ -147,12 +148,12 @@ def read_experiment(run_dir: Path, env: Any = None, agent: Any = None) -> Experi
         if not isinstance(exp, Experiment):
             raise TypeError("no Experiment in it")
     exp = exp if env is None else replace(exp, env=env)
-    return exp if agent is None else replace(exp, algo=replace(exp.algo, agent=agent))
+    return exp if agent is None else override(exp, {"algo.agent": agent})
 
 
 @contextlib.contextmanager
 def undamaged(path: Path) -> Generator[None]:
-    """Turns whatever a changed byte in a JSON file brings about into a CheckpointError that names the file."""
+    """Turns every error that a damaged JSON file causes in the block into a CheckpointError that names the file."""
     try:
         yield
     except PenstockError:
@@ -164,7 +165,7 @@ def undamaged(path: Path) -> Generator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One of a run's JSON files. Raises CheckpointError that names it."""
+    """The content of one of a run's JSON files. Raises CheckpointError that names it."""
     try:
         return json.loads(path.read_text())
     except OSError as error:

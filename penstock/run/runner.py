@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.files import write_atomic
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
-from penstock.run.log import MetricsLog
-from penstock.run.progress import Progress, print_summary
+from penstock.run.log import MetricsLog, cut_rows
+from penstock.run.progress import Progress, counted, print_summary
 from penstock.run.rundir import changes_since
+from penstock.run.signals import die_of, ending_signals, handling
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
@@ -31,14 +27,14 @@ EVALUATIONS = "eval/evaluations.jsonl"
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     episodes: Episodes
     """The last 100 training episodes."""
     metrics: ResultDict
-    """Those of the last iteration, and of the last evaluation."""
+    """Metrics of the last iteration and of the last evaluation."""
     policy: Policy
-    """`policy.agent` is the torch module; `policy.predict` acts."""
+    """The trained policy: `policy.agent` is the torch module, `policy.predict` acts."""
     run_dir: Path
     env_steps: int
     stopped_by: str
@@ -48,7 +44,7 @@ class Result:
 
 
 class Runner:
-    """The loop of `train` and `resume`, for people who want to see or change it."""
+    """The loop of `train` and `resume`, in the open for those who want to change it."""
 
     def __init__(self, trainer: Trainer, resumed: bool = False) -> None:
         if trainer.run_dir is None:
@@ -58,7 +54,7 @@ class Runner:
         self._lost_checkpoints = 0
 
     def run(self) -> Result:
-        """Trains until the steps, the stop rule or a signal; the run directory then holds everything.
+        """Trains until the steps, the stop rule or a signal end it; the run directory then holds everything.
 
         The first Ctrl-C or SIGTERM finishes the iteration, writes a checkpoint and exits with 130 or 143 (an
         interactive session gets the result so far); the second kills.
@@ -68,7 +64,7 @@ class Runner:
         known_steps = trainer.env_steps - bool(trainer.pending)
         log = MetricsLog(self.run_dir, known_steps if self.resumed else None, config.tensorboard)
         if self.resumed:
-            self._cut_evaluations(known_steps)
+            cut_rows(self.run_dir / EVALUATIONS, known_steps)  # the resumed run repeats those after the checkpoint
         title = f"{type(trainer.exp.algo).__name__} on {trainer.exp.env_config.name}"
         progress = Progress(config.steps, config.progress, title)
         started, first_step = time.monotonic(), trainer.env_steps
@@ -77,7 +73,7 @@ class Runner:
         unlogged: ResultDict = {}
         stopped_by = "steps"
         try:
-            with self._signals():
+            with handling(ending_signals(), self._note):
                 progress.note(self._headline())
                 if not trainer.report.reproducible:
                     self._say(
@@ -140,7 +136,7 @@ class Runner:
         return result
 
     def _checkpoint(self, progress: Progress, score: float | None) -> Path | None:
-        """A checkpoint that cannot be written (a full disk, say) never stops training; the next one tries again."""
+        """Saves a checkpoint; one that cannot be written (a full disk, say) returns None and never stops training."""
         try:
             return self.trainer.save(score)
         except CheckpointError as error:
@@ -149,14 +145,14 @@ class Runner:
             return None
 
     def _say(self, progress: Progress, text: str) -> None:
-        """Tells of a loss in the display, or as a warning where there is none."""
+        """Shows a message in the display, or as a warning where there is none."""
         if self.trainer.exp.run.progress == "off":
             warnings.warn(text, stacklevel=2)
         else:
             progress.note(text)
 
     def _evaluate(self) -> ResultDict:
-        """Evaluates, keeps every episode in eval/evaluations.jsonl, gives the metrics; none if a signal cut it short."""
+        """Evaluates, appends to eval/evaluations.jsonl and returns the metrics, {} if a signal cut it short."""
         metrics, episodes = self.trainer.evaluate(give_up=lambda: self._signal is not None)
         if self._signal is not None and not metrics:
             return {}
@@ -175,37 +171,16 @@ class Runner:
             warnings.warn(f"evaluation not written to {path}: {error}", stacklevel=2)
         return metrics
 
-    def _cut_evaluations(self, known_steps: int) -> None:
-        """Forgets evaluations after the checkpoint, as the metrics files do: the resumed run repeats them."""
-        path = self.run_dir / EVALUATIONS
-        if path.is_file():
-            lines = path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= known_steps]
-            write_atomic(path, "".join(kept).encode())
-
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            if self._signal is not None:
-                if sys.stdout.isatty():
-                    os.write(1, b"\x1b[?25h")  # the live display has hidden the cursor
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
-            self._signal = number
-            if self.trainer.exp.run.progress != "off":
-                name = signal.Signals(number).name
-                os.write(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n".encode())
-
-        before = {number: signal.signal(number, note) for number in _handled()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _note(self, number: int) -> None:
+        """Notes the first signal; the second ends the process."""
+        if self._signal is not None:
+            if sys.stdout.isatty():
+                os.write(1, b"\x1b[?25h")  # the live display has hidden the cursor
+            die_of(number)
+        self._signal = number
+        if self.trainer.exp.run.progress != "off":
+            name = signal.Signals(number).name
+            os.write(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n".encode())
 
     def _headline(self) -> str:
         trainer = self.trainer
@@ -218,11 +193,11 @@ class Runner:
                 trained_on += f", which is never in the {trainer.exp.run.steps:,} steps of this run"
         else:
             parts = 1 if policy.minibatch is None else max(round(T * B / policy.minibatch), 1)
-            trained_on = f", {_number(policy.epochs * parts, 'update')} each"
+            trained_on = f", {counted(policy.epochs * parts, 'update')} each"
         return (
             f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
-            f"{describe(spec.action)}; {count:,} parameters; {_number(B, 'slot')} x {_number(T, 'step')} = "
-            f"{_number(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {self.run_dir}"
+            f"{describe(spec.action)}; {count:,} parameters; {counted(B, 'slot')} x {counted(T, 'step')} = "
+            f"{counted(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {self.run_dir}"
         )
 
     def _summary(self, title: str, result: Result, took: float, rate: float) -> None:
@@ -259,20 +234,9 @@ class Runner:
         print_summary(title, rows)
 
 
-def _number(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
 def _crossed(interval: int, before: int, after: int) -> bool:
-    """True if a multiple of `interval` lies in (before, after]: no state to keep, so a resumed run agrees."""
+    """True if a multiple of `interval` lies in (before, after]; without state, so that a resumed run agrees."""
     return interval > 0 and after // interval > before // interval
-
-
-def _handled() -> list[int]:
-    """The signals that end a run tidily; a hang-up too, unless nohup had it ignored."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    hang_up = getattr(signal, "SIGHUP", None)
-    return [*numbers, hang_up] if hang_up is not None and signal.getsignal(hang_up) == signal.SIG_DFL else [*numbers]
 
 
 def _interactive() -> bool:

@@ -1,4 +1,4 @@
-"""A trace of a run as files: Chrome's trace format, which Perfetto opens, and a picture."""
+"""Trace files of a run: Chrome's trace format, which Perfetto opens, and a picture."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from penstock.core import trace
 from penstock.core.errors import ConfigError
 from penstock.core.files import write_atomic
 from penstock.core.trace import ACT, LEARN, SEND, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
+from penstock.run.plots.looks import INK, STYLE
 
 WARM_UP, WINDOW = 3, 20
 """Batches before the trace begins, and batches in it."""
@@ -34,13 +35,12 @@ _COLOURS = {
     "learn": "#009E73",
     "wait": "#DDDDDD",
 }
-_INK = "#333333"
 _STEPS_IN_CLOSE_UP = 24
 _MOST_ROWS = 24
 
 
 class Tracing:
-    """A trace that ends by itself after `WINDOW` batches and leaves FILE.json and FILE.png.
+    """Traces `WINDOW` batches, then writes FILE.json and FILE.png and ends by itself.
 
     Args:
         path: ends in .json.
@@ -52,7 +52,7 @@ class Tracing:
         self._batches = 0
 
     def tick(self, learning_s: float) -> None:
-        """A batch has been collected and learned from; learning took so long, until now."""
+        """Counts a batch that was collected and learned from; learning took `learning_s` until now."""
         if trace.ring is not None:
             trace.ring.add(LEARN, time.perf_counter_ns() - int(learning_s * 1e9))
         self._batches += 1
@@ -62,7 +62,7 @@ class Tracing:
             self.close()
 
     def close(self) -> None:
-        """Writes the files, unless that was done; a disk that refuses is a warning."""
+        """Writes the files, once; if the disk refuses, that is a warning."""
         tracks = self._trace.close()
         if tracks:
             try:
@@ -86,7 +86,7 @@ def write_trace(tracks: Sequence[Track], path: Path) -> None:
 
 
 def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
-    """The trace as Chrome's JSON: complete events (`ph` X) with `ts` and `dur` in us since the first of them."""
+    """The trace in Chrome's JSON: complete events (`ph` X) with `ts` and `dur` in us since the first event."""
     origin = min(int(track.spans[:, 0].min()) for track in tracks)
     events: list[dict[str, Any]] = []
     for at, track in enumerate(tracks):
@@ -113,7 +113,7 @@ def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
 
 
 def draw_trace(tracks: Sequence[Track], out: Path) -> None:
-    """Draws the whole window, and below it a close-up of a few rows of the batch."""
+    """Draws the whole window and, below it, a close-up of a few rows of a batch."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -123,15 +123,13 @@ def draw_trace(tracks: Sequence[Track], out: Path) -> None:
     origin = min(start for _, spans in rows for start, _, _ in spans)
     end = max(stop for _, spans in rows for _, stop, _ in spans)
     low, high = _close_up(rows)
-    with rc_context(
-        {"font.size": 10.5, "text.color": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}
-    ):
+    with rc_context(STYLE):
         figure = Figure(figsize=(12, 2.2 + 0.7 * len(rows)), layout="constrained")
         FigureCanvasAgg(figure)
         whole, close = figure.subplots(2, 1)
         _panel(whole, rows, origin, origin, end)
         _panel(close, rows, origin, low, high, edge=0.5)
-        whole.axvspan((low - origin) / 1e6, (high - origin) / 1e6, facecolor="none", edgecolor=_INK, linewidth=1.2)
+        whole.axvspan((low - origin) / 1e6, (high - origin) / 1e6, facecolor="none", edgecolor=INK, linewidth=1.2)
         whole.set_title(f"{(end - origin) / 1e6:,.0f} ms of a run; the frame is shown larger below", loc="left")
         close.set_title(f"{(high - low) / 1e6:,.2f} ms of it", loc="left")
         close.set_xlabel("ms")
@@ -145,7 +143,7 @@ _Row = tuple[str, list[tuple[int, int, int]]]
 
 
 def _rows(tracks: Sequence[Track]) -> list[_Row]:
-    """A row for each process, and one more for an action server that shares one; of many, the first ones."""
+    """A row for each process, and one for an action server that shares its process; at most 24."""
     rows: list[_Row] = []
     for track in tracks:
         spans: list[tuple[int, int, int]] = [(a, b, kind) for a, b, kind in track.spans.tolist()]
@@ -173,7 +171,7 @@ def _panel(axes: Any, rows: list[_Row], origin: int, low: int, high: int, edge: 
 
 
 def _close_up(rows: list[_Row]) -> tuple[int, int]:
-    """A stretch of time that begins as learning ends in the middle of the window, long enough for some steps."""
+    """The close-up's begin and end in ns: from an end of learning in the middle of the window, some steps long."""
     everything = [span for _, spans in rows for span in spans]
     first, last = min(a for a, _, _ in everything), max(b for _, b, _ in everything)
     steps = max(([s for s in spans if s[2] == STEP] for _, spans in rows), key=len)

@@ -1,4 +1,4 @@
-"""The live run: one `train()` is one iteration, sample then learn; everything it holds can be saved and restored."""
+"""The live run: one `train()` is one iteration, sample then learn; all its state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -28,28 +28,24 @@ from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.offline import check_teacher
-from penstock.samplers.serial import SerialSampler
 
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
 
 class Trainer:
-    """Builds sampler and policy of an experiment and trains them; iterate over it, or call `train()` yourself.
+    """Builds sampler and policy of an experiment and trains them: iterate over it, or call `train()`.
 
     Args:
-        exp: what to run. run_dir: where `save` writes; needed for that alone.
-        init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` gives them.
+        exp: the experiment. run_dir: the directory that `save` writes to, needed for that alone.
+        init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them.
 
     Raises:
         ConfigError, EnvWorkerError: the settings contradict each other, or the environment breaks its contract.
     """
 
     def __init__(self, exp: Experiment, run_dir: Path | None = None, init: dict[str, Any] | None = None) -> None:
-        if exp.sampler is None:
-            T, B = exp.algo.batch
-            exp = replace(exp, sampler=SerialSampler(T=T, B=B))
-        elif exp.sampler == "auto":
-            exp = replace(exp, sampler=auto_sampler(exp))
+        settings = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
+        exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
         self.report: EnvReport = check_env(exp.env_config, seed=exp.run.seed)
         if isinstance(exp.run.learner_threads, int):
@@ -58,14 +54,14 @@ class Trainer:
         self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=exp.run.device)
         if init is not None:
             self.policy.load_parameters(init)
-        rows, minibatch = exp.sampler.spec.T, self.policy.minibatch
+        rows, minibatch = settings.spec.T, self.policy.minibatch
         if self.policy.recurrent and minibatch is not None and minibatch < rows:
             raise ConfigError(
                 f"minibatch={minibatch} with a recurrent net and sampler.T={rows}: minibatches are whole columns of T "
                 f"rows; use minibatch >= {rows}"
             )
-        check_teacher(exp.algo, exp.sampler, self.policy.experience is not None)
-        depth = getattr(exp.sampler, "depth", 0)
+        check_teacher(exp.algo, settings, self.policy.experience is not None)
+        depth = getattr(settings, "depth", 0)
         if depth and not getattr(exp.algo, "takes_stale", False):
             raise ConfigError(
                 f"sampler.depth={depth} with {type(exp.algo).__name__}, which learns from nothing but batches of its "
@@ -73,12 +69,12 @@ class Trainer:
             )
         self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
         try:
-            self.sampler = exp.sampler.build(exp.env_config, exp.run.seed)
+            self.sampler = settings.build(exp.env_config, exp.run.seed)
         except BaseException:
             self._end_trace()
             raise
         try:
-            self.policy.prepare(exp.sampler.spec, self.sampler.initialize(self.policy.agent)["info"])
+            self.policy.prepare(settings.spec, self.sampler.initialize(self.policy.agent)["info"])
         except BaseException:
             self._end_trace()
             self.sampler.shutdown()
@@ -92,17 +88,17 @@ class Trainer:
         self.pending: ResultDict = {}
         """Metrics of an iteration whose evaluation a signal cut short; the resumed run evaluates and logs them."""
         self.finished = False
-        """The run has come to its end, final evaluation included; a checkpoint says so to `resume`."""
+        """True if the run has ended, final evaluation included; stored in the checkpoint for `resume`."""
         self.recent = Episodes()
         """The last 100 episodes."""
         self.best_score = -math.inf
         self.elapsed_s = 0.0
-        """Wall time of training up to the last iteration, earlier processes of a resumed run included."""
+        """Wall time of training until the last iteration, earlier processes of a resumed run included."""
         self._clock = time.monotonic()
         self._stopped = False
 
     def train(self) -> ResultDict:
-        """One iteration: a batch is sampled and learned from. Gives its metrics.
+        """Samples a batch and learns from it: one iteration. Returns its metrics.
 
         Raises:
             EnvWorkerError: an environment failed. NonFiniteError: learning broke down; the batch is saved.
@@ -143,10 +139,10 @@ class Trainer:
     def evaluate(
         self, episodes: int | None = None, give_up: Callable[[], bool] | None = None
     ) -> tuple[ResultDict, Episodes]:
-        """Deterministic episodes in environments of their own; training goes on as if it had not happened.
+        """Plays deterministic episodes in environments of their own; training is not affected.
 
         Args:
-            give_up: asked now and then; once it is True the evaluation ends and counts for nothing.
+            give_up: asked now and then; once it returns True the evaluation ends, without metrics.
         """
         found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes, give_up=give_up)
         if give_up is not None and give_up():
@@ -169,7 +165,7 @@ class Trainer:
         )
 
     def __iter__(self) -> Iterator[ResultDict]:
-        """Results of iterations until `run.steps` or the stop rule; environments are closed at the end."""
+        """Yields the metrics of each iteration until `run.steps` or the stop rule; then closes the environments."""
         try:
             while self.env_steps < self.exp.run.steps and not self._stopped:
                 result = self.train()
@@ -187,7 +183,7 @@ class Trainer:
             self.sampler.shutdown()
 
     def save(self, score: float | None = None) -> Path:
-        """Writes a checkpoint of everything into the run directory. Raises CheckpointError if that fails."""
+        """Writes a checkpoint of all state into the run directory; returns its path. Raises CheckpointError."""
         if self.run_dir is None:
             raise ConfigError("Trainer.save without a run directory; pass run_dir=Path('runs/a') to Trainer")
         policy = self.policy.state_dict()
@@ -219,7 +215,7 @@ class Trainer:
         )
 
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
-        """Goes on from a checkpoint, the newest good one if none is given; `sampler.cut_slots` says what was lost."""
+        """Restores a checkpoint, the newest good one by default; `sampler.cut_slots` then holds the lost slots."""
         if checkpoint is None:
             if self.run_dir is None:
                 raise ConfigError("Trainer.restore without a run directory; pass run_dir to Trainer, or a checkpoint")

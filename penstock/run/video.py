@@ -1,4 +1,4 @@
-"""Frames to a video file, one at a time, by the ffmpeg program that the extra `video` brings."""
+"""Video files, written frame by frame through the ffmpeg program of the extra `video`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STDERR_TAIL = 2000
 
 
 class VideoWriter:
-    """Streams frames to an H.264 file that every browser plays; the file has its name only once it is whole.
+    """Streams frames to an H.264 file that every browser plays; the file gets its name once it is whole.
 
     Args:
         path: ends in .mp4, .mkv or .mov; its directory is made if absent.
@@ -30,7 +30,7 @@ class VideoWriter:
     Raises:
         MissingExtraError: imageio-ffmpeg is not installed.
         ConfigError: another suffix, a rate or size below 1, or a frame that is not uint8 [*size, 3].
-        PenstockError: ffmpeg failed; the message ends with what it said.
+        PenstockError: ffmpeg failed; the message ends with ffmpeg's own.
     """
 
     def __init__(self, path: Path, fps: int, size: tuple[int, int]) -> None:
@@ -107,7 +107,7 @@ class VideoWriter:
             self._abort(str(error))
 
     def close(self) -> None:
-        """Waits for ffmpeg and gives the file its name; a second call does nothing."""
+        """Waits for ffmpeg and renames the file; a second call does nothing."""
         process = self._process
         if process is None or process.stdin is None:
             return
@@ -147,7 +147,7 @@ class VideoWriter:
         raise PenstockError(f"ffmpeg could not write {self._path}: {cause}; it said: {said or 'nothing'}")
 
     def _discard(self) -> None:
-        """Ends the program and removes what it left under the temporary name."""
+        """Ends ffmpeg and removes the temporary file."""
         process, self._process = self._process, None
         if process is not None:
             if process.poll() is None:

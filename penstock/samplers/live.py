@@ -131,12 +131,11 @@ class LiveSampler:
         Raises:
             EnvWorkerError: an environment raised or broke its contract.
         """
-        agent, training = self._installed.agent, self._training
-        assert training is not None
+        training = self._started()
         buffer = itr % len(training.batches)
         batch = self._batch = training.batches[buffer]
         noise = Noise(self._seed, Purpose.ACT, itr, self._first_slot)
-        self._collect(self._pool, [agent], [batch], training.views[buffer], training.states, noise)
+        self._collect(self._pool, [training.agent], [batch], training.views[buffer], training.states, noise)
         batch.version[...] = itr if version is None else version
         if self._config.checks != "off":
             while (bad := self._not_finite(batch)) is not None:
@@ -200,6 +199,7 @@ class LiveSampler:
     def shutdown(self) -> None:
         """Closes the environments. A second call does nothing."""
         self._installed.close()
+        self._training = None
         if self._evaluation is not None:
             self._evaluation.pool.close()
         self._pool.close()
@@ -212,12 +212,12 @@ class LiveSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches, as plain data, arrays and tensors."""
-        assert self._training is not None
+        training = self._started()
         return {
             "collected": self._collected,
             "pool": self._pool.get_state().to_plain(),
             "row": last_row(self._batch),
-            "agent_states": self._training.get_states(),
+            "agent_states": training.get_states(),
             "stats": self._stats.state_dict(),
             "journal": self._journal.state_dict(),
         }
@@ -226,7 +226,7 @@ class LiveSampler:
         """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
         if not state["collected"]:
             return
-        _ = self._installed.agent
+        training = self._started()
         row, batch = state["row"], self._batch
         if row["first"].shape != batch.first[-1].shape:
             raise CheckpointError(
@@ -237,12 +237,18 @@ class LiveSampler:
         self._collected = True
         self._stats.load_state_dict(state["stats"])
         self._journal.load_state_dict(state["journal"])
-        assert self._training is not None
-        self._training.set_states(state["agent_states"])
+        training.set_states(state["agent_states"])
         actions = [self._journal.actions(b) for b in range(self.batch_spec.B)]
         faults = state.get("faults", {})  # where 0.1.0 put them
         pool = PoolState.from_plain({"faults": faults, **state["pool"]})
         self.cut_slots = self._pool.set_state(pool, [batch], actions)
+
+    def _started(self) -> Buffers:
+        """Raises ConfigError before `initialize` and after `shutdown`."""
+        if self._training is None:
+            _ = self._installed.agent
+            raise ConfigError("initialize() has failed; build another sampler")
+        return self._training
 
     def _evaluation_buffers(self, agent: Agent, B: int) -> Buffers:
         """Where evaluations of B slots are played; kept, since making environments takes long."""
@@ -292,7 +298,7 @@ class Buffers:
         buffers: int = 1,
         slab: int | None = None,
     ) -> None:
-        self.pool, self._agent = pool, agent
+        self.pool, self.agent = pool, agent
         self._remote = server is not None and server.remote
         env_spec = pool.specs[0]
         info, state = examples(agent, env_spec)
@@ -336,14 +342,14 @@ class Buffers:
             tree_map(np.copyto, self.states[0], fresh)
             return
         for group, ((_, slots), view) in enumerate(zip(self.pool.groups, self.views[0])):
-            state = tree_map(lambda x, v=view: x.to(v.device), self._agent.initial_state(view.padded))
+            state = tree_map(lambda x, v=view: x.to(v.device), self.agent.initial_state(view.padded))
             if rows is not None:
                 tree_map(lambda x, y, b=slots, n=view.n: x[:n].copy_(torch.from_numpy(y[b])), state, rows)
             self.states[group] = state
 
     def _fresh(self, B: int) -> Tree:
         """[B, ...] arrays of the recurrent state before an episode."""
-        return tree_map(lambda x: x.cpu().numpy().copy(), self._agent.initial_state(B))
+        return tree_map(lambda x: x.cpu().numpy().copy(), self.agent.initial_state(B))
 
 
 def last_row(batch: SampleBatch) -> dict[str, Tree]:

@@ -14,7 +14,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.toy.probes import Chain
 from penstock.learn.algorithm import Algorithm, ResultDict
 from penstock.learn.train_ops import training_step
-from penstock.run.checkpoints.plain import from_plain, to_plain
+from penstock.run.checkpoints.encoding import decode, encode
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.records import expect
 
@@ -85,8 +85,8 @@ class _Live:
 
     def stored(self) -> tuple[Any, ...]:
         """Copies of all that a checkpoint stores. Raises CheckpointError at anything that it cannot hold."""
-        states = to_plain({"policy": self.policy.state_dict(), "sampler": self.sampler.state_dict()})
-        return copy.deepcopy((*from_plain(states).values(), self.policy.arrays()))
+        states = encode({"policy": self.policy.state_dict(), "sampler": self.sampler.state_dict()})
+        return copy.deepcopy((*decode(states).values(), self.policy.arrays()))
 
     def load(self, policy: Any, sampler: Any, arrays: Any) -> None:
         """The inverse of `stored`."""

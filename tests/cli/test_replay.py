@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,30 +15,14 @@ import pytest
 import penstock as ps
 from penstock.cli.main import main
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.tree import tree_map
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.replays.export import export
-from penstock.run.replays.stored import open_replay, summary
-from penstock.run.trainer import Trainer
+from penstock.run.replays.stored import open_replay
+from tests.run.replays.recorded import CASES, B, Recorded, T, opened
 
 pytestmark = pytest.mark.timeout(60)
 
-T, B = 8, 2
-UNIFORM = ps.ReplaySettings(capacity=100)  # 50 rows a slot, in a ring of 51
-SMALL = ps.Net(hidden=(8,))
-DQN = ps.DQN(learning_starts=16, batch_size=8, replay_ratio=1.0, replay=UNIFORM, net=SMALL)
-PRIORITIZED = replace(DQN, replay=replace(UNIFORM, index="prioritized", fresh_priority="agent"))
-SEQUENCES = ps.R2D1(
-    learning_starts=16, batch_size=2, train_length=8, burn_in=8, state_interval=8, n_step=1,
-    replay=replace(UNIFORM, capacity=160, index="prioritized"), net=ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=4),
-)  # fmt: skip
-CASES = {
-    "uniform": ("CartPole-v1", DQN),
-    "prioritized": ("CartPole-v1", PRIORITIZED),
-    "frames": ("stacked_frames:Dot", replace(DQN, replay=replace(UNIFORM, deduplicate_frames=True))),
-    "sequences": ("CartPole-v1", SEQUENCES),
-    "box": ("Pendulum-v1", ps.SAC(learning_starts=16, batch_size=8, replay_ratio=1.0, replay=UNIFORM, net=SMALL)),
-}
+
 Cli = Callable[..., SimpleNamespace]
 
 
@@ -59,60 +41,6 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(code=code, out=" ".join(out.split()), err=err)
 
     return run
-
-
-class Recorded:
-    """A run, and every row that it collected, with nothing in between."""
-
-    def __init__(self, run: Path, case: str, batches: int) -> None:
-        env, algo = CASES[case]
-        exp = ps.Experiment(env, algo, ps.SerialSampler(T, B), ps.RunConfig(steps=10**6, dir=str(run), seed=2))
-        self.run, rows = run, []
-        with Trainer(exp, run) as trainer:
-            for _ in range(batches):
-                trainer.train()
-                rows.append(trainer.sampler.last_batch.copy())
-            self.own: Any = trainer.policy.experience
-            self.checkpoint = trainer.save()
-            from penstock.run.rundir import write_config
-
-            write_config(trainer)
-        last = rows[-1]
-
-        def joined(get: Callable[[Any], Any], one_more: bool = False) -> Any:
-            parts = [get(batch)[:T] for batch in rows] + ([get(last)[T:]] if one_more else [])
-            return np.concatenate(parts)
-
-        self.record = {
-            "obs": joined(lambda x: x.obs, True), "first": joined(lambda x: x.first, True), "action": joined(lambda x: x.action),
-            "reward": joined(lambda x: x.reward), "terminated": joined(lambda x: x.terminated),
-            "truncated": joined(lambda x: x.truncated), "valid": joined(lambda x: x.valid),
-        }  # fmt: skip
-        self.states = [tree_map(np.copy, batch.state) for batch in rows]
-        self.length = batches * T
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Recorded]]:
-    made: dict[tuple[str, int], Recorded] = {}
-    folder = str(Path(__file__).parent.parent / "run")
-    sys.path.insert(0, folder)
-
-    def make(case: str, batches: int = 20) -> Recorded:
-        if (case, batches) not in made:
-            made[case, batches] = Recorded(tmp_path_factory.mktemp(case), case, batches)
-        return made[case, batches]
-
-    yield make
-    sys.path.remove(folder)
-
-
-def opened(path: Path) -> dict[str, Any]:
-    """The arrays of an export, as any reader would get them."""
-    if path.is_dir():
-        return {file.stem: np.load(file, allow_pickle=False) for file in path.glob("*.npy")}
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files if name != "about.json"}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -137,32 +65,6 @@ def test_an_export_is_the_record(
         expected = whole[rows[0] : run.length + more]
         np.testing.assert_array_equal(found[name][used], expected[used].astype(found[name].dtype), err_msg=name)
         assert found[name].shape == expected.shape
-
-
-def test_sample_rows_are_what_can_be_drawn(recorded: Callable[..., Recorded], tmp_path: Path) -> None:
-    for case in CASES:
-        run = recorded(case)
-        export(open_replay(run.run), tmp_path / case)
-        found, index = opened(tmp_path / case), run.own.replay.index
-        stride = run.own.replay.view.stride
-        assert found["sample.row"].tolist() == [u * stride for u in range(index.tail, index.head)]
-        assert found["sample.row"].min() >= found["row"].min()
-        name = "sample.mass" if "sample.mass" in found else "sample.usable"
-        assert (name == "sample.mass") == (case in ("prioritized", "sequences"))
-        assert np.count_nonzero(found[name]) == len(run.own.replay)
-        drawn = run.own.replay.draw(200, np.random.default_rng(0))
-        at = drawn.unit - index.tail
-        assert (found[name][at, drawn.slot] > 0).all()
-
-
-def test_recurrent_states_come_with_their_rows(recorded: Callable[..., Recorded], tmp_path: Path) -> None:
-    run = recorded("sequences")
-    export(open_replay(run.run), tmp_path / "x")
-    found = opened(tmp_path / "x")
-    assert found["state.row"].tolist() == list(range(found["state.row"][0], run.length, 8))
-    for i, row in enumerate(found["state.row"]):
-        for name in ("c", "h"):
-            np.testing.assert_array_equal(found[f"state.{name}"][i], run.states[row // T][name])
 
 
 def test_frames_can_stay_single(recorded: Callable[..., Recorded], cli: Cli, tmp_path: Path) -> None:
@@ -210,33 +112,6 @@ def test_info_takes_a_file_of_a_checkpoint_and_an_export(
     with np.load(tmp_path / "x.npz") as file:
         about = json.loads(file["about.json"])
     assert about["spec"]["obs"]["leaf"][:2] == ["box", [4]]
-
-
-def test_episodes_that_are_kept_whole(recorded: Callable[..., Recorded]) -> None:
-    """Counted row by row: CartPole pays 1 a step, so a return is a length."""
-    for case in ("uniform", "box"):
-        run = recorded(case)
-        replay = open_replay(run.run)
-        x, returns = run.record, []
-        for b in range(B):
-            total: float | None = None
-            for t in range(replay.oldest, run.length):
-                total = 0.0 if x["first"][t, b] else total
-                if not x["valid"][t, b]:
-                    total = None
-                if total is not None:
-                    total += float(np.float32(x["reward"][t, b]))
-                if total is not None and (x["terminated"] | x["truncated"])[t, b]:
-                    returns.append(total)
-                    total = None
-        said = summary(replay)["episodes"]
-        if case == "box":  # an episode of 200 steps does not fit
-            assert not returns
-            assert said == "none is kept from its first row to its last"
-        else:
-            mean = f"mean {np.mean(returns):.4g} (min {min(returns):.4g}, max {max(returns):.4g})"
-            assert len(returns) > 1
-            assert said == f"{len(returns)} kept whole; return {mean}; length {mean}"
 
 
 def test_what_has_no_replay_says_why(recorded: Callable[..., Recorded], cli: Cli, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from penstock.core import trace
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 
 
@@ -67,3 +69,12 @@ def same_run() -> Callable[[Path, Path], None]:
             np.testing.assert_array_equal(texts[0][name], texts[1][name])
 
     return same_run
+
+
+@pytest.fixture
+def nothing_left_set() -> Iterator[None]:
+    """Restores torch's threads; asserts that no trace goes on."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    assert trace.VARIABLE not in os.environ

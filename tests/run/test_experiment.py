@@ -100,3 +100,12 @@ def test_override_runs_the_checks_again() -> None:
 def test_stop_values_are_numbers(value: Any) -> None:
     with pytest.raises(ConfigError, match="stop"):
         ps.RunConfig(stop={"rollout/ep_rew_mean": value})
+
+
+def test_without_a_sampler_the_settings_are_those_of_the_algorithms_batch() -> None:
+    own = ps.CpuSampler(T=9, B=4, workers=2)
+    T, B = ps.PPO().batch
+    for given, expected in ((None, ps.SerialSampler(T, B)), ("auto", ps.SerialSampler(T, B)), (own, own)):
+        exp = ps.Experiment("CartPole-v1", ps.PPO(), given)
+        assert exp.sampler_settings == expected
+        assert exp.sampler == given

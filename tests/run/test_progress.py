@@ -174,7 +174,7 @@ def test_summary_shows_names_and_values_as_they_are(capsys: pytest.CaptureFixtur
     ("seconds", "text"), [(0, "0:00"), (61.9, "1:01"), (3600, "1:00:00"), (90061, "25:01:01"), (float("nan"), "-:--")]
 )
 def test_clock(seconds: float, text: str) -> None:
-    assert module._clock(seconds) == text
+    assert module.clock(seconds) == text
 
 
 @pytest.mark.parametrize(

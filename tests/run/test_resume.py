@@ -12,51 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
-import torch
 
 import penstock as ps
-from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.core.errors import ConfigError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.trainer import Trainer
 from penstock.samplers.live import LiveSampler
 
 if TYPE_CHECKING:
     from conftest import Child, Zygote
-
-Same = Callable[[Path, Path], None]
-STEPS = 1_600
-RUN = ps.RunConfig(
-    steps=STEPS, seed=3, checkpoint_interval=160, eval_interval=600, eval_episodes=3, log_interval=1, tensorboard=False,
-    progress="off",
-)  # fmt: skip
-SAMPLER = ps.SerialSampler(T=16, B=4)
-MEMORY = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, prev_reward=True,
-                normalize_obs=True, normalize_reward=True)  # fmt: skip
-EXPERIMENTS = {
-    "ppo": ps.Experiment("CartPole-v1", ps.PPO(lr="linear(1e-3, 0)", epochs=2, minibatch=32), SAMPLER, RUN),
-    "a2c": ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=5, B=6, max_decorrelation_steps=20), RUN),
-    "recurrent": ps.Experiment(
-        "penstock.envs.toy:RepeatPrevious", ps.PPO(epochs=2, minibatch=32, net=MEMORY), SAMPLER, RUN,
-        env_kwargs={"length": 23},
-    ),
-    "continuous": ps.Experiment(
-        "Pendulum-v1", ps.PPO(epochs=2, minibatch=32, entropy_coef="cosine(0.01, 0)",
-                              net=ps.Net(hidden=(16,), normalize_obs=True, normalize_reward=True)),
-        ps.SerialSampler(T=16, B=4, reset="batch_end", max_decorrelation_steps=30), RUN,
-    ),
-}  # fmt: skip
-
-
-def at(exp: ps.Experiment, run: Path, **changes: Any) -> ps.Experiment:
-    return replace(exp, run=replace(exp.run, dir=str(run), **changes))
-
-
-def checkpoints(run: Path) -> list[int]:
-    folder = run / "checkpoints"
-    return sorted(int(path.name) for path in folder.glob("0*") if path.name.isdecimal()) if folder.is_dir() else []
+from tests.run.resumed import EXPERIMENTS, RUN, STEPS, Same, at, checkpoints, train
 
 
 def logged(run: Path) -> int:
@@ -206,13 +172,6 @@ def test_extension_equals_the_longer_run(name: str, zygote: Zygote, same_run: Sa
     same_run(tmp_path / "long", tmp_path / "short")
 
 
-# In this process from here on: what is asked is which settings are taken.
-
-
-def train(exp: ps.Experiment, run: Path, init: Path | None = None, **changes: Any) -> ps.Result:
-    return ps.train(at(exp, run, **{"steps": 320, "eval_interval": 0, "eval_episodes": 0, **changes}), init=init)
-
-
 STOPS = {
     "interval": {"eval_interval": 160},
     "end": {"eval_interval": 0},
@@ -293,147 +252,6 @@ def test_broken_newest_checkpoint_is_passed_over(harm: str, tmp_path: Path, recw
     assert str(victim) in told[0]
 
 
-def test_finished_run_says_how_to_extend_it(tmp_path: Path) -> None:
-    train(EXPERIMENTS["a2c"], tmp_path / "run")
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"finished its 320 steps.*run\.steps"):
-        ps.resume(tmp_path / "run")
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-
-
-def test_extension_is_kept_in_the_config(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(EXPERIMENTS["a2c"], run)
-    ps.resume(run, {"run.steps": 640})
-    with pytest.raises(ConfigError, match="finished its 640 steps"):
-        ps.resume(run)
-    assert ps.resume(run, {"run.steps": 700, "run.keep": 1}).env_steps >= 700
-    assert len(checkpoints(run)) == 1
-
-
-def test_a_moved_run_is_resumed_where_it_is(tmp_path: Path) -> None:
-    train(EXPERIMENTS["a2c"], tmp_path / "a")
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    assert ps.resume(tmp_path / "b", {"run.steps": 640}).run_dir == tmp_path / "b"
-    assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.parametrize("change", ["algo.lr", "sampler.B", "env", "env_kwargs", "run.seed", "run.dir"])
-def test_changes_that_would_make_it_another_experiment(change: str, tmp_path: Path) -> None:
-    train(EXPERIMENTS["a2c"], tmp_path / "run")
-    with pytest.raises(ConfigError, match=rf"cannot change {change}.*--init"):
-        ps.resume(tmp_path / "run", {change: 1, "run.steps": 640})
-
-
-def test_unknown_change_names_the_nearest(tmp_path: Path) -> None:
-    train(EXPERIMENTS["a2c"], tmp_path / "run")
-    with pytest.raises(ConfigError, match="'steps'"):
-        ps.resume(tmp_path / "run", {"run.stps": 640})
-
-
-def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no run directory"):
-        ps.resume(tmp_path / "nothing")
-    assert not (tmp_path / "nothing").exists()
-
-
-def test_warm_start_takes_networks_and_normalisers_only(tmp_path: Path) -> None:
-    first = train(EXPERIMENTS["continuous"], tmp_path / "first")
-    exp = EXPERIMENTS["continuous"]
-    trainer = ps.Trainer(at(exp, tmp_path / "x"), init=ps.load(tmp_path / "first").agent.state_dict())
-    with trainer:
-        for (key, a), b in zip(trainer.policy.agent.state_dict().items(), first.policy.agent.state_dict().values()):
-            assert torch.equal(a, b), key
-        assert trainer.policy.updates == trainer.policy.version == trainer.env_steps == 0
-        assert not any(
-            step for optimizer in trainer.policy.optimizers.values() for step in optimizer.state_dict()["steps"]
-        )
-    second = train(exp, tmp_path / "second", init=tmp_path / "first")
-    assert second.env_steps >= 320
-    assert second.policy.version == first.policy.version
-    cold = train(exp, tmp_path / "cold")
-    assert not torch.equal(second.policy.agent.value_head.weight, cold.policy.agent.value_head.weight)
-    again = train(exp, tmp_path / "again", init=tmp_path / "first")
-    for a, b in zip(second.policy.agent.parameters(), again.policy.agent.parameters()):
-        assert torch.equal(a, b)
-
-
-def test_warm_start_from_other_networks_is_refused(tmp_path: Path) -> None:
-    train(EXPERIMENTS["a2c"], tmp_path / "first")
-    other = ps.override(EXPERIMENTS["a2c"], {"algo.net.hidden": (8,)})
-    with pytest.raises(CheckpointError, match="do not fit"):
-        train(other, tmp_path / "second", init=tmp_path / "first")
-    with pytest.raises(CheckpointError, match="no run directory"):
-        train(other, tmp_path / "second", init=tmp_path / "nothing")
-    assert not (tmp_path / "second").exists()
-
-
-def test_lambda_env_has_to_be_given_again(tmp_path: Path, same_run: Same) -> None:
-    def make() -> Any:
-        return gym.make("CartPole-v1", max_episode_steps=30)
-
-    exp = replace(EXPERIMENTS["a2c"], env=lambda: make())
-    train(exp, tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"lambda.*resume\(run_dir, env="):
-        ps.resume(tmp_path / "run", {"run.steps": 640})
-    ps.resume(tmp_path / "run", {"run.steps": 640}, env=lambda: make())
-    train(exp, tmp_path / "long", steps=640)
-    same_run(tmp_path / "long", tmp_path / "run")
-
-
-def test_lambda_wrappers_are_given_again_in_an_env_config(tmp_path: Path) -> None:
-    def make() -> ps.EnvConfig:
-        return ps.EnvConfig("CartPole-v1", wrappers=(lambda env: env,))
-
-    for name, exp in (
-        ("a", replace(EXPERIMENTS["a2c"], env=make())),
-        ("b", replace(EXPERIMENTS["a2c"], wrappers=(lambda env: env,))),
-    ):
-        train(exp, tmp_path / name)
-        with pytest.raises(ConfigError, match="again"):
-            ps.resume(tmp_path / name, {"run.steps": 640})
-        assert ps.resume(tmp_path / name, {"run.steps": 640}, env=make()).env_steps >= 640
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_bit_flipped_in_the_settings_is_an_error_of_ours(seed: int, tmp_path: Path) -> None:
-    run, rng = tmp_path / "run", random.Random(seed)
-    train(EXPERIMENTS["a2c"], run)
-    text = (run / "config.json").read_bytes()
-    for _ in range(200):
-        data = bytearray(text)
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        (run / "config.json").write_bytes(data)
-        for read in (ps.load, ps.resume):  # resume: the run is finished, so nothing is ever trained
-            with contextlib.suppress(PenstockError):
-                read(run)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "{}", '{"experiment": {}, "spec": {}}', '{"experiment": 3}', "\xff"]
-)
-def test_settings_that_are_none(text: str, tmp_path: Path) -> None:
-    train(EXPERIMENTS["a2c"], tmp_path)
-    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
-    for read in (ps.load, ps.resume):
-        with pytest.raises((CheckpointError, ConfigError), match=r"config\.json"):
-            read(tmp_path)
-
-
-def test_lambda_agent_has_to_be_given_again(tmp_path: Path, same_run: Same) -> None:
-    def agent(spec: Any, settings: Any) -> Any:
-        return ps.actor_critic(spec, settings)
-
-    exp = ps.override(EXPERIMENTS["a2c"], {"algo.agent": agent})
-    train(exp, tmp_path / "run")
-    with pytest.raises(ConfigError, match="agent="):
-        ps.resume(tmp_path / "run", {"run.steps": 640})
-    ps.resume(tmp_path / "run", {"run.steps": 640}, agent=agent)
-    assert ps.load(tmp_path / "run", agent=agent).predict(np.zeros(4)) in (0, 1)
-    train(exp, tmp_path / "long", steps=640)
-    same_run(tmp_path / "long", tmp_path / "run")
-
-
 def test_slots_that_cannot_be_restored_are_cut_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exp = replace(
         EXPERIMENTS["a2c"], env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "unseeded", "length": 1000}
@@ -444,12 +262,3 @@ def test_slots_that_cannot_be_restored_are_cut_and_counted(tmp_path: Path, capsy
     assert "6 of 6 slots could not be brought back" in capsys.readouterr().out
     reported = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["resume/cut_slots"] for row in reported if "resume/cut_slots" in row] == [6.0]
-
-
-def test_threads_can_be_changed_on_resume(tmp_path: Path) -> None:
-    train(EXPERIMENTS["a2c"], tmp_path / "run")
-    try:
-        ps.resume(tmp_path / "run", {"run.steps": 640, "run.learner_threads": 2})
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)

@@ -19,21 +19,16 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, NonFiniteError
+from penstock.core.errors import ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.lock import RunLock
 from penstock.run.rundir import write_config
 from penstock.run.runner import Runner
 from penstock.samplers.episodes import Episodes
+from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
-RUN = ps.RunConfig(steps=640, seed=1, eval_episodes=2, log_interval=1, tensorboard=False, progress="off")
-CARTPOLE = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), RUN)
 LINUX_ROOT = sys.platform == "linux" and os.geteuid() == 0 and shutil.which("unshare") is not None
-
-
-def at(run: Path, exp: ps.Experiment = CARTPOLE, **changes: Any) -> ps.Experiment:
-    return replace(exp, run=replace(exp.run, dir=str(run), **changes))
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -42,10 +37,6 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 def evaluations(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "eval" / "evaluations.jsonl").read_text().splitlines()]
-
-
-def saved(run: Path) -> list[int]:
-    return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
 
 
 def crossings(rows: list[dict[str, Any]], interval: int) -> list[int]:
@@ -115,31 +106,6 @@ def test_the_first_line_says_how_much_is_trained(
     ps.train(at(tmp_path / "run", replace(CARTPOLE, algo=algo), steps=64, eval_episodes=0, progress="plain"))
     line = next(line for line in capsys.readouterr().out.splitlines() if "observation box[4] float32" in line)
     assert says in line
-
-
-def test_default_run_dir_names_env_algorithm_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = [ps.train(replace(CARTPOLE, run=replace(RUN, steps=64, eval_episodes=0))).run_dir for _ in range(2)]
-    assert found[0] != found[1]
-    assert all(path.parts[:3] == ("runs", "CartPole-v1", "a2c") and "-s1" in path.name for path in found)
-
-
-def test_runs_that_begin_in_the_same_second_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep starts many at once; the name is taken while another is still being built."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(time, "strftime", lambda *_: "20300101-000000")
-    exp = replace(CARTPOLE, run=replace(RUN, steps=64, eval_episodes=0), env=lambda: _while_another_begins())
-    others: list[Path] = []
-
-    def _while_another_begins() -> Any:
-        if not others:
-            others.append(Path("x"))
-            others[0] = ps.train(replace(exp, env=Constant)).run_dir
-        return Constant()
-
-    mine = ps.train(replace(exp, env=lambda: _while_another_begins())).run_dir
-    assert mine != others[0]
-    assert saved(mine) == saved(others[0])
 
 
 def test_the_same_settings_give_the_same_run(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
@@ -274,51 +240,6 @@ def test_stop_rule_that_is_never_reached(tmp_path: Path) -> None:
     assert ps.train(at(tmp_path, stop={"eval/mean_reward": 1e9})).stopped_by == "steps"
 
 
-# Directories
-
-
-@pytest.mark.parametrize("content", ["metrics.jsonl", "unrelated.txt", ".hidden"])
-def test_nothing_is_written_over(content: str, tmp_path: Path) -> None:
-    (tmp_path / content).write_text("mine")
-    with pytest.raises(ConfigError, match=r"not empty.*penstock resume"):
-        ps.train(at(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == [content]
-    assert (tmp_path / content).read_text() == "mine"
-
-
-def test_an_empty_directory_will_do(tmp_path: Path) -> None:
-    assert ps.train(at(tmp_path, steps=64)).run_dir == tmp_path
-
-
-def test_a_directory_that_fills_up_during_start_up_is_left_alone(tmp_path: Path) -> None:
-    def late() -> Any:
-        (tmp_path / "run").mkdir(exist_ok=True)
-        (tmp_path / "run" / "metrics.jsonl").write_text("another run's")
-        return Constant()
-
-    with pytest.raises(ConfigError, match="not empty"):
-        ps.train(at(tmp_path / "run", replace(CARTPOLE, env=lambda: late())))
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == "another run's"
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_a_directory_in_use(tmp_path: Path) -> None:
-    with RunLock(tmp_path), pytest.raises(ConfigError, match=f"in use by pid {os.getpid()}"):
-        ps.train(at(tmp_path))
-    ps.train(at(tmp_path, steps=64))
-    with RunLock(tmp_path), pytest.raises(ConfigError, match="in use"):
-        ps.resume(tmp_path, {"run.steps": 128})
-
-
-def test_a_file_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises((ConfigError, CheckpointError), match="file"):
-        ps.train(at(tmp_path / "file"))
-    with pytest.raises(CheckpointError, match="Not a directory"):
-        ps.train(at(tmp_path / "file" / "below"))
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 def test_settings_fail_before_anything_is_made(tmp_path: Path) -> None:
     for exp in (replace(CARTPOLE, env="CartPole-v9"), replace(CARTPOLE, run=replace(RUN, device="cuda:99"))):
         with pytest.raises(ConfigError):
@@ -336,7 +257,6 @@ run = Path({run!r})
 exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), ps.RunConfig(
     steps=64 * 30, dir=str(run), checkpoint_interval=64, eval_episodes=0, tensorboard=False, progress="plain", log_interval=1))
 """
-
 FULL_DISK = (
     SCRIPT
     + """

@@ -12,7 +12,7 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.serial import Reset
 from penstock.envs.toy import Counter, SeedEcho
-from penstock.run.checkpoints.plain import to_plain
+from penstock.run.checkpoints.encoding import encode
 from penstock.samplers import live as module
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
@@ -119,12 +119,12 @@ def test_training_goes_on_as_if_there_had_been_no_evaluation(reset: Reset):
     evaluating = samplers[1]
     for itr in range(3):
         for count, deterministic in ((1, True), (20, False)):
-            before = to_plain(evaluating.state_dict()) if itr else None
+            before = encode(evaluating.state_dict()) if itr else None
             live_bits = bits(evaluating.last_batch)
             parameters = [x.clone() for x in agent.parameters()]
             evaluating.evaluate_agent(itr, count, deterministic)
             assert bits(evaluating.last_batch) == live_bits
-            assert before is None or repr(to_plain(evaluating.state_dict())) == repr(before)
+            assert before is None or repr(encode(evaluating.state_dict())) == repr(before)
             assert all((x == y).all() for x, y in zip(parameters, agent.parameters()))
         (one, episodes), (two, found) = (sampler.obtain_samples(itr) for sampler in samplers)
         assert bits(one) == bits(two)

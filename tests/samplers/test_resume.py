@@ -15,7 +15,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.restoring import has_state
 from penstock.envs.pools.serial import Reset
 from penstock.envs.toy import Counter, FaultEnv, SeedEcho, TMaze
-from penstock.run.checkpoints.plain import from_plain, to_plain
+from penstock.run.checkpoints.encoding import decode, encode
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.pools import echo_config
@@ -34,9 +34,9 @@ def test_the_contract(reset: Reset, B: int, T: int):
 def stored(state: Any) -> Any:
     """The state as a checkpoint on disk gives it back."""
     file = io.BytesIO()
-    torch.save(to_plain(state), file)
+    torch.save(encode(state), file)
     file.seek(0)
-    return from_plain(torch.load(file, weights_only=True))
+    return decode(torch.load(file, weights_only=True))
 
 
 def live(env: Any, T: int = 7, B: int = 4, seed: int = 5, recurrent: bool = False, **settings: Any) -> LiveSampler:

@@ -202,6 +202,10 @@ class SerialPool(EnvPool):
     def recv(self) -> int:
         return 0
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing: there are no workers whose faults could be counted."""
+        return {}
+
     def close(self) -> None:
         for env in self.envs:
             env.close()

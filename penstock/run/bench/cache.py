@@ -1,4 +1,4 @@
-"""`sampler="auto"`: which sampler was the fastest on this machine, measured once and kept."""
+"""`sampler="auto"`: the fastest sampler on this machine, measured once and cached."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from penstock.core.errors import ConfigError
 from penstock.core.files import write_atomic
 from penstock.core.machine import allowed_cpus, cpu_quota
 from penstock.envs.check import check_env
-from penstock.run.bench.search import Verdict, base_sampler, bench, describe, settings_of, with_settings
+from penstock.run.bench.search import Synchronous, Verdict, base_sampler, bench, describe, settings_of, with_settings
 from penstock.run.experiment import Experiment
+from penstock.samplers.serial import SerialSampler
 
 BUDGET_S = 20.0
-"""How long the measurement may take."""
+"""Longest duration of the measurement."""
 _SETTINGS = {"name", "workers", "groups"}
 
 
-def auto_sampler(exp: Experiment) -> Any:
-    """The settings of the fastest sampler for an experiment here: from the cache, or measured and kept there.
+def auto_sampler(exp: Experiment) -> Synchronous:
+    """The settings of the fastest sampler for an experiment here: from the cache, or measured and cached.
 
-    T, B and whatever else concerns the batches are those of `exp.sampler`, or the algorithm's if that is "auto". Only
+    T, B and all else that concerns the batches are those of `exp.sampler`, or the algorithm's if that is "auto". Only
     samplers that act where the agent learns are tried, so the choice changes nothing but speed.
     """
     require_device(exp.run.device, "run.device")
@@ -40,16 +41,15 @@ def auto_sampler(exp: Experiment) -> Any:
     shapes = [[name, list(x.shape)] for name, x in policy.agent.state_dict().items()]
     key = _key(exp, base, [type(policy.agent).__qualname__, shapes])
     del policy
-    path = None if key is None else cache_path(key)
-    found = None if path is None else _read(path, key)
-    if found is not None:
-        sampler = with_settings(base, found["sampler"])
-        _say(exp, f"sampler: {describe(sampler)}, as measured {found['measured']} ({path}); {found['why']}")
+    found = None if key is None else _read(cache_path(key), key)
+    if key is not None and found is not None:
+        sampler, where = with_settings(base, found["sampler"]), cache_path(key)
+        _say(exp, f"sampler: {describe(sampler)}, as measured {found['measured']} ({where}); {found['why']}")
         return sampler
     _say(exp, f"sampler: measuring which is fastest here, {BUDGET_S:.0f} s at most ...")
     started = time.monotonic()
     verdict = bench(exp, BUDGET_S, same_device=True)
-    kept = "" if path is None else _keep(path, key, verdict)
+    kept = "" if key is None else _keep(cache_path(key), key, verdict)
     _say(
         exp,
         f"sampler: {describe(verdict.best.sampler)}, {verdict.best.steps_per_s:,.0f} steps/s, measured in "
@@ -59,14 +59,14 @@ def auto_sampler(exp: Experiment) -> Any:
 
 
 def cache_path(key: dict[str, Any]) -> Path:
-    """The file that holds the answer to a question: in XDG_CACHE_HOME, or ~/.cache."""
+    """The cache file of a key, in XDG_CACHE_HOME or ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     return Path(home) / "penstock" / "samplers" / f"{digest}.json"
 
 
-def _key(exp: Experiment, base: Any, network: Any) -> dict[str, Any] | None:
-    """What the answer depends on; None if the environment is a function that has no name to know it by."""
+def _key(exp: Experiment, base: SerialSampler, network: list[Any]) -> dict[str, Any] | None:
+    """All that the result depends on; None if the environment is a function without an import path."""
     config = exp.env_config
     key = {
         "cpu": _cpu_model(),
@@ -89,8 +89,8 @@ def _key(exp: Experiment, base: Any, network: Any) -> dict[str, Any] | None:
     return None if '"unstorable"' in json.dumps(key) else key
 
 
-def _read(path: Path, key: Any) -> dict[str, Any] | None:
-    """The answer in a file, if there is one to this very question."""
+def _read(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """The cached result, if the file holds a sound one for this very key."""
     try:
         found = json.loads(path.read_text())
         good = found["key"] == key and set(found["sampler"]) <= _SETTINGS and "measured" in found and "why" in found
@@ -100,8 +100,8 @@ def _read(path: Path, key: Any) -> dict[str, Any] | None:
     return found if good else None
 
 
-def _keep(path: Path, key: Any, verdict: Verdict) -> str:
-    """Writes the answer; gives the words that say where."""
+def _keep(path: Path, key: dict[str, Any], verdict: Verdict) -> str:
+    """Caches the result; returns a phrase that names the file."""
     answer = {
         "key": key,
         "sampler": settings_of(verdict.best.sampler),

@@ -1,4 +1,4 @@
-"""What do the parts of a step cost here: the environment, a forward, and a hand-shake with a worker process?"""
+"""Durations of the parts of a step: the environment, a forward, and a hand-shake with a worker process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _HANDSHAKES = 512
 _NOTHING = "penstock.envs.toy:Counter"
 _MOST_STEPS = 20_000
 _STARTUP = 5
-"""Calls that do not count."""
+"""First calls, which are left out of the median."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Microseconds of the parts of a step."""
+    """Durations of the parts of a step, in microseconds."""
 
     step_us: float
     """Median of `env.step`; of a native batched environment, by slot."""
@@ -42,13 +42,13 @@ class Costs:
     """Median of a round trip from learner to worker and back; 0 if no sampler would need one."""
 
     def forward(self, rows: int) -> float:
-        """Of so many rows; between the measured numbers on a straight line."""
+        """Duration for a number of rows, interpolated between the measured ones."""
         counts = sorted(self.forward_us)
         return float(np.interp(padded_rows(rows), counts, [self.forward_us[n] for n in counts]))
 
 
 def measure_env(config: EnvConfig, spec: EnvSpec, seed: int, seconds: float, slots: int = 0) -> tuple[float, float]:
-    """Median and 99th percentile of `env.step` in us under random actions, resets not counted.
+    """Median and 99th percentile of `env.step` in us under random actions, without resets.
 
     Args:
         slots: of a native batched environment; 0 for one environment.
@@ -81,7 +81,7 @@ def measure_env(config: EnvConfig, spec: EnvSpec, seed: int, seconds: float, slo
 
 
 def measure_forward(agent: Agent, spec: EnvSpec, rows: int, seconds: float) -> float:
-    """Median of `agent.act` on so many rows in us, until its action is on the CPU."""
+    """Median of `agent.act` on a number of rows in us, until its action is on the CPU."""
     device = agent_device(agent)
 
     def put(tree: Tree) -> Tree:
@@ -97,7 +97,7 @@ def measure_forward(agent: Agent, spec: EnvSpec, rows: int, seconds: float) -> f
 
 
 def measure_handshake(seconds: float) -> float:
-    """Median in us of handing a row to one worker and getting it back, with an environment that does next to nothing."""
+    """Median round trip of a row to one worker and back in us, with an environment that takes next to no time."""
     config = EnvConfig(_NOTHING)
     settings = CpuSampler(T=_HANDSHAKES, B=1, workers=1)
     workers = start_workers(settings, config, 0, 2, None)
@@ -121,7 +121,7 @@ def measure_handshake(seconds: float) -> float:
 
 
 def median_us(call: Callable[[], Any], seconds: float) -> float:
-    """Median duration of a call in us."""
+    """Median duration of a call in us, over a time in seconds."""
     took: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or len(took) < 2 * _STARTUP:

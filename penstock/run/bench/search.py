@@ -1,4 +1,4 @@
-"""Which sampler is the fastest here? Measures the parts of a step, then the samplers that they leave a chance."""
+"""The fastest sampler here: the parts of a step are measured, then the samplers not ruled out by those costs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from penstock.agents.agent import Agent
 from penstock.agents.parameters import require_device
 from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
@@ -19,16 +20,22 @@ from penstock.core.machine import Machine, read_machine
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import check_env
 from penstock.envs.pools.native import makes_vector_env
+from penstock.learn.policy import Policy
 from penstock.run.affinity import default_workers
 from penstock.run.bench.costs import Costs, measure_env, measure_forward, measure_handshake
 from penstock.run.experiment import Experiment
+from penstock.run.progress import counted
 from penstock.samplers import SAMPLERS, find_sampler
+from penstock.samplers.cpu import CpuSampler
+from penstock.samplers.gpu import GpuSampler
 from penstock.samplers.serial import SerialSampler
 
+Synchronous: TypeAlias = SerialSampler | CpuSampler | GpuSampler
+"""Settings of the samplers that a benchmark compares."""
 NAMES = ("serial", "cpu", "gpu", "alternating")
-"""Samplers that are tried; asynchronous ones give other batches, and are no matter of placement alone."""
+"""Names of the samplers that are tried; asynchronous ones collect other batches, so speed alone cannot choose them."""
 _WORTH = 0.95
-"""A simpler sampler is taken if it has this much of the fastest one's speed."""
+"""Share of the fastest sampler's speed at which a simpler one is preferred."""
 _SHORTEST_S = 0.4
 _SECOND_PASS, _FINALISTS = 0.25, 3
 """Part of the budget in which the best so far are measured again, and how many of them."""
@@ -37,27 +44,27 @@ _MOST_GROUPS = 2
 
 @dataclass(frozen=True)
 class Row:
-    """One setting of a sampler, and what came of it."""
+    """The settings of one sampler, with the time predicted and the speed measured."""
 
-    sampler: Any
+    sampler: Synchronous
     predicted_us: float
-    """Of one row of all slots, by the parts."""
+    """Duration of one row of all slots, from the measured parts."""
     steps_per_s: float = 0.0
-    """Measured; 0 if it was not."""
+    """Measured speed; 0 if it was not measured."""
     note: str = ""
-    """Why it was not measured."""
+    """The reason if it was not measured."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a benchmark found."""
+    """The result of a benchmark: the parts of a step, every sampler, and the best."""
 
     costs: Costs
     rows: tuple[Row, ...]
-    """The fastest first, then what was not measured."""
+    """The fastest first, those not measured last."""
     best: Row
     why: str
-    """One sentence."""
+    """One sentence of reasons."""
     machine: str
     seconds: float
 
@@ -65,14 +72,14 @@ class Verdict:
 def bench(
     exp: Experiment, budget_s: float, same_device: bool = False, say: Callable[[str], None] = lambda text: None
 ) -> Verdict:
-    """Measures for about `budget_s` seconds which synchronous sampler is the fastest for an experiment on this machine.
+    """Finds the fastest synchronous sampler for an experiment on this machine, in about `budget_s` seconds.
 
-    Of each sampler the setting that the parts promise most for comes first, so that little time suffices; what no time
-    is left for is listed as not measured. The best are measured twice, since other programs may disturb.
+    Of each sampler the setting with the best prediction comes first, so that little time suffices; settings that no
+    time is left for are listed as not measured. The best are measured twice, since other programs may disturb.
 
     Args:
-        same_device: leave out samplers that act elsewhere than where the agent learns.
-        say: told what is measured next.
+        same_device: leave out samplers that act on another device than the learner's.
+        say: called with a description of each measurement before it begins.
 
     Raises:
         ConfigError, EnvWorkerError: the environment fails, or no sampler works.
@@ -107,17 +114,18 @@ def bench(
 
 
 def base_sampler(exp: Experiment | None) -> SerialSampler:
-    """The settings that all candidates share: T, B, and what else decides what is in a batch."""
-    found = None if exp is None else exp.sampler
-    if found is None or found == "auto":
-        return SerialSampler() if exp is None else SerialSampler(T=exp.algo.batch.T, B=exp.algo.batch.B)
-    found = getattr(found, "inner", found)
+    """The settings that all candidates share: T, B, and all else that changes the content of a batch."""
+    if exp is None:
+        return SerialSampler()
+    found = getattr(exp.sampler, "inner", exp.sampler_settings)
     return SerialSampler(**{f.name: getattr(found, f.name) for f in fields(SerialSampler) if hasattr(found, f.name)})
 
 
-def candidates(base: SerialSampler, machine: Machine, native: bool, same_device: bool, device: str) -> list[Any]:
-    """Every sampler x workers x groups that may be worth a try."""
-    found: list[Any] = [base]
+def candidates(
+    base: SerialSampler, machine: Machine, native: bool, same_device: bool, device: str
+) -> list[Synchronous]:
+    """The combinations of sampler, workers and groups that are worth a measurement."""
+    found: list[Synchronous] = [base]
     if native:
         return found
     for name in NAMES[1:]:
@@ -133,8 +141,8 @@ def candidates(base: SerialSampler, machine: Machine, native: bool, same_device:
     return found
 
 
-def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Any:
-    """The sampler of a name with these workers and groups, and all else as in `base`."""
+def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Synchronous:
+    """The sampler that `found` names, with its workers and groups, and all else as in `base`."""
     if found["name"] not in NAMES:
         raise ConfigError(f"sampler {found['name']!r}; expected one of {', '.join(NAMES)}")
     cls = find_sampler(found["name"])
@@ -145,23 +153,23 @@ def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Any:
     return cls(**shared, **own)
 
 
-def settings_of(sampler: Any) -> dict[str, Any]:
-    """The inverse of `with_settings`."""
+def settings_of(sampler: Synchronous) -> dict[str, Any]:
+    """Name, workers and groups of a sampler: the inverse of `with_settings`."""
     name = next(n for n in NAMES if SAMPLERS[n].partition(":")[2] == type(sampler).__name__)
     keys = ("workers",) if name == "cpu" else ("workers", "groups")  # a CpuSampler has one group whatever is said
     return {"name": name, **{key: getattr(sampler, key) for key in keys if hasattr(sampler, key)}}
 
 
-def describe(sampler: Any) -> str:
-    """E.g. `cpu, 4 workers` or `alternating, 3 workers x 2 groups`."""
+def describe(sampler: Synchronous) -> str:
+    """A sampler as text, e.g. `cpu, 4 workers` or `alternating, 3 workers x 2 groups`."""
     found = settings_of(sampler)
     workers = found.get("workers")
-    text = found["name"] if workers is None else f"{found['name']}, {_workers(workers)}"
+    text = found["name"] if workers is None else f"{found['name']}, {counted(workers, 'worker')}"
     return text + (f" x {found['groups']} groups" if found.get("groups", 1) > 1 else "")
 
 
-def predict(sampler: Any, costs: Costs) -> float:
-    """Microseconds for one row of all slots, were the parts all there is."""
+def predict(sampler: Synchronous, costs: Costs) -> float:
+    """Duration of one row of all slots in us, predicted from the parts of a step."""
     found, B = settings_of(sampler), sampler.B
     workers, groups = found.get("workers", 1), found.get("groups", 1)
     if found["name"] == "serial":
@@ -177,7 +185,7 @@ def predict(sampler: Any, costs: Costs) -> float:
 
 
 def in_turn(rows: list[Row]) -> list[Row]:
-    """The order in which they are measured: serial, the most promising one of each other sampler, the second ones, ..."""
+    """The rows in the order of measurement: serial, the best prediction of each other sampler, the second bests, ..."""
     kinds = [[row for row in rows if settings_of(row.sampler)["name"] == name] for name in NAMES]
     ranked = [(rank, row) for kind in kinds for rank, row in enumerate(sorted(kind, key=lambda row: row.predicted_us))]
     ranked.sort(key=lambda x: (x[0], hasattr(x[1].sampler, "workers"), x[1].predicted_us))
@@ -185,30 +193,33 @@ def in_turn(rows: list[Row]) -> list[Row]:
 
 
 def choose(measured: list[Row]) -> Row:
-    """The simplest that is about as fast as the fastest: serial before workers, few workers before many."""
+    """The simplest sampler about as fast as the fastest: serial before workers, few workers before many."""
     fastest = max(row.steps_per_s for row in measured)
     good = [row for row in measured if row.steps_per_s >= _WORTH * fastest]
     return min(good, key=lambda row: (_order(row.sampler), -row.steps_per_s))
 
 
 def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
-    """One sentence on why this sampler."""
+    """One sentence of reasons for a choice."""
     found, B = settings_of(best.sampler), best.sampler.B
     step, act, shake = costs.step_us, costs.forward(B), costs.handshake_us
     share = act / (act + B * step)
     part = f"inference is {share:.0%} of a step" if share > 0.5 else f"stepping is {1 - share:.0%} of a step"
     workers = found.get("workers", 1)
     if found["name"] == "serial":
-        why = f"{part}, env.step is {_us(step)} and a hand-shake {_us(shake)}: other processes would not save what they cost"
-        why = why if shake else f"{part}: the environment is batched by itself"
+        costly = f"and a hand-shake {_us(shake)}: other processes would not save what they cost"
+        why = f"{part}, env.step is {_us(step)} {costly}" if shake else f"{part}: the environment is batched by itself"
     elif found["name"] == "cpu":
-        why = f"env.step is {_us(step)}, a hand-shake at every step {_us(shake)}: cpu, whose {_workers(workers)} act by themselves"
+        why = (
+            f"env.step is {_us(step)}, a hand-shake at every step {_us(shake)}: "
+            f"cpu, whose {counted(workers, 'worker')} act by themselves"
+        )
     elif found.get("groups", 1) > 1:
         why = f"{part}: alternating, one group steps while the other is served"
     else:
         each = math.ceil(B / workers)
         why = (
-            f"{part}: gpu, {_workers(workers)} step, and one forward of {B} rows ({_us(act)}) stands for "
+            f"{part}: gpu, {counted(workers, 'worker')} step, and one forward of {B} rows ({_us(act)}) stands for "
             f"{workers} of {each} ({_us(costs.forward(each))} each)"
         )
     return why + (f" ({measured} of {of} settings fitted into the budget)" if measured < of else "")
@@ -216,8 +227,8 @@ def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
 
 def _measure_parts(
     exp: Experiment,
-    base: Any,
-    policy: Any,
+    base: SerialSampler,
+    policy: Policy,
     spec: EnvSpec,
     machine: Machine,
     budget_s: float,
@@ -233,8 +244,8 @@ def _measure_parts(
     return Costs(step_us, p99_us, forward, shake_us)
 
 
-def _measured(exp: Experiment, row: Row, agent: Any, deadline: float, left: int, say: Callable[[str], None]) -> Row:
-    """The row with its speed: whole batches for its share of the time that is left, the first one not counted."""
+def _measured(exp: Experiment, row: Row, agent: Agent, deadline: float, left: int, say: Callable[[str], None]) -> Row:
+    """The row with its speed: whole batches for a share of the time left, the first one not counted."""
     now = time.monotonic()
     if now >= deadline:
         return replace(row, note="no time left")
@@ -263,23 +274,19 @@ def _measured(exp: Experiment, row: Row, agent: Any, deadline: float, left: int,
     return replace(row, steps_per_s=statistics.median(rates))
 
 
-def _order(sampler: Any) -> tuple[int, int]:
+def _order(sampler: Synchronous) -> tuple[int, int]:
     return (NAMES.index(settings_of(sampler)["name"]) > 0, getattr(sampler, "workers", 0))
 
 
 @contextlib.contextmanager
 def run_threads(exp: Experiment) -> Generator[None]:
-    """Torch's threads as the run will have them; "auto" is decided later, and measured as 1."""
+    """Sets torch's threads as the run will, inside the block; "auto" is decided later and measured as 1."""
     before, wanted = torch.get_num_threads(), exp.run.learner_threads
     torch.set_num_threads(wanted if isinstance(wanted, int) else 1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _workers(n: int) -> str:
-    return f"{n} worker{'s' if n > 1 else ''}"
 
 
 def _us(us: float) -> str:

@@ -1,4 +1,4 @@
-"""How an array of any size becomes a .npy file and is read back, without a second copy of it in memory."""
+"""Arrays of any size in .npy files, written and read without a second copy in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADER_BYTES = 4096
 
 
 def write_array(file: HashedFile, x: Array) -> None:
-    """Appends an array in numpy's .npy format (version 1.0); one that lies in a mapped file is copied by the kernel."""
+    """Appends an array in numpy's .npy format (version 1.0); the kernel copies one that lies in a mapped file."""
     text = repr({"descr": np.lib.format.dtype_to_descr(x.dtype), "fortran_order": False, "shape": x.shape})
     start = np.lib.format.magic(1, 0)
     room = _HEADER_BYTES - len(start) - 2
@@ -34,13 +34,13 @@ def write_array(file: HashedFile, x: Array) -> None:
 
 
 def map_array(path: Path) -> Array:
-    """The array in a .npy file, read as it is used. Raises ValueError or OSError if it is none."""
+    """The array in a .npy file, memory-mapped. Raises ValueError or OSError if the file holds none."""
     empty = path.stat().st_size <= _HEADER_BYTES
     return np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
 
 
 def _source(x: Array) -> tuple[int, int] | None:
-    """Descriptor of the file that x is mapped from, and where x begins in it; None if there is none.
+    """Descriptor of the file that x is mapped from, and the offset of x in it; None if there is none.
 
     Python keeps a descriptor for each mapping and does not show it. Names would not do: the file may have none.
     """

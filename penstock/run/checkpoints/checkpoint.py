@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or absent: how one is written, and how it is found again.
+"""Checkpoints, whole or absent: writing, finding and loading them.
 
-`run_dir/checkpoints/000000050000/` holds state.pt, policy.safetensors, the arrays of a replay as replay-*.npy, and MANIFEST.json
-with the size and sha256 of each. A checkpoint is written under a temporary name, forced to disk, renamed, read back, and
-only then are older ones removed, so a crash at any moment leaves the last good one.
+`run_dir/checkpoints/000000050000/` holds state.pt, policy.safetensors, the arrays of a replay as replay-*.npy, and
+MANIFEST.json with the size and sha256 of each. A checkpoint is written under a temporary name, forced to disk, renamed
+and read back, and only then are older ones removed, so a crash at any moment leaves the last good one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import HashedFile, fsync_dir
 from penstock.run.checkpoints.arrays import map_array, write_array
+from penstock.run.checkpoints.encoding import decode, encode, encoded_bytes
 from penstock.run.checkpoints.manifest import (
     ARRAY_FILE,
     MANIFEST,
@@ -34,11 +35,7 @@ from penstock.run.checkpoints.manifest import (
     read_manifest,
     verify,
 )
-from penstock.run.checkpoints.plain import from_plain, plain_bytes, to_plain
 from penstock.run.checkpoints.pruning import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
-from penstock.run.lock import RunLock
-
-__all__ = ["Checkpoint", "RunLock", "find_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _MARGIN_BYTES = 1 << 20
 """Free space asked for beyond the tensors: names, the zip's and the file system's own needs."""
@@ -46,19 +43,19 @@ _MARGIN_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on from a step."""
+    """The state of a run at a step, as it was saved."""
 
     path: Path
     step: int
     state: dict[str, Any]
-    """As given to `save_checkpoint`: arrays are numpy again, tensors are on the CPU."""
+    """The state given to `save_checkpoint`: arrays are numpy again, tensors are on the CPU."""
     policy: dict[str, Tensor]
     array_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    """Where each array of the replay is, by name; none if the replay was not asked for."""
+    """The file of each array of the replay, by name; empty if the replay was not asked for."""
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """As given to `save_checkpoint`, read from the files as they are used. A file that is pruned stays on disk
-        until its array is let go. Raises CheckpointError that names the file.
+        """The arrays given to `save_checkpoint`, memory-mapped. The file of a pruned checkpoint stays on disk until
+        its array is released. Raises CheckpointError that names the file.
         """
         found: dict[str, np.ndarray[Any, Any]] = {}
         for name, file in self.array_files.items():
@@ -80,9 +77,9 @@ def save_checkpoint(
     keep_replays: int = 2,
     score: float | None = None,
 ) -> Path:
-    """The directory of a new checkpoint that was read back and is good; older ones beyond `keep` are gone.
+    """Writes a checkpoint, reads it back, removes older ones beyond `keep`; returns its directory.
 
-    Kept are the `keep` newest good ones by step, the one of highest `score`, this one, and whatever is broken; `arrays`
+    Kept are the `keep` newest good ones by step, the one of highest `score`, this one, and all broken ones; `arrays`
     are kept of this one and the newest others, `keep_replays` in all. One writer at a time: hold a `RunLock`.
 
     Raises:
@@ -92,14 +89,14 @@ def save_checkpoint(
     if keep < 1 or keep_replays < 1 or step < 0:
         raise ConfigError(f"keep={keep}, keep_replays={keep_replays}, step={step}; expected keep >= 1 and step >= 0")
     large = dict(arrays or {})
-    plain = to_plain(state)
+    plain = encode(state)
     weights = _weights(policy)
     folder = Path(run_dir) / "checkpoints"
     unnamed = temporary(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tidy(folder)
-        _check_space(folder, plain_bytes(plain) + plain_bytes(weights), sum(x.nbytes for x in large.values()))
+        _check_space(folder, encoded_bytes(plain) + encoded_bytes(weights), sum(x.nbytes for x in large.values()))
         _write(unnamed, step, plain, weights, large, score)
         path = _commit(unnamed, folder / f"{step:012d}")
     except OSError as error:
@@ -117,17 +114,17 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
-    """The checkpoint in a directory, its files checked against their sha256 before they are parsed.
+    """Loads the checkpoint in a directory; its files are checked against their sha256 before they are parsed.
 
     Args:
-        replay: check and give the arrays of its replay too, which only resuming needs.
+        replay: check and return the arrays of its replay too, which only resuming needs.
 
     Raises CheckpointError that names the file and what is wrong with it.
     """
     manifest = verify(Path(path), replay=replay)
     file = manifest.path / STATE
     try:
-        state = from_plain(torch.load(file, map_location="cpu", weights_only=True))
+        state = decode(torch.load(file, map_location="cpu", weights_only=True))
         file = manifest.path / POLICY
         policy = safetensors.torch.load_file(file)
     except Exception as error:  # whatever the parsers raise, the caller needs the file's name
@@ -138,7 +135,7 @@ def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
 
 
 def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False) -> Path:
-    """The newest good checkpoint of a run, the `best` by score, or the one of a step given as text.
+    """The path of the newest good checkpoint of a run, of the `best` by score, or of a step given as text.
 
     A broken one on the way is named in a warning and passed over. `best` is `last` in a run without scores. Raises
     CheckpointError if none is good; lists what is there.
@@ -183,7 +180,7 @@ def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False)
 
 
 def _weights(policy: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in memory of its own: safetensors refuses tensors that share any."""
+    """The tensors, each in memory of its own: safetensors refuses tensors that share any."""
     for name, value in policy.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(f"policy[{name!r}] is a {type(value).__name__}; expected a str with a tensor")
@@ -221,7 +218,7 @@ def _write(
 
 
 def _commit(unnamed: Path, path: Path) -> Path:
-    """Gives the checkpoint its name and reads it back; one that had the name is put aside until the new one is good."""
+    """Renames the new checkpoint and reads it back; an older one of that name is put aside until it is good."""
     aside = path.with_name(path.name + REPLACED)
     if path.exists():
         os.rename(path, aside if is_good(path) else broken_name(path))

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and whether that is true: MANIFEST.json, its files' sizes and sha256."""
+"""MANIFEST.json, the sizes and sha256 of a checkpoint's files, and the verification of both."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ ARRAY_FILE = "replay-{:03d}.npy"
 _ARRAY = re.compile(r"replay-\d{3,}\.npy")
 _Signature = tuple[tuple[str, int, int, int], ...]
 _SEEN_GOOD: dict[Path, _Signature] = {}
-"""Checkpoints that this process has read in full, and how their files looked to `stat` then."""
+"""Checkpoints that this process has read in full, with the `stat` of their files then."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The manifest of the checkpoint in directory `path`."""
+    """The content of MANIFEST.json in the checkpoint directory `path`."""
 
     path: Path
     step: int
     score: float | None
-    """What `best` goes by; None if the run was not scored."""
+    """The mean return in evaluation, by which `best` is chosen; None if there was none."""
     files: Mapping[str, Mapping[str, Any]]
-    """`size` in bytes and `sha256` of state.pt, policy.safetensors, and the arrays of a replay with the `name` of each."""
+    """By file: `size` in bytes, `sha256`, and of a replay's array its `name`."""
     versions: Mapping[str, str]
-    """What it was written with."""
+    """Versions of the packages that wrote it."""
     replay_dropped: bool = False
-    """It was written with a replay, which is gone; the policy is whole."""
+    """True if its replay was removed; the policy is whole."""
 
     @property
     def arrays(self) -> dict[str, Path]:
-        """The file of each array of the replay, by the array's name; empty if there is none."""
+        """The file of each array of the replay, by the array's name."""
         return {entry["name"]: self.path / file for file, entry in self.files.items() if _ARRAY.fullmatch(file)}
 
 
@@ -57,7 +57,7 @@ def manifest_bytes(
     *,
     replay_dropped: bool = False,
 ) -> bytes:
-    """The one text of a manifest; the hash of itself that it holds makes a flipped bit in it visible too.
+    """The canonical text of a manifest; it holds a hash of itself, so that a flipped bit in it is found too.
 
     Args:
         versions: None for those of this process.
@@ -75,13 +75,13 @@ def manifest_bytes(
 
 
 def without_replay(manifest: Manifest) -> bytes:
-    """The manifest's text once the replay's files are gone."""
+    """The text of a manifest without the replay's files."""
     files = {name: entry for name, entry in manifest.files.items() if not _ARRAY.fullmatch(name)}
     return manifest_bytes(manifest.step, manifest.score, files, manifest.versions, replay_dropped=True)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a checkpoint directory, itself intact; the files it names are not looked at.
+    """Reads the manifest in a checkpoint directory and checks its own hash, not the files that it names.
 
     Raises CheckpointError that names the file and what is wrong with it.
     """
@@ -119,10 +119,10 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def verify(path: Path, *, replay: bool = True) -> Manifest:
-    """The manifest of a checkpoint whose every file has been read and is what was written. Raises CheckpointError.
+    """Reads every file of a checkpoint and checks its sha256; returns the manifest. Raises CheckpointError.
 
     Args:
-        replay: look at the replay's arrays too, which takes a second for every GB. Those that this process has read
+        replay: read the replay's arrays too, which takes a second for every GB. Those that this process has read
             before, and that look unchanged, are not read again.
     """
     manifest = read_manifest(path)
@@ -162,7 +162,7 @@ def is_good(path: Path) -> bool:
 
 
 def good_manifest(path: Path) -> Manifest | None:
-    """Like `verify`, None if broken; files that this process has verified and that look unchanged are not read again.
+    """The manifest of a good checkpoint, else None; files verified before and unchanged since are not read again.
 
     For pruning: reading every kept replay back at every save would take longer than the save.
     """
@@ -175,7 +175,7 @@ def good_manifest(path: Path) -> Manifest | None:
 
 
 def _are_ours(files: Mapping[str, Any]) -> bool:
-    """Both files that every checkpoint has, and besides them named arrays only, in this directory."""
+    """True if these are the two files of every checkpoint and, besides them, only named arrays in this directory."""
     arrays = set(files) - {STATE, POLICY}
     return (
         {STATE, POLICY} <= set(files)
@@ -185,7 +185,7 @@ def _are_ours(files: Mapping[str, Any]) -> bool:
 
 
 def _signature(path: Path) -> _Signature:
-    """How its files look from outside. Raises CheckpointError if one of them goes meanwhile."""
+    """Name, inode, size and time of every file. Raises CheckpointError if one of them vanishes meanwhile."""
     try:
         stats = [(x.name, x.stat()) for x in sorted(path.iterdir())]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay, which keep their replay, and what becomes of what a dead process left."""
+"""Removal of old checkpoints, of old replays, and of files that a dead process left."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REPLACED = ".replaced"
 """Suffix of a good checkpoint while a new one of the same step takes its name."""
 _NAME = re.compile(r"(\d{12,})(?:\.replaced)?")
 _OF_REPLAY = re.compile(rf"replay-\d{{3,}}\.npy|\.{re.escape(MANIFEST)}\.tmp-\d+")
-"""An array of a replay, or what a crash left of a manifest that was to forget it."""
+"""An array of a replay, or the temporary file of a crash while a manifest was rewritten without it."""
 _TEMPORARY = re.compile(r"\.tmp-\d+-(\d+)-[0-9a-f]+")
 
 
 def prune(folder: Path, keep: int, keep_replays: int, newest: Path) -> None:
-    """Removes good checkpoints beyond the `keep` newest, the best and `newest`, and older replays of those that stay."""
+    """Removes good checkpoints beyond the `keep` newest, the best and `newest`, and older replays of the others."""
     good = [manifest for path in candidates(folder) if (manifest := good_manifest(path))]
     good.sort(key=lambda m: m.step, reverse=True)
     best = max(((m.score, m.step, m.path) for m in good if m.score is not None), default=None)
@@ -36,7 +36,7 @@ def prune(folder: Path, keep: int, keep_replays: int, newest: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Removes what a dead process left, and ends its replacement of a checkpoint one way or the other."""
+    """Removes the temporary files of dead processes, and completes or undoes a replacement that one began."""
     for path in folder.iterdir():
         # Our own pid counts as dead: saves do not overlap, and a restarted container often has the same pid.
         match = _TEMPORARY.fullmatch(path.name)
@@ -53,35 +53,35 @@ def tidy(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """The rename makes the removal one step: a crash within leaves a temporary, not half a checkpoint."""
+    """Removes a checkpoint. It is renamed first, so that a crash leaves a temporary and not half a checkpoint."""
     gone = temporary(path.parent, step_of(path))
     os.rename(path, gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Everything in it that is named like a checkpoint."""
+    """All directories in `folder` that are named like a checkpoint, good or broken."""
     return [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
 
 
 def temporary(folder: Path, step: int) -> Path:
-    """A name that is no checkpoint's, and that says whose it is."""
+    """A temporary name for a checkpoint of a step; it holds the pid of its process."""
     return folder / f".tmp-{step}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def broken_name(path: Path) -> Path:
-    """Where a broken checkpoint is put aside."""
+    """The path to which a broken checkpoint is moved."""
     return path.with_name(f"{path.name}.broken-{secrets.token_hex(4)}")
 
 
 def step_of(path: Path) -> int:
-    """The step in a checkpoint's name."""
+    """The step in a checkpoint's name, -1 if it has none."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else -1
 
 
 def _drop_replay(manifest: Manifest) -> None:
-    """The manifest forgets the replay first: a crash after that leaves files that nothing names, and the next call removes them."""
+    """Removes a checkpoint's replay, from the manifest first: files that a crash then leaves go with the next call."""
     if manifest.arrays:
         write_atomic(manifest.path / MANIFEST, without_replay(manifest))
     elif not manifest.replay_dropped:

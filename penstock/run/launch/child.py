@@ -1,6 +1,6 @@
-"""Becomes a command that dies with the launcher: `child.py LAUNCHER_PID CPUS COMMAND...`, CPUs as 0,1 or empty.
+"""Executes a command that dies with the launcher: `child.py LAUNCHER_PID CPUS COMMAND...`, CPUs as 0,1 or empty.
 
-Run by path without site packages, so that it costs milliseconds; what it sets outlasts the exec.
+Run by path without site packages, so that it takes milliseconds; its settings outlast the exec.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(launcher: int, cpus: str, command: list[str]) -> None:
-    """Never returns."""
+    """Sets parent-death signal and CPUs, then replaces this process by the command; never returns."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if cpus:

@@ -1,11 +1,10 @@
-"""Works a queue of runs off: one at a time in each slot of this machine, pinned to the slot's CPUs.
+"""Executes a queue of runs: one at a time in each slot of this machine, pinned to the slot's CPUs.
 
 Runs are ordinary `python -m penstock train` processes that the kernel kills with the launcher, however it dies.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -13,29 +12,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from penstock.core.machine import Machine
 from penstock.run.launch.sweep import PROMPT, Queue, Run, has_checkpoint
+from penstock.run.signals import handling
 
 _LOOK_S = 0.1
+_ISOLATED = (sys.executable, "-I", "-S")
+"""Python without site packages, which starts in milliseconds."""
 _CHILD = str(Path(__file__).with_name("child.py"))
 _STOPPED = {*(128 + n for n in (1, 2, 15)), -1, -2, -15}
-"""Exit codes of a run that was told to stop: as shells say it, and as Popen does."""
+"""Exit codes of a run that a signal stopped, as shells and as Popen report them."""
 
 
-class View(Protocol):
-    """Whoever shows how far the queue is."""
+class Display(Protocol):
+    """Shows the progress of a queue; `LaunchDisplay` is one."""
 
     def started(self, run: Run, slot: int) -> None: ...
     def ended(self, run: Run) -> None: ...
     def note(self, text: str) -> None: ...
-    def look(self, running: Mapping[str, float]) -> None:
-        """Called often, with the seconds that each running run has taken so far."""
+    def refresh(self, running: Mapping[str, float]) -> None:
+        """Called ten times a second with the seconds that each running run has taken so far."""
         ...
 
 
@@ -54,21 +55,22 @@ class _Child:
 
 
 class Launcher:
-    """Works a queue off: one run at a time in each slot, pinned to the slot's CPUs."""
+    """Executes a queue of runs: one at a time in each slot, pinned to the slot's CPUs."""
 
-    def __init__(self, queue: Queue, todo: Sequence[Run], slots: Sequence[Machine], view: View) -> None:
-        self._queue, self._todo, self._view = queue, list(todo), view
+    def __init__(self, queue: Queue, todo: Sequence[Run], slots: Sequence[Machine], display: Display) -> None:
+        self._queue, self._todo, self._display = queue, list(todo), display
         self._slots: list[_Child | None] = [None] * len(slots)
         self._machines = slots
         self._signals_seen: list[int] = []
         self._told = 0
 
     def work(self) -> int | None:
-        """Returns when all is done, or the signal that ended it.
+        """Executes all runs; returns None when all have ended, or the signal that stopped the launcher.
 
         The first Ctrl-C, SIGTERM or hang-up has every run write a checkpoint and end; the second kills them.
         """
-        with self._signals():
+        numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+        with handling(numbers, self._signals_seen.append):
             try:
                 while True:
                     self._pass_signals_on()
@@ -76,7 +78,7 @@ class Launcher:
                     if not self._signals_seen:
                         self._fill()
                     children = [child for child in self._slots if child is not None]
-                    self._view.look({child.run.name: time.monotonic() - child.started for child in children})
+                    self._display.refresh({child.run.name: time.monotonic() - child.started for child in children})
                     if not children and (self._signals_seen or not self._todo):
                         return self._signals_seen[0] if self._signals_seen else None
                     time.sleep(_LOOK_S)
@@ -103,25 +105,14 @@ class Launcher:
         with open(log, "ab", buffering=0) as out:
             out.write(f"{PROMPT}{shlex.join(command)}\n".encode())
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    _CHILD,
-                    str(os.getpid()),
-                    cpus,
-                    sys.executable,
-                    "-m",
-                    "penstock",
-                    *command,
-                ],
+                [*_ISOLATED, _CHILD, str(os.getpid()), cpus, sys.executable, "-m", "penstock", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 env=self._environment(k),
                 process_group=0,  # a Ctrl-C in the terminal reaches the launcher alone, which passes it on
             )
-        self._view.started(run, k)
+        self._display.started(run, k)
         return _Child(run, process, time.monotonic())
 
     def _environment(self, k: int) -> dict[str, str]:
@@ -141,7 +132,7 @@ class Launcher:
             run.status = "finished" if code == 0 else "stopped" if code in _STOPPED or killed else "failed"
             run.code, run.seconds = code, run.seconds + time.monotonic() - child.started
             self._queue.save()
-            self._view.ended(run)
+            self._display.ended(run)
 
     def _pass_signals_on(self) -> None:
         children = [child for child in self._slots if child is not None]
@@ -149,19 +140,6 @@ class Launcher:
             self._told += 1
             name = signal.Signals(self._signals_seen[-1]).name
             if self._told == 1:
-                self._view.note(f"{name}: {len(children)} runs save and end, no other begins; once more kills them")
+                self._display.note(f"{name}: {len(children)} runs save and end, no other begins; once more kills them")
             for child in children:
                 child.process.terminate() if self._told == 1 else child.process.kill()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signals_seen.append(number)
-
-        numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-        before = {number: signal.signal(number, note) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

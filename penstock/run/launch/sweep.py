@@ -1,4 +1,4 @@
-"""What is to be run, and how far is each run? A grid of settings x seeds, and its queue in launch.json."""
+"""A sweep, which is a grid of settings x seeds, and the queue of its runs in launch.json."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from penstock.run.rundir import read_json, undamaged
 
 STATE, LOGS = "launch.json", "logs"
 PROMPT = "$ python -m penstock "
-"""Begins the first line of each attempt in a log; its command follows."""
+"""Start of the first line of each attempt in a log; the command follows."""
 Status = Literal["waiting", "running", "stopped", "finished", "failed"]
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is to be run: every combination of the grid, each with every seed."""
+    """Every combination of a grid of settings, each with every seed."""
 
     algo: str
     options: tuple[str, ...]
-    """Of `penstock train`, for all runs."""
+    """Options of `penstock train` for all runs."""
     grid: Mapping[str, tuple[str, ...]]
     """Values of each option that varies, as text: {"algo.lr": ("1e-3", "3e-4")}."""
     seeds: tuple[int, ...] = (0,)
 
     def combinations(self) -> list[dict[str, str]]:
-        """Each combination of the grid's values; one empty one without a grid."""
+        """Every combination of the grid's values; without a grid a single empty one."""
         return [dict(zip(self.grid, values)) for values in itertools.product(*self.grid.values())]
 
     def arguments(self, combination: Mapping[str, str]) -> list[str]:
@@ -46,19 +46,19 @@ class Sweep:
 
 @dataclass
 class Run:
-    """One run of a sweep, and how far it is."""
+    """One run of a sweep and its state."""
 
     name: str
-    """Of its directory, such as `lr=1e-3_s1`."""
+    """Name of its directory, such as `lr=1e-3_s1`."""
     arguments: list[str]
-    """Of `penstock train`, without directory."""
+    """Arguments of `penstock train`, without directory."""
     status: Status = "waiting"
-    """`running` in the file of a launcher that was killed means interrupted; `stopped` is a run told to stop by a signal."""
+    """`running` in the file of a killed launcher means interrupted; `stopped` means ended by a signal."""
     code: int | None = None
     """Exit code of the last attempt, negative for the signal that killed it."""
     attempts: int = 0
     seconds: float = 0.0
-    """Of all attempts that ended."""
+    """Duration of all attempts that ended."""
 
 
 @dataclass
@@ -82,26 +82,26 @@ class Queue:
             ) from error
 
     def run_dir(self, run: Run) -> Path:
-        """Where a run leaves everything."""
+        """The run directory of a run."""
         return self.folder / run.name
 
     def log(self, run: Run) -> Path:
-        """What a run printed, all attempts after each other."""
+        """The log of a run: the output of all attempts, one after the other."""
         return self.folder / LOGS / f"{run.name}.log"
 
     def command(self, run: Run) -> list[str]:
-        """Arguments of `python -m penstock` that begin a run, or go on with it if it has a checkpoint."""
+        """Arguments of `python -m penstock` that begin a run, or resume it if it has a checkpoint."""
         if has_checkpoint(self.run_dir(run)):
             return ["resume", str(self.run_dir(run))]
         return ["train", *run.arguments, "--run.dir", str(self.run_dir(run))]
 
     def count(self, status: Status) -> int:
-        """Runs that are in a state."""
+        """Number of runs in a state."""
         return sum(run.status == status for run in self.runs)
 
 
 def split_values(text: str) -> tuple[str, ...]:
-    """The values between commas, but for those in brackets: "linear(1e-3, 0),3e-4" are two."""
+    """The values between commas outside brackets: "linear(1e-3, 0),3e-4" holds two."""
     parts, depth = [""], 0
     for c in text:
         depth += (c in "([{") - (c in ")]}")
@@ -113,7 +113,7 @@ def split_values(text: str) -> tuple[str, ...]:
 
 
 def new_queue(folder: Path, sweep: Sweep) -> Queue:
-    """Every run of a sweep, waiting; nothing is written yet."""
+    """A queue of every run of a sweep, all waiting; nothing is written yet."""
     last = [key.split(".")[-1] for key in sweep.grid]
     short = {key: key if last.count(key.split(".")[-1]) > 1 else key.split(".")[-1] for key in sweep.grid}
     runs: dict[str, Run] = {}
@@ -130,7 +130,7 @@ def new_queue(folder: Path, sweep: Sweep) -> Queue:
 
 
 def read_queue(folder: Path) -> Queue:
-    """The queue of a directory, each run's state as it is: what was running is stopped, or finished after all.
+    """Reads the queue of a directory; runs that were running count as stopped, or as finished if they are.
 
     Raises CheckpointError if there is none, or launch.json is damaged.
     """
@@ -156,7 +156,7 @@ def read_queue(folder: Path) -> Queue:
 
 
 def require_same(queue: Queue, sweep: Sweep) -> None:
-    """Raises ConfigError that says in what a sweep differs from the one a directory holds."""
+    """Raises ConfigError that names the difference between a sweep and the one in a directory."""
     for name, before, now in (
         ("ALGO", queue.sweep.algo, sweep.algo),
         (
@@ -175,7 +175,7 @@ def require_same(queue: Queue, sweep: Sweep) -> None:
 
 
 def choose(queue: Queue, retry: Sequence[str] | None) -> list[Run]:
-    """The runs to carry out: those not yet ended, or to retry those that failed, all or by name."""
+    """The runs to execute: those waiting or stopped; with `retry` those that failed, all ([]) or by name."""
     if retry is None:
         return [run for run in queue.runs if run.status in ("waiting", "stopped")]
     by_name = {run.name: run for run in queue.runs}
@@ -188,13 +188,13 @@ def choose(queue: Queue, retry: Sequence[str] | None) -> list[Run]:
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Is there one to resume from? Whole or broken: a broken one is for `resume` to name, not for us to remove."""
+    """True if a run has a checkpoint, whole or broken: `resume` names a broken one, the launcher removes none."""
     folder = run_dir / "checkpoints"
     return folder.is_dir() and any(path.name[0].isdigit() for path in folder.iterdir())
 
 
 def shown(command: Sequence[str]) -> str:
-    """A command as a person would type it."""
+    """A command as text for a shell."""
     return shlex.join(["python", "-m", "penstock", *command])
 
 
@@ -203,7 +203,7 @@ def _in_a_name(value: str) -> str:
 
 
 def _option(key: str, value: str) -> list[str]:
-    """`--algo.lr 1e-3`; a value in square brackets is several: `--algo.net.hidden 64 64`."""
+    """An option as arguments: `--algo.lr 1e-3`; of a value in square brackets `--algo.net.hidden 64 64`."""
     if value.startswith("[") and value.endswith("]"):
         return [f"--{key}", *split_values(value[1:-1])]
     return [f"--{key}={value}"] if value.startswith("-") else [f"--{key}", value]

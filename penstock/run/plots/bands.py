@@ -1,4 +1,4 @@
-"""Several seeds as one curve: the interquartile mean and its bootstrap band (Agarwal et al. 2021)."""
+"""One curve of several seeds: the interquartile mean and its bootstrap band (Agarwal et al. 2021)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.core.noise import Purpose, generator
 
 Floats = npt.NDArray[np.float64]
 _CHUNK = 4_000_000
-"""Resampled numbers held at once."""
+"""Resampled numbers in memory at a time."""
 
 
 def interquartile_mean(x: npt.NDArray[Any], axis: int = 0) -> Floats:

@@ -1,4 +1,4 @@
-"""Which numbers of a run are its learning curve?"""
+"""The learning curve of a run, from its metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a picture shows of one run; `own` and `data` are not both empty."""
+    """The points that a picture shows of one run; `own` and `data` are not both empty."""
 
     of: Identity
     own: Points
@@ -46,10 +46,10 @@ class Curve:
 
 
 def read_curve(run_dir: Path, metric: str) -> Curve | None:
-    """The curve of a run, None without a row of it.
+    """The curve of a run; None if no row holds the metric.
 
-    A run that learns from a dataset plays the episodes of others back, so its `rollout` metrics are those of the data: its own
-    curve is what evaluations say of the same quantity, if they do.
+    The `rollout` metrics of a run that learns from a dataset are those of the data; its own curve is the same quantity
+    in its evaluations, if they have it.
     """
     of, rows = identify(run_dir), read_metrics(run_dir)
     evals = _points(rows, EVAL)
@@ -61,7 +61,7 @@ def read_curve(run_dir: Path, metric: str) -> Curve | None:
 
 
 def _points(rows: list[dict[str, float]], key: str) -> Points:
-    """Rows of evaluations may come without the time: it follows from their steps."""
+    """The points of one metric; rows of evaluations may lack the time, which is interpolated from their steps."""
     found = [row for row in rows if math.isfinite(row.get(key, math.nan))]
     timed = [row for row in rows if math.isfinite(row.get(_TIME, math.nan))]
     steps, seconds = _column(found, "step"), np.full(len(found), math.nan)

@@ -1,4 +1,4 @@
-"""Learning curves of runs as a picture: over steps and over wall time, seeds summed up as one curve."""
+"""Picture of learning curves, over steps and over wall time; seeds are summed up as one curve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ from penstock.run.log import JSONL
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
 from penstock.run.plots.curves import Curve, Points, read_curve
 from penstock.run.plots.grouping import curve_names
-from penstock.run.plots.looks import DATA, EVALUATION, FAINT, FEW, INK, NEUTRAL, curve_look, legend, marks_every, plain
+from penstock.run.plots.looks import (
+    DATA,
+    EVALUATION,
+    FAINT,
+    FEW,
+    INK,
+    NEUTRAL,
+    STYLE,
+    curve_look,
+    escaped,
+    legend,
+    marks_every,
+)
 
 _SUFFIXES = (".png", ".pdf", ".svg")
 _LABELS = {
@@ -29,17 +41,17 @@ _OFFLINE_LABELS = {
     "rollout/ep_rew_mean": ("Return in evaluation (mean)", "Return (learned from data: in evaluation)"),
     "rollout/ep_len_mean": ("Episode length in evaluation (mean)", "Episode length (learned from data: in evaluation)"),
 }
-"""Where all runs learn from a dataset, and where only some do."""
+"""Labels where all runs learn from a dataset, and where only some do."""
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew_mean") -> Path:
-    """The path of a picture with two panels: `metric` over environment steps, and over wall time.
+    """Draws `metric` over environment steps and over wall time, side by side; returns the picture's path.
 
     Runs of equal environment, algorithm and settings are seeds of one curve: their interquartile mean, with a 95%
     bootstrap band, over the stretch that all of them reached. A single run is a line, with its evaluations as points
     in a picture of up to 7 curves. A run that learns from a dataset is drawn by its evaluations, and the data by a
-    thin line. A directory that is given twice counts once; a run without a row to draw is left out with a warning.
+    thin line. A directory given twice counts once; a run without a row to draw is left out with a warning.
 
     Args:
         out: ends in .png, .pdf or .svg; its directory is made if absent.
@@ -74,7 +86,7 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew
 
 
 def _by_number(name: str) -> list[str | float]:
-    """Sorts names as readers expect: run-2 before run-10, lr=3e-05 before lr=0.001."""
+    """Sort key of a name, numbers by value: run-2 before run-10, lr=3e-05 before lr=0.001."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)
     return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
@@ -89,17 +101,7 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
     envs = {run.of.env for run in every}
     longest = max(_last(points.seconds) for run in every for points in (run.own, run.data))
     unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
-    style: Any = {
-        "font.size": 10.5,
-        "axes.edgecolor": INK,
-        "axes.labelcolor": INK,
-        "text.color": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "svg.fonttype": "none",
-        "pdf.fonttype": 42,
-    }
-    with rc_context(style):
+    with rc_context({**STYLE, "axes.edgecolor": INK, "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure = Figure(
             figsize=(10.5, 4.2), layout=ConstrainedLayoutEngine(wspace=0.04)
         )  # else the axes' numbers touch
@@ -124,7 +126,7 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
         by_step.xaxis.set_major_formatter(_step_text)
         by_step.set_ylabel(_value_label(metric, offline))
         if len(envs) == 1:
-            figure.suptitle(plain(*envs), fontweight="bold", fontsize=13)
+            figure.suptitle(escaped(*envs), fontweight="bold", fontsize=13)
         legend(figure, entries, "Seeds: interquartile mean, with its 95% bootstrap interval" if summed_up else None)
         figure.savefig(out, dpi=160)
 
@@ -132,7 +134,7 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
 def _panel(
     axes: Any, runs: list[Curve], x: Callable[[Points], Floats], look: dict[str, Any], index: int, points_too: bool
 ) -> str:
-    """Draws one curve; gives what its name goes on with: how many seeds there are, and how they are shown."""
+    """Draws one curve; returns the end of its name, such as ` (5 seeds)`."""
     for run in runs:
         known = np.isfinite(x(run.data))
         axes.plot(x(run.data)[known], run.data.values[known], color=look["color"], **DATA)
@@ -165,7 +167,7 @@ def _finish(axes: Any, label: str) -> None:
 
 
 def _value_label(metric: str, offline: set[bool]) -> str:
-    """What the values are; `offline` says of the runs whether they learn from a dataset."""
+    """The label of the values; `offline` holds, for each run, whether it learns from a dataset."""
     if True in offline and metric in _OFFLINE_LABELS:
         return _OFFLINE_LABELS[metric][False in offline]
     return _LABELS.get(metric, metric)

@@ -1,4 +1,4 @@
-"""Which runs are seeds of one curve, and what is each curve called?"""
+"""Grouping of runs that are seeds of one curve, and the name of each curve."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pathlib import Path
 from typing import Any
 
 _NOT_OF_THE_CURVE = ("seed", "dir", "progress", "tensorboard", "steps", "trace")
-"""Settings of `run` that leave the curve as it is; a run that was made longer is the same curve."""
+"""Settings of `run` that do not change a curve; a run that was made longer is the same curve."""
 _NAMED, _LONGEST = 3, 24
-"""Settings that a name holds, and characters of one value."""
+"""Most settings in a name, and most characters of one value."""
 _ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is a run of, as its directory says."""
+    """A run's environment, algorithm and settings, without seed, as its directory names them."""
 
     run_dir: Path
-    """Resolved, so that one directory has one identity."""
+    """Resolved path, so that one directory has one identity."""
     env: str
-    """The folder's name if meta.json does not say."""
+    """The folder's name if meta.json names none."""
     algo: str
     settings: Any
-    """The experiment in config.json, numbers as floats, without what a curve does not depend on; None if unreadable."""
+    """The experiment in config.json, numbers as floats, without settings that change no curve; None if unreadable."""
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Equal for seeds of one curve. A run whose settings are unknown is a curve by itself."""
+        """A key that is equal for seeds of one curve. A run whose settings are unknown is a curve by itself."""
         known = self.settings is not None and bool(self.algo)
         return self.env, self.algo, json.dumps(self.settings, sort_keys=True) if known else str(self.run_dir)
 
     @property
     def offline(self) -> bool:
-        """True if its steps are those of a dataset, as its sampler says; no code of the run is loaded to find out."""
+        """True if the run's sampler plays a dataset back; none of the run's code is loaded for it."""
         sampler = self.settings.get("sampler") if self.settings is not None else None
         return isinstance(sampler, dict) and sampler.get("class") == "penstock.samplers.offline:OfflineSampler"
 
@@ -75,7 +75,7 @@ def curve_names(curves: Sequence[Identity]) -> list[str]:
 
 
 def _by_settings(settings: list[Any]) -> list[str]:
-    """The settings that differ, as text for each; nothing if that leaves two alike."""
+    """A name of the settings that differ for each curve; [] if two names would be equal."""
     if any(tree is None for tree in settings):
         return []
     columns: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ def _by_settings(settings: list[Any]) -> list[str]:
 
 
 def _telling(columns: dict[str, list[str]]) -> list[str]:
-    """The few settings that tell most curves apart, in the order of the stored settings."""
+    """At most three settings, those that tell most curves apart, in the order of the stored settings."""
     chosen: list[str] = []
     for _ in range(min(_NAMED, len(columns))):
         left = [key for key in columns if key not in chosen]
@@ -126,7 +126,7 @@ def _text(value: Any) -> str:
 
 
 def _by_path(paths: list[Path]) -> list[str]:
-    """For each path the shortest end that no other has, without the folders that all end in."""
+    """For each path the shortest end that no other path has; folders at the end of all paths are left out."""
     parts = [path.parts for path in paths]
     while len({part[-1] for part in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [part[:-1] for part in parts]

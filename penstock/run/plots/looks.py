@@ -1,4 +1,4 @@
-"""How are the curves of a picture told apart, and where do their names fit?"""
+"""Colours, lines and marks that tell curves apart, and the legend with their names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 INK, FAINT, NEUTRAL = "#333333", "#D9D9D9", "#707070"
+STYLE: Any = {
+    "font.size": 10.5,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+"""Settings of matplotlib for every picture."""
 FEW = 7
 """Curves that colour alone tells apart at a glance."""
 _COLOURS = (
@@ -33,11 +41,11 @@ _COLOURS = (
     "#3B7600",
     "#9D2789",
 )
-"""First Okabe and Ito's set, told apart by all common kinds of colour vision (Wong 2011, Nature Methods 8, 441), then colours
-that are far from those before them in Oklab."""
+"""First Okabe and Ito's set, told apart by all common kinds of colour vision (Wong 2011, Nature Methods 8, 441), then
+colours that are far from those before them in Oklab."""
 _MARKS, _LINES = ("", "o", "^"), ("-", "--", "-.", ":")
 _COLUMNS, _WRAP, _MARGIN = 4, 100, 0.4
-"""Names beside each other, characters of a line of a name, and inches that a legend leaves free beside it."""
+"""Most columns of names, characters in a line of a name, and inches left free beside a legend."""
 EVALUATION: dict[str, Any] = {
     "linestyle": "none",
     "marker": "D",
@@ -49,7 +57,7 @@ DATA: dict[str, Any] = {"linestyle": (0, (1, 1.5)), "linewidth": 1.0}
 
 
 def curve_look(index: int, count: int) -> dict[str, Any]:
-    """Colour, line and mark of one of `count` curves: the first 21 differ in colour, all 84 in one of the three.
+    """Colour, line and mark of curve `index` of `count`: the first 21 differ in colour, all 84 in one of the three.
 
     From the eighth on, each seven have a mark of their own: so many colours alone are too much for most eyes.
     """
@@ -66,16 +74,16 @@ def curve_look(index: int, count: int) -> dict[str, Any]:
 
 
 def marks_every(index: int, points: int) -> int | tuple[float, float]:
-    """Where a line carries its mark: at each point of a short one, else at places that differ from its neighbours'."""
+    """`markevery` of a line: each point of a short one, else places that differ from its neighbours' places."""
     return 1 if points <= 10 else (0.02 * (index % 5), 0.11)
 
 
 def legend(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]], title: str | None) -> None:
-    """Names below the axes, in as many columns as fit; the figure grows by the rows, and to the width of the longest name."""
+    """Puts names below the axes in as many columns as fit; the figure grows by the rows, and to the longest name."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **look) for _, look in entries]
-    labels = [plain("\n".join(textwrap.wrap(name, _WRAP))) for name, _ in entries]
+    labels = [escaped("\n".join(textwrap.wrap(name, _WRAP))) for name, _ in entries]
     tried = sorted({_balanced(len(labels), columns) for columns in range(1, _COLUMNS + 1)}, reverse=True)
     for columns in tried:
         below = figure.legend(
@@ -89,10 +97,10 @@ def legend(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]], title: st
 
 
 def _balanced(count: int, columns: int) -> int:
-    """The fewest columns that need no more rows."""
+    """The fewest columns that need no more rows than `columns` do."""
     return math.ceil(count / math.ceil(count / columns))
 
 
-def plain(text: str) -> str:
-    """The text without a meaning of $ for matplotlib."""
+def escaped(text: str) -> str:
+    """The text with $ escaped, which matplotlib takes for mathematics."""
     return text.replace("$", r"\$")

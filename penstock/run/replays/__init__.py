@@ -1,1 +1,1 @@
-"""Stored replays: shown and exported."""
+"""Replays stored in checkpoints: their content, and exports of it."""

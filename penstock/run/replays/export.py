@@ -1,9 +1,9 @@
-"""How a stored replay becomes a file that numpy opens: the record's own layout, oldest row first.
+"""Export of a stored replay to files that numpy opens, in the record's own layout, oldest row first.
 
 With N rows of B slots: `obs` [N + 1, B, ...] and `first` [N + 1, B]; `action`, `reward`, `terminated`, `truncated`,
-`valid` and `info` [N, B, ...]; `row` [N] numbers. `obs[t + 1]` is the successor of `obs[t]` where `valid[t]`. What can
-be drawn begins at rows `sample.row` [U]: `sample.usable` or, if prioritized, `sample.mass` [U, B], to which the chance
-of a draw is proportional. Recurrent states `state` [K, B, ...] are those before rows `state.row` [K].
+`valid` and `info` [N, B, ...]; `row` [N] numbers. `obs[t + 1]` is the successor of `obs[t]` where `valid[t]`. Samples
+begin at rows `sample.row` [U]: `sample.usable` or, if prioritized, `sample.mass` [U, B], to which the probability of a
+draw is proportional. Recurrent states `state` [K, B, ...] are those before rows `state.row` [K].
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _RECORD = {
     "valid": "valid",
     "info": "info",
 }
-"""Names in the storage and in the file."""
+"""Names in the file, by the name in the storage."""
 
 
 @dataclass(frozen=True)
 class _Field:
-    """An array to write, made a stretch of rows at a time."""
+    """An array to write, produced a chunk of rows at a time."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[int, int], Array]
-    """Rows start to stop of it, counted from 0."""
+    """Returns rows start to stop, counted from 0."""
 
     @property
     def nbytes(self) -> int:
@@ -68,15 +68,15 @@ class _Field:
 
 
 def export(replay: StoredReplay, to: Path | str, *, frames: bool = False) -> int:
-    """Writes a replay into a file that ends in .npz or into a new folder of .npy files; gives the bytes.
+    """Writes a replay into a file that ends in .npz or into a new folder of .npy files; returns the bytes written.
 
     Args:
-        frames: stacks that are kept frame by frame stay so: `obs` holds each row's newest frame, `obs.age` the rows since
-            its episode opened, at most one less than a stack.
+        frames: stacks that are kept frame by frame stay so: `obs` holds each row's newest frame, `obs.age` the rows
+            since its episode opened, at most one less than a stack.
 
     Raises:
-        ConfigError: something is there already, its folder is not, or there is too little space.
-        CheckpointError: stacks are to be rebuilt and the run's config.json, which knows their size, is not there.
+        ConfigError: `to` exists already, its folder does not, or there is too little space.
+        CheckpointError: stacks are to be rebuilt, and the run's config.json, which holds their size, is missing.
     """
     to = Path(to)
     if to.suffix not in (".npz", ""):
@@ -117,10 +117,10 @@ def _fields(replay: StoredReplay, frames: bool) -> dict[str, _Field]:
         if base not in _RECORD or (name.endswith(".age") and not frames):
             continue
         if f"{name}.age" in replay.arrays and not frames:
-            out[_plain(name, out)] = _stacks(replay, name, start, n + 1)
+            out[_file_name(name, out)] = _stacks(replay, name, start, n + 1)
             continue
         shift = start + base.startswith("prev_")
-        out[_plain(name, out)] = _Field(
+        out[_file_name(name, out)] = _Field(
             (n + (base in _ONE_MORE), replay.slots, *x.shape[2:]), x.dtype, _reader(replay, name, shift)
         )
     index = replay.state["index"]
@@ -134,7 +134,7 @@ def _fields(replay: StoredReplay, frames: bool) -> dict[str, _Field]:
     if states:
         out["state.row"] = _whole(kept[at])
     for name, x in states.items():
-        out[_plain(name, out)] = _Field((len(at), *x.shape[1:]), x.dtype, lambda a, b, x=x: x[at[a:b]])
+        out[_file_name(name, out)] = _Field((len(at), *x.shape[1:]), x.dtype, lambda a, b, x=x: x[at[a:b]])
     return out
 
 
@@ -154,7 +154,7 @@ def _reader(replay: StoredReplay, name: str, shift: int) -> Callable[[int, int],
 
 
 def _stacks(replay: StoredReplay, name: str, start: int, n: int) -> _Field:
-    """Stacks [n, B, C, H, W] as the environment gave them."""
+    """Stacks [n, B, C, H, W] as the environment returned them."""
     obs = _spec(replay, needed=True)[0].obs
     shapes = {f"obs{path}": leaf.shape for path, leaf in zip(tree_paths(obs), tree_leaves(obs))}
     x = replay.arrays[name]
@@ -174,7 +174,7 @@ def _stacks(replay: StoredReplay, name: str, start: int, n: int) -> _Field:
 
 
 def _spec(replay: StoredReplay, needed: bool) -> tuple[EnvSpec, Any]:
-    """The environment's spec, and as it is stored in config.json."""
+    """The environment's spec, and its stored form in config.json."""
     try:
         plain = read_json(replay.path.parent.parent / CONFIG)["spec"]
         return EnvSpec.from_plain(plain), plain
@@ -187,8 +187,8 @@ def _spec(replay: StoredReplay, needed: bool) -> tuple[EnvSpec, Any]:
         return EnvSpec((), ()), None
 
 
-def _plain(name: str, taken: Any) -> str:
-    """`prev_action['arm']` as `action.arm`, which can be a file's name."""
+def _file_name(name: str, taken: dict[str, _Field]) -> str:
+    """The name in the file: `action.arm` for `prev_action['arm']`."""
     parts: list[str] = re.findall(r"[\w-]+", name)
     plain = ".".join([_RECORD.get(parts[0], parts[0]), *parts[1:]])
     return plain if plain not in taken else f"{plain}-{len(taken)}"
@@ -214,7 +214,7 @@ def _text(about: dict[str, Any], entries: dict[str, Any]) -> bytes:
 
 
 def _write(opened: AbstractContextManager[IO[bytes]], part: _Field) -> dict[str, Any]:
-    """Writes an array as numpy does; gives what tells later whether it is still that array."""
+    """Writes an array in numpy's format; returns dtype, shape, size and sha256, by which it is verified later."""
     header = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(part.dtype)
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": part.shape})

@@ -1,4 +1,4 @@
-"""Is an exported replay whole, and what does it say of itself?"""
+"""Verification of an exported replay, and its summary."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Opener = Callable[[str], IO[bytes]]
 
 
 def exported(path: Path) -> tuple[dict[str, str], list[tuple[str, str, str, str]]] | None:
-    """Summary, and name, dtype, shape and bytes of each array of an export that was read and is whole; None if it is none.
+    """Reads and verifies an export: its summary, and name, dtype, shape and bytes of each array; None if it is none.
 
     Raises:
-        ConfigError: it was written by something else. CheckpointError: it is damaged; names the array.
+        ConfigError: it was not written by `export`. CheckpointError: it is damaged; names the array.
     """
     try:
         if path.is_dir():
@@ -68,7 +68,7 @@ def _read(path: Path, opener: Opener) -> tuple[dict[str, str], list[tuple[str, s
 
 
 def _check(path: Path, name: str, entry: dict[str, Any], opener: Opener) -> None:
-    """Reads an array once. Raises CheckpointError unless it is what was written."""
+    """Reads an array. Raises CheckpointError if it differs from the array that was written."""
     digest, size, head = hashlib.sha256(), 0, b""
     where = f"{path} is damaged: {name}.npy"
     try:

@@ -1,4 +1,4 @@
-"""What is in the replay of a checkpoint? Read from its files, without the run's environment, networks or memory."""
+"""The replay in a checkpoint, read from its files without the run's environment and networks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
 from penstock.run.checkpoints.pruning import candidates
+from penstock.run.progress import counted
 
 
 @dataclass(frozen=True)
 class StoredReplay:
-    """The replay of a checkpoint; arrays are mapped files, read as they are used.
+    """The replay of a checkpoint; its arrays are memory-mapped files.
 
     Rows are numbered from the first that was ever written; row n of an array [rows, slots, ...] lies at n % len(array).
     """
@@ -27,16 +28,16 @@ class StoredReplay:
     """The checkpoint's directory."""
     step: int
     state: Mapping[str, Any]
-    """As `Replay.state_dict` gave it."""
+    """The result of `Replay.state_dict`."""
     trained: int
     """Gradient steps taken."""
     arrays: Mapping[str, Array]
     history: int
-    """Rows before a row that its observation may need: one less than the frames of a stack, else 0."""
+    """Earlier rows that a row's observation may need: one less than the frames of a stack, else 0."""
 
     @property
     def capacity(self) -> int:
-        """Rows that it holds when it is full, over all slots."""
+        """Rows in a full replay, over all slots."""
         rows, slots = self.state["prepared"]
         return (rows - 1) * slots
 
@@ -46,27 +47,27 @@ class StoredReplay:
 
     @property
     def head(self) -> int:
-        """Number of the row whose observation is known and whose action is not: the newest row is the one before."""
+        """Number of the first row without an action, of which only the observation is known: one after the newest."""
         return int(self.state["storage"]["head"])
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest row that is kept; if stacks are kept frame by frame, of the oldest that can be rebuilt."""
+        """Number of the oldest row; with stacks kept frame by frame, of the oldest that can be rebuilt."""
         tail = max(0, self.head - (int(self.state["prepared"][0]) - 1))
         return tail + self.history if tail else 0
 
     @property
     def stride(self) -> int:
-        """Rows from one unit that can be drawn to the next: 1, or the spacing of sequences."""
+        """Rows from one sample to the next: 1, or the spacing of sequences."""
         return int(self.state["prepared"][0]) // len(self.units)
 
     @property
     def units(self) -> Array:
-        """[units, slots] what the index keeps: bool, can be drawn; or float64, its weight among the draws."""
+        """[units, slots] bool, True if it can be drawn; or float64, its weight among the draws."""
         return self.arrays["index.mass" if "index.mass" in self.arrays else "index.usable"]
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """[stop - start, slots, ...] rows of an array by their numbers, a copy."""
+        """[stop - start, slots, ...] a copy of the rows of an array, by their numbers."""
         x = self.arrays[name]
         return x[np.arange(start, stop) % len(x)]
 
@@ -78,13 +79,13 @@ class StoredReplay:
 
 
 def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
-    """The replay of a checkpoint, checked against its sha256.
+    """Opens the replay of a checkpoint and checks it against its sha256.
 
     Args:
         path: a run (its checkpoint `which`: last, best or a step), a checkpoint's directory, or a file in one.
 
     Raises:
-        CheckpointError: it is damaged or gone, names the file; or there never was one.
+        CheckpointError: the replay is damaged or removed (names the file), or there never was one.
     """
     path = Path(path)
     folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path
@@ -118,16 +119,17 @@ def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
 
 
 def summary(replay: StoredReplay) -> dict[str, str]:
-    """What `penstock replay info` prints above the table of fields: text by name, in order."""
+    """Facts about a replay as text by name, in the order of `penstock replay info`."""
     start, head, slots = replay.oldest, replay.head, replay.slots
     valid = replay.rows("valid", start, head)
     index = replay.state["index"]
     out = {
         "checkpoint": f"{replay.path}, step {replay.step:,}",
-        "capacity": f"{replay.capacity:,} rows in {slots:,} slot{'s' if slots > 1 else ''}",
+        "capacity": f"{replay.capacity:,} rows in {counted(slots, 'slot')}",
         "rows kept": f"{len(valid) * slots:,}, {np.count_nonzero(valid):,} of them environment steps",
         "oldest, newest": f"{start:,} and {head - 1:,} of {head:,} rows that each slot has had" if head else "none yet",
-        "steps, updates": f"{replay.state['appended']:,} environment steps appended, {replay.trained:,} gradient steps by the ratio",
+        "steps, updates": f"{replay.state['appended']:,} environment steps appended, "
+        f"{replay.trained:,} gradient steps by the ratio",
         "bytes": f"{sum(x.nbytes for x in replay.arrays.values()):,}",
         "episodes": _episodes(replay, start, head),
         "reward": _numbers(replay.rows("prev_reward", start + 1, head + 1)[valid]),
@@ -151,7 +153,7 @@ def fields(replay: StoredReplay) -> list[tuple[str, str, str, str]]:
 
 
 def _remedy(run: Path) -> str:
-    """Which checkpoints can be looked into instead. Reads their replays, so that it names none in vain."""
+    """A phrase that names the checkpoints with a good replay; their replays are read for it."""
     good = [m.step for path in candidates(run / "checkpoints") if (m := good_manifest(path)) and m.arrays]
     if good:
         steps = ", ".join(str(step) for step in sorted(good))
@@ -160,7 +162,7 @@ def _remedy(run: Path) -> str:
 
 
 def _episodes(replay: StoredReplay, start: int, head: int) -> str:
-    """Returns and lengths of the episodes that are kept from their first row to their last, as the storage saw ends."""
+    """Returns and lengths, as text, of the episodes stored from their first row to their last."""
     flags = [replay.rows(name, start, head) for name in ("first", "terminated", "truncated", "valid")]
     rewards = replay.rows("prev_reward", start + 1, head + 1)
     returns: list[Array] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.run.plots.looks import FEW, curve_look, plain
+from penstock.run.plots.looks import FEW, curve_look, escaped
 
 
 def test_no_two_looks_are_alike() -> None:
@@ -42,4 +42,4 @@ def test_colours_are_far_apart_and_far_from_the_paper() -> None:
 
 
 def test_dollars_are_text() -> None:
-    assert plain("a$x$") == r"a\$x\$"
+    assert escaped("a$x$") == r"a\$x\$"

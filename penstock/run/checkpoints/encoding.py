@@ -1,4 +1,4 @@
-"""State as tensors and plain Python, which is all that a checkpoint holds and all that loading it can make."""
+"""State encoded as tensors and plain Python, all that a checkpoint holds and all that loading it can create."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from penstock.core.errors import CheckpointError
 
 _NUMPY = "__numpy__"
-"""Marks a dict that stands for an array. Its bytes are stored: torch lacks some dtypes, and treats others unevenly."""
+"""Key that marks a dict as an array. Bytes are stored, since torch lacks some dtypes and treats others unevenly."""
 _ARRAY_KINDS = "biufcSU"
 """No objects: the bytes of an object array are addresses, and a forged one would be followed."""
 _MAX_INT_BITS = 2040
 """torch's weights-only unpickler reads integers of up to 255 bytes."""
 
 
-def to_plain(value: Any, path: str = "state") -> Any:
+def encode(value: Any, path: str = "state") -> Any:
     """A copy of a nested state that `torch.load(weights_only=True)` reads; arrays become marked dicts of bytes.
 
     Tensors go to the CPU without their history; numpy scalars become Python numbers.
@@ -33,9 +33,9 @@ def to_plain(value: Any, path: str = "state") -> Any:
     if kind is int and value.bit_length() < _MAX_INT_BITS:
         return value
     if kind in (dict, OrderedDict):
-        return {_key(key, path): to_plain(item, f"{path}[{key!r}]") for key, item in value.items()}
+        return {_key(key, path): encode(item, f"{path}[{key!r}]") for key, item in value.items()}
     if kind in (list, tuple):
-        return kind(to_plain(item, f"{path}[{i}]") for i, item in enumerate(value))
+        return kind(encode(item, f"{path}[{i}]") for i, item in enumerate(value))
     if kind in (Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
         return _compact(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in _ARRAY_KINDS:
@@ -43,18 +43,18 @@ def to_plain(value: Any, path: str = "state") -> Any:
         flat = flat if flat.flags.writeable else flat.copy()
         return {_NUMPY: value.dtype.str, "shape": list(value.shape), "bytes": torch.from_numpy(flat)}
     if isinstance(value, np.generic) and not isinstance(item := value.item(), np.generic):
-        return to_plain(item, path)
+        return encode(item, path)
     raise CheckpointError(
         f"{path} is {_describe(value)}, which a checkpoint cannot hold; expected dict, list, "
         "tuple, tensor, numpy array of numbers, int, float, str, bool or None"
     )
 
 
-def from_plain(plain: Any) -> Any:
-    """The inverse of `to_plain`; arrays are views of the tensors. Raises CheckpointError on a malformed array."""
+def decode(plain: Any) -> Any:
+    """The inverse of `encode`; arrays are views of the tensors. Raises CheckpointError on a malformed array."""
     if isinstance(plain, dict):
         if _NUMPY not in plain:
-            return {key: from_plain(item) for key, item in plain.items()}
+            return {key: decode(item) for key, item in plain.items()}
         try:
             dtype = np.dtype(plain[_NUMPY])
             if dtype.kind not in _ARRAY_KINDS:
@@ -65,16 +65,16 @@ def from_plain(plain: Any) -> Any:
                 f"state holds a malformed array ({error}); the checkpoint was not written by penstock"
             ) from error
     if isinstance(plain, (list, tuple)):
-        return type(plain)(from_plain(item) for item in plain)
+        return type(plain)(decode(item) for item in plain)
     return plain
 
 
-def plain_bytes(plain: Any) -> int:
-    """Bytes of the tensors in a nested state: what it takes on disk, but for names and numbers."""
+def encoded_bytes(plain: Any) -> int:
+    """Bytes of the tensors in an encoded state, which is its size on disk but for names and numbers."""
     if isinstance(plain, Tensor):
         return plain.numel() * plain.element_size()
     items = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, (list, tuple)) else ()
-    return sum(plain_bytes(item) for item in items)
+    return sum(encoded_bytes(item) for item in items)
 
 
 def _key(key: Any, path: str) -> str | int:
@@ -84,7 +84,7 @@ def _key(key: Any, path: str) -> str | int:
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """On the CPU; torch.save would write the whole storage under a view, so a view of a larger one is copied."""
+    """The tensor on the CPU; a view is copied, since torch.save would write the whole storage under it."""
     tensor = tensor.detach().cpu()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()

@@ -1,4 +1,4 @@
-"""How far are the runs of a queue? A table that is redrawn, or plain lines; and at the end what failed, and why."""
+"""Progress of a queue of runs, as a table that is redrawn or as plain lines, and a report of failures at the end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.run.launch.sweep import PROMPT, Queue, Run, Status, shown
+from penstock.run.progress import clock
 
 _REDRAW_S = 0.5
 _TAIL_BYTES = 16384
@@ -31,8 +32,8 @@ _STYLES: dict[Status, str] = {
 _CODES = {2: "settings", 3: "environment", 4: "learner", 5: "checkpoint"}
 
 
-class LaunchView:
-    """Shows a queue while it is worked off; a context manager.
+class LaunchDisplay:
+    """Shows the progress of a queue; a context manager.
 
     Args:
         steps: environment steps that each run is to take, by name.
@@ -45,7 +46,7 @@ class LaunchView:
         self._next = 0.0
         self._live: Live | None = None
 
-    def __enter__(self) -> LaunchView:
+    def __enter__(self) -> LaunchDisplay:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self._table({}), console=self._console, auto_refresh=False)
             self._live.start(refresh=True)
@@ -57,14 +58,14 @@ class LaunchView:
             self._live.stop()
 
     def started(self, run: Run, slot: int) -> None:
-        """A run began, or goes on, in a slot."""
+        """Shows that a run began, or was resumed, in a slot."""
         self._slots[run.name] = slot
         if self._live is None:
             again = f", attempt {run.attempts}" if run.attempts > 1 else ""
             self.note(f"{run.name}: started in slot {slot + 1}{again}   ({self._counts()})")
 
     def ended(self, run: Run) -> None:
-        """A run's process is gone."""
+        """Shows that a run's process has ended."""
         if self._live is None:
             row = last_row(self._queue.run_dir(run))
             figures = f" at {row['step']:,} steps" if "step" in row else ""
@@ -73,11 +74,11 @@ class LaunchView:
             self.note(f"{run.name}: {run.status}{reason} after {clock(run.seconds)}{figures}   ({self._counts()})")
 
     def note(self, text: str) -> None:
-        """A line of its own."""
+        """Prints a line above the table."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def look(self, running: Mapping[str, float]) -> None:
-        """Draws if it is time to."""
+    def refresh(self, running: Mapping[str, float]) -> None:
+        """Redraws the table, at most twice a second."""
         now = time.monotonic()
         if self._live is not None and now >= self._next:
             self._live.update(self._table(running), refresh=True)
@@ -115,7 +116,7 @@ class LaunchView:
 
 
 def report(queue: Queue, console: Console | None = None) -> None:
-    """Prints how it ended: what failed with the end of its log and how to try again, and what is left to do."""
+    """Prints the end of each failed run's log, the commands that retry or go on, and the counts."""
     console = console or Console(highlight=False)
 
     def say(text: str, style: str = "") -> None:
@@ -156,7 +157,7 @@ def reason_of(run: Run) -> str:
 
 
 def log_end(path: Path) -> list[str]:
-    """The last lines that the last attempt left in a log, blank ones left out."""
+    """The last lines of the last attempt in a log, without blank ones."""
     try:
         with open(path, "rb") as file:
             file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
@@ -168,7 +169,7 @@ def log_end(path: Path) -> list[str]:
 
 
 def last_row(run_dir: Path) -> dict[str, Any]:
-    """The newest metrics of a run: step, and returns if there are some; {} before the first row."""
+    """The newest metrics of a run, {} before the first row."""
     found: dict[str, Any] = {}
     for line in log_end(run_dir / "metrics.jsonl"):
         try:
@@ -178,13 +179,6 @@ def last_row(run_dir: Path) -> dict[str, Any]:
         if isinstance(row, dict):
             found |= row
     return found
-
-
-def clock(seconds: float) -> str:
-    """`h:mm:ss`, or `m:ss` below an hour."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def _return(row: Mapping[str, Any]) -> str:

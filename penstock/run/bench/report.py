@@ -1,4 +1,4 @@
-"""What a benchmark of samplers shows: its tables, and a timeline of the one it recommends."""
+"""Tables of a benchmark of samplers, and a timeline of the recommended one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -51,9 +50,8 @@ def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
 
 
 def trace_sampler(exp: Experiment, verdict: Verdict, path: Path) -> None:
-    """Trains some short batches with the recommended sampler, and leaves their timeline."""
-    sampler: Any = replace(verdict.best.sampler, max_decorrelation_steps=0)
-    sampler = replace(sampler, T=min(sampler.T, _TRACED_T))
+    """Trains some short batches with the recommended sampler and writes their timeline."""
+    sampler = replace(verdict.best.sampler, max_decorrelation_steps=0, T=min(verdict.best.sampler.T, _TRACED_T))
     policy = exp.algo.build(check_env(exp.env_config, seed=exp.run.seed).spec, seed=exp.run.seed, device=exp.run.device)
     with contextlib.ExitStack() as stack:
         stack.enter_context(run_threads(exp))

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.short import Cli
+
+# bench and auto
+
+
+@pytest.mark.usefixtures("forked")
+def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path) -> None:
+    said = cli(
+        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "5", "--T", "8", "--B", "2", "--env-kwargs",
+        "terminate_at=4", "--trace", "t.json",
+    )  # fmt: skip
+    assert said.code == 0, said.both
+    for words in ("env.step", "forward of 4 rows", "hand-shake", "steps/s", "recommended", "why"):
+        assert words in said.out
+    command = next(line for line in said.out.splitlines() if line.startswith("penstock train"))
+    assert "--sampler.T 8 --sampler.B 2" in command
+    assert "terminate_at=4" in command
+    done = cli(
+        *command.split()[1:], "--run.steps", "32", "--run.eval-episodes", "0", "--run.progress", "off", "--run.dir", "x"
+    )
+    assert done.code == 0, done.both
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert (tmp_path / "t.png").stat().st_size > 10_000

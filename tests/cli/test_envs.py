@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from tests.cli.short import Cli
+
+
+def test_envs(cli: Cli) -> None:
+    assert "CartPole-v1\n" in cli("envs").out
+    assert cli("envs", "cartpole-v1").out.splitlines()[0] == "CartPole-v1"
+    assert cli("envs", "--import", "penstock.envs.toy", "pend").code == 0

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from tests.cli.short import SHORT, Cli, config
+
+# launch
+
+
+def test_launch_a_grid_then_the_rest_of_it(cli: Cli, tmp_path: Path) -> None:
+    """Two real runs; then one of them as if the launcher had been killed, and one as if it had failed."""
+    grid = (
+        "launch",
+        "a2c",
+        "--env",
+        "CartPole-v1",
+        "--dir",
+        "x",
+        "--seeds",
+        "1",
+        "--grid",
+        "algo.lr=1e-3,2e-3",
+        *SHORT,
+    )
+    said = cli(*grid, "--slots", "1")
+    assert said.code == 0, said.both
+    assert "2 of 2 runs to do, 1 at a time on" in said.out
+    assert "x: 2 of 2 runs finished" in said.out
+    assert [config(tmp_path / "x" / f"lr={lr}_s1")["algo"]["lr"] for lr in ("1e-3", "2e-3")] == [1e-3, 2e-3]
+    assert config(tmp_path / "x" / "lr=1e-3_s1")["run"]["seed"] == 1
+    file = tmp_path / "x" / "launch.json"
+    state = json.loads(file.read_text())
+    state["runs"]["lr=1e-3_s1"]["status"] = "running"  # it finished, and its launcher died before it noticed
+    state["runs"]["lr=2e-3_s1"]["status"] = "failed"
+    file.write_text(json.dumps(state))
+    shutil.rmtree(tmp_path / "x" / "lr=2e-3_s1" / "checkpoints")
+    said = cli(*grid)
+    assert said.code == 1
+    assert "nothing is left to do" in said.out
+    assert "1 of 2 runs finished, 1 failed" in said.out
+    said = cli("launch", "x", "--retry")
+    assert said.code == 0, said.both
+    assert "lr=2e-3_s1: finished" in said.out
+    assert cli("launch", "x").code == 0
+    assert cli("plot", "x").code == 0
+    for other, message in (
+        ((*grid, "--run.keep", "2"), "holds another sweep: the options of train"),
+        (("launch", "x", "--seeds", "3"), "only --slots and --retry"),
+        (("launch", "x", "--retry", "lr=1e-3_s1"), "it is finished"),
+    ):
+        said = cli(*other)
+        assert said.code == 2
+        assert message in said.err
+
+
+def test_launch_leaves_a_folder_of_something_else_alone(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "thesis.tex").touch()
+    said = cli("launch", "ppo", "--env", "CartPole-v1", "--dir", "x")
+    assert said.code == 2
+    assert "x is not empty" in said.err
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["thesis.tex"]

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import COMMANDS
+from penstock.core import VERSION
+from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, NonFiniteError
+from tests.cli.short import QUIET, Cli
+
+# Help
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """What makes it quick: 0.5 s is the bar, and torch alone takes longer. tyro and gymnasium are left out as well."""
+    code = f"""
+import sys
+from penstock.cli.main import main
+for argv in [[], ["--help"], ["-h"], ["help"], ["--version"], *([c, "--help"] for c in {list(COMMANDS)})]:
+    try:
+        code = main(argv)
+    except SystemExit as error:
+        code = error.code
+    assert code in (0, None), (argv, code)
+    heavy = {{"torch", "tyro", "gymnasium", "numpy", "matplotlib", "rich"}} & set(sys.modules)
+    assert not heavy, (argv, heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    for command in COMMANDS:
+        assert f"penstock {command}" in done.stdout
+    assert VERSION in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_there_and_says_what_it_does(command: str, cli: Cli) -> None:
+    said = cli(command, "--help")
+    assert said.code == 0
+    assert "usage: penstock" in said.out
+    assert said.err == ""
+    assert command in cli("--help").out
+
+
+def test_the_entry_point_and_the_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, timeout=200)
+    assert done.stdout == f"penstock {VERSION}\n"
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m penstock envs | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200)
+    assert done.stdout.splitlines()[-1] == "0"
+    assert done.stderr == ""
+
+
+# What is wrong is named, with the nearest that is right, and the code says whose fault it is
+
+WRONG = {
+    "command": (["trian"], 2, "'train'"),
+    "algorithm": (["train", "pppo", "--env", "CartPole-v1"], 2, "'ppo'"),
+    "environment": (["train", "ppo", "--env", "CartPol-v1", *QUIET], 2, "'CartPole-v1'"),
+    "no environment": (["train", "ppo"], 2, "--env is missing"),
+    "no algorithm": (["train", "--env", "CartPole-v1"], 2, "ALGO is missing"),
+    "words swapped": (["train", "CartPole-v1", "dqn"], 2, "did you mean: penstock train dqn --env CartPole-v1?"),
+    "environment without its option": (["train", "dqn", "CartPole-v1"], 2, "penstock train dqn --env CartPole-v1?"),
+    "algorithm last": (["train", "--env", "X-v0", "dqn"], 2, "it comes first; did you mean: penstock train dqn --env X-v0?"),
+    "another's preset": (["train", "dqn", "--env", "CartPole-v1", "--preset", "sac/Pendulum-v1"], 2, "is not one of dqn, which has"),
+    "ratio": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.replay-ratio", "1e9"], 2, "expected at most 1,000"),
+    "ratio without end": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.replay-ratio", "inf"], 2, "at most 1,000"),
+    "no number": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.alpha", "nan"], 2, "alpha=nan"),
+    "no step size": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.lr", "inf"], 2, "no finite number"),
+    "no support": (["train", "dqn", "--env", "CartPole-v1", *QUIET, "--algo.v-max", "inf"], 2, "v_max=inf"),
+    "option": (["train", "ppo", "--env", "CartPole-v1", "--imprt", "x"], 2, "--import"),
+    "option of a part": (["train", "ppo", "--env", "CartPole-v1", "--seed", "3"], 2, "--run.seed"),
+    "option without its part": (["train", "ppo", "--env", "CartPole-v1", "--steps", "3"], 2, "--run.steps"),
+    "algorithm's option": (["train", "ppo", "--env", "CartPole-v1", "--algo.lrr", "1"], 2, "--algo.lr "),
+    "run's option": (["train", "ppo", "--env", "CartPole-v1", "--run.stps", "1"], 2, "--run.steps "),
+    "sampler's option": (["train", "ppo", "--env", "CartPole-v1", "--sampler.BB", "1"], 2, "--sampler.B "),
+    "left over": (["train", "ppo", "--env", "CartPole-v1", "extra"], 2, "extra"),
+    "type": (["train", "ppo", "--env", "CartPole-v1", "--run.steps", "many"], 2, "--run.steps"),
+    "value": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.keep", "0"], 2, "keep=0"),
+    "schedule": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--algo.lr", "linear(1"], 2, "linear(start, end"),
+    "choice": (["train", "ppo", "--env", "CartPole-v1", "--env-checks", "alway"], 2, "'always'"),
+    "preset": (["train", "ppo", "--env", "CartPole-v1", "--preset", "CartPol-v1"], 2, "'ppo/CartPole-v1'"),
+    "preset's algorithm": (["train", "ppo", "--env", "CartPole-v1", "--preset", "ppp/CartPole-v1"], 2, "'ppo/CartPole-v1'"),
+    "sampler": (["train", "ppo", "--env", "CartPole-v1", "--sampler", "seril"], 2, "'serial'"),
+    "seeds": (["train", "ppo", "--env", "CartPole-v1", "--seeds", "1,b"], 2, "e.g. 1,2,3"),
+    "key without value": (["train", "ppo", "--env", "CartPole-v1", "--env-kwargs", "x"], 2, "key=value"),
+    "module": (["train", "nowhere:X", "--env", "CartPole-v1"], 2, "cannot import 'nowhere'"),
+    "name in a module": (["train", "penstock.algos.ppo:PPOO", "--env", "CartPole-v1"], 2, "'PPO'"),
+    "no algorithm in a module": (["train", "penstock.algos.ppo:loss_fn", "--env", "CartPole-v1"], 2, "build(spec"),
+    "agent": (["train", "ppo", "--env", "CartPole-v1", "--algo.agent", "nowhere:x"], 2, "cannot import 'nowhere'"),
+    "wrapper": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--wrappers", "nowhere:x"], 2, "cannot import 'nowhere'"),
+    "import": (["train", "ppo", "--env", "CartPole-v1", "--import", "nowhere"], 2, "--import nowhere"),
+    "device": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.device", "cuda:77"], 2, "use 'cpu'"),
+    "init": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--init", "nowhere"], 5, "nowhere is no run directory"),
+    "env's own error": (
+        ["train", "ppo", "--env", "penstock.envs.toy:FaultEnv", *QUIET, "--env-kwargs", "fault=raise_in_init"], 3, "licence",
+    ),
+    "resume nothing": (["resume", "nowhere"], 5, "nowhere is no run directory"),
+    "resume without a run": (["resume"], 2, "RUN"),
+    "resume's option": (["resume", "nowhere", "--imprt", "x"], 2, "--import"),
+    "resume's value": (["resume", "nowhere", "--run.steps"], 2, "--run.steps has 0 values"),
+    "eval nothing": (["eval", "nowhere"], 5, "nowhere is no run directory"),
+    "eval's option": (["eval", "nowhere", "--episods", "3"], 2, "--episodes"),
+    "plot nothing": (["plot", "nowhere"], 2, "nothing to plot in nowhere"),
+    "plot's option": (["plot", "nowhere", "--metrc", "x"], 2, "--metric"),
+    "launch nothing": (["launch"], 2, "ALGO, or the DIR"),
+    "launch without env": (["launch", "ppo", "--dir", "x"], 2, "--env is missing"),
+    "launch without dir": (["launch", "ppo", "--env", "CartPole-v1"], 2, "--dir is missing"),
+    "launch no launch": (["launch", "nowhere/x"], 5, "holds no launch.json"),
+    "launch's option": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--sed", "1"], 2, "--seeds"),
+    "launch's environment": (["launch", "ppo", "--env", "CartPol-v1", "--dir", "x"], 2, "'CartPole-v1'"),
+    "launch's grid": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lrr=1,2"], 2, "--algo.lr "),
+    "launch's value": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr=1e-3,zz"], 2, "'zz'"),
+    "launch grid's form": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr"], 2, "setting=value,value"),
+    "launch value twice": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr=1,1"], 2, "twice"),
+    "launch seed in grid": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "run.seed=1,2"], 2, "use --seeds"),
+    "launch seed": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--run.seed", "1"], 2, "use --seeds"),
+    "launch run.dir": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--run.dir=y"], 2, "use --dir"),
+    "launch slots": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "9999"], 2, "9999 slots on"),
+    "launch auto": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--sampler", "auto", "--slots", "9999"], 2, "9999 slots"),
+    "launch's sampler": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--sampler", "autto"], 2, "sampler 'autto'"),
+    "launch no slots": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "0"], 2, "whole number from 1"),
+    "bench nothing": (["bench"], 2, "what"),
+    "bench what": (["bench", "sampler", "CartPole-v1", "ppo"], 2, "samplers"),
+    "bench's option": (["bench", "samplers", "CartPole-v1", "ppo", "--budgt", "3"], 2, "--budget"),
+    "bench's budget": (["bench", "samplers", "CartPole-v1", "ppo", "--budget", "0"], 2, "expected seconds"),
+    "bench's environment": (["bench", "samplers", "CartPol-v1", "ppo"], 2, "'CartPole-v1'"),
+    "bench's algorithm": (["bench", "samplers", "CartPole-v1", "pppo"], 2, "'ppo'"),
+    "bench's device": (["bench", "samplers", "CartPole-v1", "ppo", "--device", "cuda:77"], 2, "use 'cpu'"),
+    "bench's trace": (["bench", "samplers", "CartPole-v1", "ppo", "--trace", "x.txt"], 2, "ends in .json"),
+    "trace": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.trace", "x.txt"], 2, "ends in .json"),
+    "envs' option": (["envs", "--imprt", "x"], 2, "--import"),
+    "no such env": (["envs", "zzz"], 2, "--import"),
+    "algos' option": (["algos", "--x"], 2, "unknown option --x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input(case: str, cli: Cli, tmp_path: Path) -> None:
+    argv, code, message = WRONG[case]
+    said = cli(*argv)
+    assert said.code == code, said.both
+    assert message in re.sub(r"\s+", " ", said.both.replace("│", "")), said.both
+    assert "Traceback" not in said.err or code == 3
+    assert not list(tmp_path.iterdir()), "it left something"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError("x"), 2), (EnvWorkerError("x"), 3), (NonFiniteError("x"), 4), (CheckpointError("x"), 5)],
+)
+def test_exit_codes(error: Exception, code: int, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("penstock.cli.algos.run", fail)
+    said = cli("algos")
+    assert said.code == code
+    assert said.err == f"penstock: {type(error).__name__}: x\n"
+
+
+def test_interrupted_in_a_session(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.algos.run", fail)
+    assert cli("algos").code == 130

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.run.bench.costs import Costs
+from penstock.run.bench.search import Row, Verdict, base_sampler, with_settings
+from tests.cli.short import QUIET, SHORT, Cli, config, metrics
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def test_help_of_an_algorithm_shows_every_setting(cli: Cli) -> None:
+    said = cli("train", "ppo", "--help")
+    assert said.code == 0
+    for option in (
+        "--algo.lr",
+        "--algo.net.hidden",
+        "--sampler.B",
+        "--run.steps",
+        "--run.stop",
+        "--seeds",
+        "--env-kwargs",
+        "--init",
+    ):
+        assert option in said.out
+    assert "--algo.alpha" not in said.out
+
+
+# train
+
+
+def test_train_says_what_it_does_and_where_it_left_it(cli: Cli, tmp_path: Path) -> None:
+    said = cli("train", "a2c", "--env", "CartPole-v1", *SHORT, "--run.dir", "x", "--run.progress", "plain")
+    assert said.code == 0, said.both
+    for words in (
+        "no preset asked for",
+        "A2C on CartPole-v1",
+        "seed 0",
+        "stopped by",
+        "penstock eval x",
+        "x/plots/learning-curve.png",
+    ):
+        assert words in said.out
+    assert (tmp_path / "x" / "plots" / "learning-curve.png").stat().st_size > 1000
+    assert metrics(tmp_path / "x")
+
+
+def test_options_reach_the_run(cli: Cli, tmp_path: Path) -> None:
+    said = cli(
+        "train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--run.seed", "7", "--algo.lr", "linear(1e-3, 0)",
+        "--algo.net.hidden", "8", "8", "--algo.net.activation", "relu", "--run.stop", "rollout/ep_rew_mean", "475", "--run.keep", "2",
+        "--env-kwargs", "max_episode_steps=9", "--env-checks", "always", "--info-keys", "a", "b", "--algo.minibatch=32",
+    )  # fmt: skip
+    assert said.code == 0, said.both
+    exp = config(tmp_path / "x")
+    assert exp["algo"]["lr"] == "linear(1e-3, 0)"
+    assert exp["algo"]["net"]["hidden"] == [8, 8]
+    assert exp["algo"]["net"]["activation"] == "relu"
+    assert exp["algo"]["minibatch"] == 32
+    assert exp["run"]["seed"] == 7
+    assert exp["run"]["stop"] == {"rollout/ep_rew_mean": 475.0}
+    assert exp["sampler"] == {**exp["sampler"], "T": 16, "B": 4}
+    assert exp["env_kwargs"] == {"max_episode_steps": 9}
+    assert exp["env_checks"] == "always"
+    assert exp["info_keys"] == ["a", "b"]
+    assert all(row["rollout/ep_len_mean"] <= 9 for row in metrics(tmp_path / "x") if "rollout/ep_len_mean" in row)
+
+
+def test_wrappers_in_order(cli: Cli, tmp_path: Path) -> None:
+    said = cli(
+        "train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--wrappers", "penstock.envs.toy:HideVelocity"
+    )
+    assert said.code == 0, said.both
+    assert "2" in str(json.loads((tmp_path / "x" / "config.json").read_text())["spec"]["obs"])
+
+
+def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ppo.toml").write_text(
+        '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, minibatch = 16}\nsampler = {T = 8, B = 2}\nrun = {steps = 32}\n'
+        'imports = ["math"]\nenv_checks = "off"\n["other"]\nwhy = "Else."\nalgo = {lr = 0.25}\nrun = {steps = 32}\n'
+    )
+    monkeypatch.setattr("penstock.run.presets._FOLDER", tmp_path)
+    small = ("--run.eval-episodes", "1", "--run.tensorboard", "False")
+    said = cli(
+        "train", "ppo", "--env", "CartPole-v1", *small, "--run.dir", "a", "--run.progress", "plain", "--import", "json"
+    )
+    assert said.code == 0, said.both
+    assert "preset ppo/CartPole-v1: " in said.out
+    assert "Because." in said.out
+    exp = config(tmp_path / "a")
+    assert (exp["algo"]["lr"], exp["sampler"]["T"], exp["run"]["steps"]) == (0.5, 8, 32)
+    assert exp["imports"] == ["math", "json"]
+    assert exp["env_checks"] == "off"
+    for options, lr in (
+        ((), 0.5),
+        (("--algo.lr", "0.125"), 0.125),
+        (("--preset", "other"), 0.25),
+        (("--preset", "ppo/other"), 0.25),
+    ):
+        assert (
+            cli(
+                "train", "ppo", "--env", "CartPole-v1", *small, *options, "--run.progress", "off", "--run.dir", "b"
+            ).code
+            == 0
+        )
+        assert config(tmp_path / "b")["algo"]["lr"] == lr
+        shutil.rmtree(tmp_path / "b")
+    none = cli("train", "ppo", "--env", "CartPole-v1", *SHORT, "--run.progress", "plain", "--run.dir", "c")
+    assert "no preset asked for: default settings" in none.out
+    assert config(tmp_path / "c")["algo"]["lr"] == 3e-4
+    assert (
+        "no preset for ppo on"
+        in cli(
+            "train",
+            "ppo",
+            "--env",
+            "penstock.envs.toy:Constant",
+            *SHORT[2:],
+            "--run.dir",
+            "d",
+            "--run.progress",
+            "plain",
+        ).out
+    )
+
+
+def test_one_run_for_each_seed(cli: Cli, tmp_path: Path) -> None:
+    said = cli("train", "a2c", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--seeds", "1,2")
+    assert said.code == 0, said.both
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x-s1", "x-s2"]
+    assert [config(tmp_path / f"x-s{seed}")["run"]["seed"] for seed in (1, 2)] == [1, 2]
+    assert metrics(tmp_path / "x-s1")[0]["train/value_loss"] != metrics(tmp_path / "x-s2")[0]["train/value_loss"]
+    again = cli("train", "a2c", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--seeds", "3,2")
+    assert again.code == 2
+    assert "x-s2 is not empty" in again.err
+    assert not (tmp_path / "x-s3").exists()  # it is said before the first begins
+    assert cli("train", "a2c", "--env", "CartPole-v1", *QUIET, "--run.dir", "y", "--seeds", "5").code == 0
+    assert config(tmp_path / "y")["run"]["seed"] == 5
+
+
+def test_warm_start(cli: Cli, tmp_path: Path, trained: Path) -> None:
+    said = cli("train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--init", str(trained))
+    assert said.code == 0, said.both
+    cli("train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "y")
+    a, b = metrics(tmp_path / "x")[0], metrics(tmp_path / "y")[0]
+    assert a["train/value_loss"] != b["train/value_loss"]
+    assert b["train/value_loss"] == metrics(trained)[0]["train/value_loss"]
+    other = cli(
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        *QUIET,
+        "--run.dir",
+        "z",
+        "--init",
+        str(trained),
+        "--algo.net.hidden",
+        "4",
+    )
+    assert other.code == 5
+    assert "do not fit" in other.err
+    assert not (tmp_path / "z").exists()
+
+
+def test_algorithm_from_outside(cli: Cli, tmp_path: Path) -> None:
+    """Trained, evaluated and resumed from the folder that holds it."""
+    shutil.copy(EXAMPLES / "reinforce.py", tmp_path)
+    try:
+        said = cli(
+            "train", "reinforce:Reinforce", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--algo.lr", "0.01"
+        )
+        assert said.code == 0, said.both
+        assert config(tmp_path / "x")["algo"]["class"] == "reinforce:Reinforce"
+        assert cli("eval", "x", "--episodes", "2").code == 0
+        said = cli("resume", "x", "--run.steps", "256")
+        assert said.code == 0, said.both
+        assert metrics(tmp_path / "x")[-1]["step"] >= 256
+    finally:
+        sys.modules.pop("reinforce", None)
+
+
+def test_agent_and_environment_from_outside(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text(
+        "import penstock as ps\nfrom penstock.envs.toy import Constant\n"
+        "def agent(spec, settings):\n    return ps.ActorCritic(spec, ps.Net(hidden=(3,)))\n"
+        "def env(size=1):\n    assert size == 2\n    return Constant()\n"
+    )
+    try:
+        said = cli("train", "ppo", "--env", "outside:env", "--algo.agent", "outside:agent", "--env-kwargs", "size=2", *QUIET,
+                   "--run.dir", "x")  # fmt: skip
+        assert said.code == 0, said.both
+        assert config(tmp_path / "x")["algo"]["agent"] == {"import": "outside:agent"}
+        assert cli("eval", "x").code == 0
+        assert cli("resume", "x", "--run.steps", "256").code == 0
+    finally:
+        sys.modules.pop("outside", None)
+
+
+def test_a_run_without_a_finished_episode_has_no_curve_and_is_no_failure(cli: Cli) -> None:
+    said = cli("train", "a2c", "--env", "Pendulum-v1", *QUIET, "--run.eval-episodes", "0", "--run.dir", "x")
+    assert said.code == 0
+    assert "no learning curve" in said.err
+
+
+def test_existing_run_directory(cli: Cli, trained: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    said = cli("train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", str(trained))
+    assert said.code == 2
+    assert "nothing in it was touched" in said.err
+    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+
+
+def test_learner_failure(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "huge.py").write_text(
+        "from penstock.envs.toy import Constant\n"
+        "class Huge(Constant):\n"
+        "    def step(self, action):\n        obs, _, *rest = super().step(action)\n        return obs, 1e38, *rest\n"
+    )
+    try:
+        said = cli("train", "a2c", "--env", "huge:Huge", *QUIET, "--run.steps", "10000", "--run.dir", "x")
+    finally:
+        sys.modules.pop("huge", None)
+    assert said.code == 4
+    assert re.search(r"NonFiniteError: .*x.crash.batch-\d+\.npz", said.err)
+
+
+def test_summary_of_a_run_without_an_episode_has_no_return_of_episodes(cli: Cli) -> None:
+    said = cli("train", "ppo", "--env", "Pendulum-v1", *SHORT, "--run.dir", "x", "--run.progress", "plain")
+    assert said.code == 0
+    assert "return, evaluation" in said.out
+    assert "last episodes" not in said.out
+
+
+def _found_at_once(exp: Any, budget_s: float, same_device: bool = False) -> Verdict:
+    best = Row(with_settings(base_sampler(exp), {"name": "gpu", "workers": 2}), 1.0, 5.0)
+    return Verdict(Costs(1.0, 1.0, {4: 1.0}, 1.0), (best,), best, "because", "", 0.0)
+
+
+def test_auto_takes_the_batch_of_the_options_and_is_stored_as_what_it_chose(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("penstock.run.bench.cache.bench", _found_at_once)
+    options = ("train", "a2c", "--env", "CartPole-v1", "--sampler", "auto", *SHORT, "--run.progress", "plain")
+    first = cli(*options, "--run.dir", "x")
+    assert first.code == 0, first.both
+    assert "measuring which is fastest here" in first.out
+    assert "kept in" in first.out
+    sampler = config(tmp_path / "x")["sampler"]
+    assert (sampler["T"], sampler["B"]) == (16, 4)
+    again = cli(*options, "--run.dir", "y")
+    assert "as measured" in again.out
+    assert "measuring" not in again.out
+    assert config(tmp_path / "y")["sampler"] == sampler
+    assert cli(*options, "--run.dir", "y").code == 2

@@ -1,0 +1,77 @@
+"""A command that stands for `penstock train`, and queues of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.core.machine import Machine, read_machine
+from penstock.run.launch.sweep import (
+    Queue,
+    Run,
+    Sweep,
+    new_queue,
+)  # fmt: skip
+
+ROOT = Path(__file__).parent.parent.parent.parent
+FAKE = """
+import json, os, pathlib, signal, sys, time
+command, *rest = sys.argv[1:]
+run = pathlib.Path(rest[0] if command == "resume" else rest[rest.index("--run.dir") + 1])
+print("cpus", sorted(os.sched_getaffinity(0)), "cuda", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+assert command == "resume" or not run.exists() or not any(run.iterdir()), "not empty"
+run.mkdir(parents=True, exist_ok=True)
+(run / "pid").write_text(str(os.getpid()))
+what = run.name.split("=")[1].split("_")[0] if "=" in run.name else "ok"
+def save(*_):
+    (run / "checkpoints" / "000000000007").mkdir(parents=True)
+    raise SystemExit(143)
+if what != "deaf":
+    signal.signal(signal.SIGTERM, save)
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(run / "metrics.jsonl").write_text(json.dumps({"step": 5, "rollout/ep_rew_mean": 2.5}) + "\\n")
+if what == "bad" or (what == "once" and not (run.parent / "again").exists()):
+    if what == "once":
+        (run.parent / "again").touch()
+    print("the licence has expired", file=sys.stderr)
+    raise SystemExit(3)
+if what == "dead":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what in ("slow", "deaf") and command == "train":
+    time.sleep(1000)
+"""
+"""Stands for `penstock train` and `resume`, since the working folder comes first: what it does is the value in its name."""
+
+
+class Seen:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.most = 0
+
+    def started(self, run: Run, slot: int) -> None:
+        self.events.append(f"{run.name} in {slot}")
+
+    def ended(self, run: Run) -> None:
+        self.events.append(f"{run.name} {run.status}")
+
+    def note(self, text: str) -> None:
+        self.events.append(text)
+
+    def refresh(self, running: Mapping[str, float]) -> None:
+        self.most = max(self.most, len(running))
+
+
+def queue_of(folder: Path, *values: str, seeds: tuple[int, ...] = (0,)) -> Queue:
+    return new_queue(folder, Sweep("ppo", ("--env", "X"), {"algo.what": values} if values else {}, seeds))
+
+
+def machines(n: int) -> list[Machine]:
+    cpus = read_machine().cpus
+    return [Machine(((cpus[k % len(cpus)],),), (0,)) for k in range(n)]
+
+
+def statuses(queue: Queue) -> dict[str, str]:
+    return {run.name: run.status for run in queue.runs}

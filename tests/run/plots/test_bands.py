@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.run.plots.bands import bootstrap_band, common_grid, interquartile_mean
+
+
+def test_interquartile_mean_by_hand() -> None:
+    assert interquartile_mean(np.array([100.0, 1.0, 2.0, -50.0])) == 1.5
+    assert interquartile_mean(np.array([3.0, 1.0, 9.0, 2.0, -7.0])) == 2.0
+    assert interquartile_mean(np.array([1.0, 2.0, 9.0])) == 4.0
+    x = np.array([[0.0, 1.0, 2.0, 99.0], [4.0, 4.0, 6.0, 6.0]])
+    np.testing.assert_array_equal(interquartile_mean(x, axis=1), [1.5, 5.0])
+    np.testing.assert_array_equal(interquartile_mean(x, axis=0), [2.0, 2.5, 4.0, 52.5])
+    with pytest.raises(ConfigError, match="at least one value"):
+        interquartile_mean(np.zeros((0, 3)))
+
+
+def test_bootstrap_band_matches_a_slow_loop_and_covers_the_mean() -> None:
+    from penstock.core.noise import Purpose, generator
+
+    x = np.random.default_rng(0).normal(size=(6, 3))
+    low, high = bootstrap_band(x, level=0.9, resamples=400, seed=3)
+    picks = generator(3, Purpose.BOOTSTRAP).integers(0, 6, size=(400, 6))
+    means = np.stack([interquartile_mean(x[pick]) for pick in picks])
+    np.testing.assert_allclose(low, np.percentile(means, 5, axis=0))
+    np.testing.assert_allclose(high, np.percentile(means, 95, axis=0))
+    assert (low < interquartile_mean(x)).all()
+    assert (interquartile_mean(x) < high).all()
+
+
+def test_bootstrap_band_is_the_same_in_chunks_and_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.run.plots import bands
+
+    x = np.random.default_rng(0).normal(size=(5, 7))
+    whole = bootstrap_band(x)
+    monkeypatch.setattr(bands, "_CHUNK", 1)
+    np.testing.assert_array_equal(bootstrap_band(x), whole)
+    assert not np.array_equal(bootstrap_band(x, seed=1), whole)
+
+
+def test_bootstrap_coverage_of_a_known_mean() -> None:
+    rng = np.random.default_rng(1)
+    low, high = bootstrap_band(rng.normal(size=(20, 300)), resamples=500)
+    covered = ((low < 0) & (high > 0)).mean()
+    assert 0.85 < covered < 0.99
+
+
+def test_bootstrap_of_senseless_input() -> None:
+    for x, level in ((np.zeros(3), 0.95), (np.zeros((0, 3)), 0.95), (np.zeros((2, 3)), 1.0)):
+        with pytest.raises(ConfigError, match="expected"):
+            bootstrap_band(x, level=level)
+
+
+def test_common_grid_spans_what_all_curves_reach() -> None:
+    grid, values = common_grid(
+        [(np.array([0.0, 10.0]), np.array([0.0, 10.0])), (np.array([2.0, 6.0, 20.0]), np.array([1.0, 1.0, 8.0]))], 3
+    ) or (np.zeros(0), np.zeros(0))
+    np.testing.assert_array_equal(grid, [2.0, 6.0, 10.0])
+    np.testing.assert_array_equal(values, [[2.0, 6.0, 10.0], [1.0, 1.0, 3.0]])
+    apart = [(np.array([0.0, 1.0]), np.zeros(2)), (np.array([2.0, 3.0]), np.zeros(2))]
+    assert common_grid(apart) is None
