@@ -13,7 +13,7 @@ BELOW = {
     "ops": {"core"},
     "replay": {"core", "ops"},
     "agents": {"core", "ops"},
-    "learn": {"core", "ops", "agents"},
+    "learn": {"core", "ops", "replay", "agents", "samplers"},
     "algos": {"core", "ops", "agents", "learn", "replay"},
     "envs": {"core"},
     "datasets": {"core", "envs"},

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.batch import TrainBatch
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, allocate
 from penstock.replay.columns import Array, Rows
 from penstock.replay.storage import Storage
-from penstock.replay.view import Shown, Transitions
+from penstock.replay.view import Transitions
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 RewardFn = Callable[[Array, Array, dict[str, Any]], Any]
@@ -71,7 +72,7 @@ class HindsightTransitions:
         """As `Transitions.returns`, for the goals that were."""
         return self._plain.returns(storage, t, b)
 
-    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> Shown:
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> TrainBatch:
         shown = self._plain.read(storage, t, b)
         changed = np.flatnonzero(noise[:, 0] < self._share)
         if not len(changed):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
@@ -17,10 +18,11 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.replay.columns import Array, Rows
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import FifoIndex, Index, PrioritizedIndex, UniformIndex
+from penstock.replay.prefetch import Reading
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, make_view
 from penstock.replay.storage import Storage, frame_history
-from penstock.replay.view import Shown, View
+from penstock.replay.view import View
 
 __all__ = ["Drawing", "MultiAgentReplay", "PriorityFn", "Replay", "ReplaySettings", "make_view"]
 
@@ -174,15 +176,73 @@ class Replay:
             weight = ((probability.min() / probability) ** beta).astype(np.float32)
         return Drawing(unit, slot, weight, rng.random((n, self.view.noise)))
 
-    def read(self, drawing: Drawing) -> Shown:
+    def read(self, drawing: Drawing) -> TrainBatch:
         """The drawn samples, gathered into memory of their own."""
         storage, _ = self._live()
         return self.view.read(storage, drawing.unit * self.view.stride, drawing.slot, drawing.noise)
 
-    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[Drawing, Shown]:
+    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[Drawing, TrainBatch]:
         """`draw`, then `read`."""
         drawing = self.draw(n, rng, progress)
         return drawing, self.read(drawing)
+
+    def samples(
+        self,
+        count: int,
+        n: int,
+        rng: np.random.Generator,
+        progress: float = 0.0,
+        *,
+        noise_size: int = 0,
+        prefetch: bool = False,
+        ready: Callable[[TrainBatch], TrainBatch] = lambda x: x,
+    ) -> Iterator[tuple[Drawing, TrainBatch]]:
+        """`count` samples of n units, each with the drawing that new priorities are addressed to.
+
+        Each is drawn before the one before it is used, in this thread; `prefetch` reads it meanwhile in another. So the
+        bits are the same whichever thread reads.
+
+        Args:
+            noise_size: k uniforms in (0, 1) for each unit, as row `noise` [n, k]. ready: applied to each sample read.
+
+        Raises:
+            LearnerError: a read did not end in time.
+        """
+
+        def draw() -> tuple[Drawing, Callable[[], TrainBatch]]:
+            noise = rng.random((n, noise_size), np.float32) if noise_size else None
+            drawing = self.draw(n, rng, progress)
+            read = functools.partial(self._read_rows, drawing, noise, ready)
+            if not prefetch or count < 2:
+                return drawing, read
+            nonlocal reading
+            reading = Reading(read, f"a batch of {n:,} samples of replay in {self.settings.dir or 'memory'}")
+            return drawing, reading.result
+
+        reading: Reading[TrainBatch] | None = None
+        following = draw() if count else None
+        try:
+            for left in range(count, 0, -1):
+                assert following is not None
+                drawing, result = following
+                x = result()
+                following = draw() if left > 1 else None
+                yield drawing, x
+        except GeneratorExit:
+            if reading is not None:
+                reading.settle()  # replay may change from here on
+            raise
+
+    def _read_rows(
+        self, drawing: Drawing, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
+    ) -> TrainBatch:
+        x = self.read(drawing)
+        rows = dict(x.rows)
+        if drawing.weight is not None:
+            rows["weight"] = drawing.weight
+        if noise is not None:
+            rows["noise"] = np.maximum(noise, np.float32(2.0**-25))
+        return ready(TrainBatch(x.inputs, rows, x.valid, x.state))
 
     def update_priorities(self, drawing: Drawing, priority: Array) -> None:
         """New priorities [N] of drawn units, such as absolute TD errors."""
@@ -256,7 +316,7 @@ class MultiAgentReplay:
         for name, part in batch.items():
             self.replays[name].append(part)
 
-    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> dict[str, tuple[Drawing, Shown]]:
+    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> dict[str, tuple[Drawing, TrainBatch]]:
         """N samples of every policy that has any."""
         return {name: each.sample(n, rng, progress) for name, each in self.replays.items() if len(each)}
 

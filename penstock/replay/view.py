@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.core.batch import Inputs
+from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.tree import Tree
 from penstock.replay.columns import Array, Rows
 from penstock.replay.storage import Storage
 
@@ -32,22 +30,9 @@ class View(Protocol):
         """[n, B] bool: units whose first rows are t [n] can be drawn."""
         ...
 
-    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> Shown:
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> TrainBatch:
         """Samples whose first rows are t [N] of slots b [N], by uniforms [N, self.noise]."""
         ...
-
-
-class Shown(NamedTuple):
-    """N samples as numpy arrays that their owner may keep."""
-
-    inputs: Inputs
-    """[N, ...], or [L, N, ...] for sequences: what the agent saw."""
-    rows: Mapping[str, Tree]
-    """Arrays by name."""
-    valid: Array | None = None
-    """[L, N] bool; None if all are."""
-    state: Tree = None
-    """[N, ...] recurrent state before row 0 of a sequence."""
 
 
 class Transitions:
@@ -80,7 +65,7 @@ class Transitions:
     def usable(self, storage: Storage, t: Rows) -> Array:
         return storage.valid(*np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
 
-    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> Shown:
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
         reward, terminated, after = self.returns(storage, t, b)
         rows = {
             "action": storage.action(t, b),
@@ -88,7 +73,7 @@ class Transitions:
             "discount": np.where(terminated, 0.0, self._powers[after]).astype(np.float32),
             "next": storage.inputs(t + after, b, self.fed),
         }
-        return Shown(storage.inputs(t, b, self.fed), rows)
+        return TrainBatch(storage.inputs(t, b, self.fed), rows)
 
     def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:
         """[N] float32 returns, whether they end in a terminal state, and the number of rewards in them."""
@@ -152,7 +137,7 @@ class Sequences:
         trained = self.valid(storage, rows, slots)[self._burn_in : self._burn_in + self._train].any(0)
         return trained.T & storage.has_state(t)[:, None]
 
-    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> Shown:
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
         rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None], b)
         last = t + self.span
         with_next = np.concatenate([rows, last[None]])
@@ -164,7 +149,7 @@ class Sequences:
             "truncated": storage.truncated(rows, slots),
         }
         inputs = storage.inputs(with_next, np.broadcast_to(b, with_next.shape), self._fed)
-        return Shown(inputs, shown, self.valid(storage, rows, slots), storage.state(t, b))
+        return TrainBatch(inputs, shown, self.valid(storage, rows, slots), storage.state(t, b))
 
     def valid(self, storage: Storage, rows: Rows, slots: Rows) -> Array:
         """[L, ...] bool, of stretches that begin at rows[0]: what samples of rows [L, ...] have as `valid`."""

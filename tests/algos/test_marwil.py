@@ -14,14 +14,13 @@ import penstock as ps
 from penstock.agents.actor_critic import Output
 from penstock.agents.distributions import Categorical
 from penstock.algos.marwil import MARWIL, agent_fn, loss_fn, postprocess_fn, with_norm
-from penstock.core.batch import Inputs, allocate_batch
+from penstock.core.batch import Inputs, TrainBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import Bandit
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.train_ops import as_tensors
 
 SPEC = EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
