@@ -58,7 +58,7 @@ IN_DQN, IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
     f"tests/algos/test_{x}.py" for x in ("dqn", "sac", "td3", "ddpg", "discrete_sac")
 )
 IN_TRAINING, IN_LEARNING = "tests/algos/test_dqn_training.py", "tests/learn/test_train_on_replay.py"
-SCHEDULE, IN_RATIO = "learn/replay_schedule.py", "tests/learn/test_replay_schedule.py"
+IN_RATIO = "tests/replay/test_schedule.py"
 IN_R2D1 = "tests/algos/test_r2d1.py tests/algos/test_r2d1_replay.py"
 
 MUTATIONS = (
@@ -98,7 +98,7 @@ MUTATIONS = (
     # How often and on what.
     Mutation("the ratio counts rows that are no steps", TRAIN_OPS, "schedule.collected += batch.env_steps",
              "schedule.collected += batch.valid.size", IN_RATIO),
-    Mutation("the ratio counts the random rows as well", SCHEDULE, "max(0, self.collected - self.learning_starts) * self.replay_ratio",
+    Mutation("the ratio counts the random rows as well", REPLAY, "max(0, self.collected - self.learning_starts) * self.replay_ratio",
              "self.collected * self.replay_ratio", IN_RATIO),
     Mutation("priorities of the wrong rows", TRAIN_OPS, "loss.priorities.cpu().numpy())", "loss.priorities.cpu().numpy()[::-1])",
              IN_LEARNING),

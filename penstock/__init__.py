@@ -41,14 +41,14 @@ _WHERE = {
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
-    "ReplaySchedule": "penstock.learn.replay_schedule",
+    "ReplaySchedule": "penstock.replay.replay",
     "Experiment": "penstock.run.experiment",
     "GpuSampler": "penstock.samplers.gpu",
     "Inputs": "penstock.core.batch",
     "Loss": "penstock.learn.algorithm",
     "MARWIL": "penstock.algos.marwil",
     "MultiAgentBatch": "penstock.core.batch",
-    "MultiAgentReplay": "penstock.replay.replay",
+    "MultiAgentReplay": "penstock.replay.multi_agent",
     "Net": "penstock.agents.networks",
     "NoOverlapAlternatingSampler": "penstock.samplers.gpu",
     "NonFiniteError": "penstock.core.errors",
@@ -155,10 +155,10 @@ if TYPE_CHECKING:
     from penstock.learn.optimizers import adam as adam
     from penstock.learn.optimizers import rmsprop as rmsprop
     from penstock.learn.policy import Policy as Policy
-    from penstock.learn.replay_schedule import ReplaySchedule as ReplaySchedule
     from penstock.learn.train_ops import train_one_step as train_one_step
-    from penstock.replay.replay import MultiAgentReplay as MultiAgentReplay
+    from penstock.replay.multi_agent import MultiAgentReplay as MultiAgentReplay
     from penstock.replay.replay import Replay as Replay
+    from penstock.replay.replay import ReplaySchedule as ReplaySchedule
     from penstock.replay.replay import ReplaySettings as ReplaySettings
     from penstock.run.entry import load as load
     from penstock.run.entry import resume as resume

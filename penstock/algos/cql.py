@@ -28,9 +28,8 @@ from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import Adam
 from penstock.learn.policy import Policy
-from penstock.learn.replay_schedule import ReplaySchedule
 from penstock.learn.settings import FromReplay, Functions
-from penstock.replay.replay import Replay, ReplaySettings, make_view
+from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> TrainBatch:

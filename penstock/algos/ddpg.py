@@ -14,9 +14,8 @@ from penstock.core.limits import Positive, Rate, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import Adam
-from penstock.learn.replay_schedule import ReplaySchedule
 from penstock.learn.settings import FromReplay, Functions
-from penstock.replay.replay import Replay, make_view
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: DDPG) -> TrainBatch:

@@ -25,10 +25,9 @@ from penstock.core.limits import Bound, Chance, Count, Limit, NotNegative, Numbe
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import Adam
-from penstock.learn.replay_schedule import ReplaySchedule
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
-from penstock.replay.replay import Replay, make_view
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 from penstock.replay.storage import Storage
 
 

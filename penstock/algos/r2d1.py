@@ -27,10 +27,9 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import Adam
-from penstock.learn.replay_schedule import ReplaySchedule
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
-from penstock.replay.replay import Replay, ReplaySettings
+from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings
 from penstock.replay.storage import Storage
 from penstock.replay.view import Sequences
 

@@ -17,9 +17,8 @@ from penstock.core.limits import Count, Limit, NotNegative, Positive, Rate, Weig
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import Adam
-from penstock.learn.replay_schedule import ReplaySchedule
 from penstock.learn.settings import FromReplay, Functions
-from penstock.replay.replay import Replay, make_view
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> TrainBatch:

@@ -10,10 +10,10 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.core.batch import TrainBatch
 from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.replay.replay import ReplaySchedule
 
 if TYPE_CHECKING:
     from penstock.learn.policy import Policy
-    from penstock.learn.replay_schedule import ReplaySchedule
     from penstock.samplers.sampler import Sampler
 
 ResultDict: TypeAlias = dict[str, float]
@@ -50,7 +50,7 @@ LossFn: TypeAlias = Callable[[Any, TrainBatch, Any], Loss]
 """(agent, minibatch, settings)."""
 OptimizerFn: TypeAlias = Callable[[Any, Any], Optimizers]
 """(agent, settings)."""
-ReplayFn: TypeAlias = Callable[[Any, Any], "ReplaySchedule"]
+ReplayFn: TypeAlias = Callable[[Any, Any], ReplaySchedule]
 """(agent, settings)."""
 
 

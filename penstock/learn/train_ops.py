@@ -86,7 +86,8 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     steps: list[Mapping[str, Tensor]] = []
     rng = generator(policy.seed, Purpose.REPLAY, policy.version)
     for drawing, x in samples(policy, schedule.due(), rng):
-        agent.renew_noise(rng)
+        if policy.renews_noise:
+            agent.renew_noise(rng)
         with torch.no_grad():
             x = policy.postprocess(replace(x, rows={**x.rows, "update": policy.updates}))
         loss = policy.learn_on_batch(x)
@@ -99,7 +100,8 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
             schedule.after_update(agent, policy.settings, policy.updates)
         steps.append(loss.metrics)
     policy.version += 1
-    agent.renew_noise(rng)  # the next batch is collected with it
+    if policy.renews_noise:
+        agent.renew_noise(rng)  # the next batch is collected with it
     policy.set_progress(policy.progress)
     return averaged(steps) | schedule.metrics()
 
@@ -119,7 +121,7 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
         rng,
         policy.progress,
         noise_size=schedule.noise_size,
-        prefetch=schedule.reads_ahead(device),
+        prefetch=schedule.reads_ahead(to_gpu=device.type != "cpu"),
         ready=functools.partial(tree_map, moved),
     )
 

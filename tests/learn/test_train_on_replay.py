@@ -153,8 +153,8 @@ def test_auto_reads_ahead_where_a_batch_of_observations_is_large(case: str) -> N
         "sequences": (sequences, floats(400), True),
     }[case]  # fmt: skip
     own: Any = algo.build(spec, 0).replay_schedule
-    assert own.reads_ahead(torch.device("cpu")) is large
-    assert own.reads_ahead(torch.device("cuda"))
+    assert own.reads_ahead(to_gpu=False) is large
+    assert own.reads_ahead(to_gpu=True)
 
 
 def test_a_read_that_does_not_end_is_named_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
