@@ -121,7 +121,7 @@ class Policy:
         if self.replay_schedule is not None:
             self.replay_schedule.replay.prepare(batch.T, batch.B, info)
 
-    def postprocess(self, batch: SampleBatch) -> TrainBatch:
+    def postprocess(self, batch: SampleBatch | TrainBatch) -> TrainBatch:
         """The rows that the loss is given of a batch of tensors [T, B, ...], or of a sample of replay."""
         return self.postprocess_fn(self.agent, batch, self.settings)
 
