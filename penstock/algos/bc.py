@@ -1,5 +1,6 @@
-"""BC: behaviour cloning, maximum likelihood of a dataset's actions (Pomerleau 1991, "Efficient training of artificial neural
-networks for autonomous navigation").
+"""BC: behaviour cloning, maximum likelihood of a dataset's actions.
+
+Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
 
 Differs from the paper: the likelihood of any action space instead of a squared error, and an optional entropy bonus.
 """

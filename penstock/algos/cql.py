@@ -203,7 +203,7 @@ class CQL(FromReplay):
     actor_lr: Positive | None = 1e-4
     """Of actor and temperature, usually below the critics'; None for theirs."""
     cql_alpha: NotNegative = 1.0
-    """Weight of the gap between Q at all actions and at the data's, in units of Q: 0.02 to 10 where returns are about 1.
+    """Weight of the gap between Q at all actions and at the data's, in units of Q: 0.02 to 10 for returns of about 1.
 
     With a `threshold` where the multiplier begins. As in equation 4; half of what their code calls min_q_weight.
     """
@@ -222,7 +222,7 @@ class CQL(FromReplay):
     alpha: Positive | Literal["auto"] = "auto"
     """Boxes: temperature, or `auto` to learn it."""
     target_entropy: Number | None = None
-    """Boxes: what `auto` keeps to, in nats, of actions in [-1, 1]; None for minus the number of their elements."""
+    """Boxes: entropy in nats that `auto` keeps to, of actions in [-1, 1]; None for minus the number of elements."""
     critics: Count = 2
     """Boxes: critics, of which the smallest value counts."""
     replay: ReplaySettings = ReplaySettings()

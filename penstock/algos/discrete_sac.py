@@ -33,7 +33,7 @@ def postprocess_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC)
 
 
 def loss_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> Loss:
-    """Critics: (Q - target)^2 / 2 (eq. 4). Actor: sum_a pi (alpha log pi - min_k Q) (eq. 12). Temperature: eq. 11, in log alpha."""
+    """Critics: (Q - target)^2 / 2 (eq. 4). Actor: sum_a pi (alpha log pi - min_k Q) (eq. 12). Temperature: eq. 11."""
     q = agent.q(x.inputs)
     index = agent.index(x["action"]).view(1, -1, 1).expand(len(q), -1, 1)
     error = q.gather(2, index).squeeze(2) - x["target"]

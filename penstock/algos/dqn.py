@@ -1,4 +1,4 @@
-"""DQN and what Rainbow adds to it, each by a setting: double, dueling, n-step, prioritized, C51 or quantiles, noisy nets.
+"""DQN, and Rainbow's additions as settings: double, dueling, n-step, prioritized, C51 or quantiles, noisy nets.
 
 Mnih et al. 2015 (Nature 518); van Hasselt et al. 2016 (double); Wang et al. 2016 (dueling); Schaul et al. 2016
 (prioritized); Bellemare et al. 2017 (C51); Dabney et al. 2018 (QR-DQN); Fortunato et al. 2018 (noisy); Hessel et al.
@@ -49,7 +49,7 @@ def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> TrainBatch:
 
 
 def loss_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> Loss:
-    """Huber loss of Q - target, cross-entropy of the projected atoms (Bellemare eq. 7), or quantile Huber (Dabney eq. 10)."""
+    """Huber loss of Q - target, cross-entropy of the atoms (Bellemare eq. 7), or quantile Huber (Dabney eq. 10)."""
     out, index = agent(x.inputs), agent.index(x["action"])
     chosen = out.gather(1, index.view(-1, 1, *[1] * (out.ndim - 2)).expand(-1, 1, *out.shape[2:])).squeeze(1)
     if cfg.distributional == "c51":
@@ -136,8 +136,8 @@ class DQN(FromReplay):
     v_max: Number = 10.0
     """Largest return that C51 can tell apart; for rewards of 1 a step about 1 / (1 - discount)."""
     noisy: bool = False
-    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`. The noise of acting is new
-    for each batch, so T is to be small."""
+    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`. The noise of acting is
+    new for each batch, so T is to be small."""
     epsilon: Chance = "linear(1.0, 0.05, 0.1)"
     """Chance of a random action; with a ladder that of the slot that explores most."""
     ladder: Ladder = "none"

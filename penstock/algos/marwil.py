@@ -1,9 +1,9 @@
-"""MARWIL: monotonic advantage re-weighted imitation learning (Wang et al. 2018, "Exponentially weighted imitation learning
-for batched historical data", NeurIPS).
+"""MARWIL: monotonic advantage re-weighted imitation learning.
 
-Differs from the paper: returns are bootstrapped with V where a batch cuts an episode or a time limit cut it, weights are
-bounded by `max_weight` (as in Peng et al. 2019, arXiv:1910.00177), advantages are computed once for each batch, and the
-value error counts in units of c.
+Wang et al. 2018, "Exponentially weighted imitation learning for batched historical data", NeurIPS. Differs from the
+paper: returns are bootstrapped with V where a batch or a time limit cuts an episode, weights are bounded by
+`max_weight` (as in Peng et al. 2019, arXiv:1910.00177), advantages are computed once for each batch, and the value
+error counts in units of c.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_norm(agent: Agent) -> Agent:
 
 
 def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: MARWIL) -> TrainBatch:
-    """Returns R and weights exp(beta * (R - V) / c) of a batch [T, B]; c^2 is the running mean of (R - V)^2 (section 4)."""
+    """Returns R and weights exp(beta * (R - V) / c) of a batch [T, B]; c^2: running mean of (R - V)^2 (section 4)."""
     value = agent.values(batch)
     return_ = ops.discounted_return(
         agent.scaled_reward(batch.reward),
@@ -67,7 +67,7 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: MARWIL) -> TrainBatch:
 
 
 def loss_fn(agent: Agent, x: TrainBatch, cfg: MARWIL) -> Loss:
-    """-w * log pi(a|s) + value_coef * ((V - R) / c)^2 / 2 - entropy_coef * H  (algorithm 1; beta = 0 is behaviour cloning)."""
+    """-w * log pi(a|s) + value_coef * ((V - R) / c)^2 / 2 - entropy_coef * H  (algorithm 1; BC with beta = 0)."""
     dist, value = agent(x.inputs, x.state)
     logp = dist.log_prob(x["action"])
     policy_loss = -ops.masked_mean(x["weight"] * logp, x.valid)

@@ -22,7 +22,7 @@ from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> TrainBatch:
-    """Adds `target` = r + discount * min_k Q_target(s', a'), a' = mu_target(s') + clipped noise, in the box (eq. 14, 15)."""
+    """Adds `target` = r + discount * min_k Q_target(s', a'), a' = mu_target(s') + clipped noise (eq. 14, 15)."""
     following = x["next"]
     noise = (cfg.target_noise * standard_normal(x["noise"])).clamp(-cfg.target_noise_clip, cfg.target_noise_clip)
     action = (agent.target_point(following) + noise).clamp(-1.0, 1.0)

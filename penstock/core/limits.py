@@ -17,14 +17,17 @@ _LARGEST = sys.float_info.max
 
 
 class Limit(NamedTuple):
-    """Numbers from `low` to `high`, finite unless `high` says inf. `above`: not `low` itself, but a schedule may end there."""
+    """Numbers from `low` to `high`, finite unless `high` is inf.
+
+    With `above` they do not begin at `low`, though a schedule may end there.
+    """
 
     low: float
     high: float = _LARGEST
     above: bool = False
 
     def holds(self, value: Any) -> bool:
-        """True for a number or schedule within, and for what is neither (None, "auto"), which the type allows or not."""
+        """True for a number or schedule inside, and for values that are neither (None, "auto"), which types judge."""
         try:
             start, end = schedule_ends(value) if isinstance(value, str) else (value, value)
         except ConfigError:

@@ -31,8 +31,8 @@ class Policy:
         settings: the algorithm's frozen settings; its schedules are read at `progress`.
         epochs: passes over each batch. minibatch: rows of a gradient step, None for the whole batch.
         max_grad_norm: gradients are scaled down to this norm; None for no limit.
-        replay_fn: makes the replay to train on, if not on the batches themselves; `postprocess_fn` is then given samples
-            of it.
+        replay_fn: makes the replay to train on, in place of the batches themselves; `postprocess_fn` is then given
+            samples of it.
 
     Raises:
         ConfigError: a schedule that cannot be read, or an `agent_fn` that makes no Agent.
@@ -138,8 +138,8 @@ class Policy:
             self._skips_in_a_row += 1
             if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
                 raise NonFiniteError(
-                    f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {norm}); the last update that "
-                    f"counted was number {self.updates}; lower lr, or look for huge rewards or observations"
+                    f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {norm}); the last update "
+                    f"that counted was number {self.updates}; lower lr, or look for huge rewards or observations"
                 )
             return None
         self._skips_in_a_row = 0
@@ -210,8 +210,8 @@ class Policy:
             self.agent.load_state_dict(dict(parameters))
         except RuntimeError as error:
             raise CheckpointError(
-                f"the stored parameters do not fit this agent, {_misfit(self.agent.state_dict(), parameters)}; were net, spaces or "
-                "the algorithm changed?"
+                f"the stored parameters do not fit this agent, {_misfit(self.agent.state_dict(), parameters)}; "
+                "were net, spaces or the algorithm changed?"
             ) from error
 
 

@@ -41,7 +41,8 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
 
     Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with;
-    the first batch of a policy that has any only sets them. With replay they are updated first: samples are of many batches.
+    the first batch of a policy that has any only sets them. With replay they are updated first, as samples are of many
+    batches.
 
     Returns:
         `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones.

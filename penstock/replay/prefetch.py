@@ -37,8 +37,8 @@ class Reading(Generic[S]):
         """The result of `read`, or the error that it raised. Raises LearnerError if it takes longer than the limit."""
         if not self.settle():
             raise LearnerError(
-                f"{self._what} was not read within {READ_TIMEOUT_S:g} s; resume from the last checkpoint, with replay.dir "
-                "on a disk that answers"
+                f"{self._what} was not read within {READ_TIMEOUT_S:g} s; resume from the last checkpoint, with "
+                "replay.dir on a disk that answers"
             )
         return self._future.result(0)
 

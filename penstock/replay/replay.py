@@ -49,9 +49,9 @@ class Drawing(NamedTuple):
 class Replay:
     """The live replay of one policy.
 
-    Nothing is allocated before `prepare`, which the first batch calls at the latest. `prepare` refuses what does not
-    fit, then makes all arrays. Those in memory take it page by page as the ring is first written, so `describe` can be
-    read before any is taken; those in files take their space at once. The index takes its memory in `prepare`.
+    Nothing is allocated before `prepare`, which the first batch calls at the latest. `prepare` refuses arrays that do
+    not fit, then makes them all. Those in memory take it page by page as the ring is first written, so `describe` can
+    be read before any is taken; those in files take their space at once. The index takes its memory in `prepare`.
 
     One thread writes: `append`, `draw` and `update_priorities` are called in one order, that of the training step, so a
     run repeats itself. `read` may run in another thread meanwhile, as nothing is appended until all samples are read.
@@ -77,8 +77,8 @@ class Replay:
             raise ConfigError("replay.fresh_priority='agent' with an algorithm that records no values; use 'max'")
         if settings.hindsight and not isinstance(view, HindsightTransitions):
             raise ConfigError(
-                f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose goals "
-                "stay as they were; use hindsight=0, or an algorithm of single transitions"
+                f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose "
+                "goals stay as they were; use hindsight=0, or an algorithm of single transitions"
             )
         self.storage: Storage | None = None
         self.index: Index | None = None
@@ -103,13 +103,13 @@ class Replay:
         rows = math.ceil(rows / stride) * stride
         if rows < needed:
             raise ConfigError(
-                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} with "
-                f"samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}"
+                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} "
+                f"with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}"
             )
         if self._state is not None and stride % T:
             raise ConfigError(
-                f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin every "
-                f"{stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
+                f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin "
+                f"every {stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
             )
         self.storage = Storage(
             self.spec,
@@ -129,7 +129,7 @@ class Replay:
             self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, B)
 
     def describe(self) -> str:
-        """Rows, bytes and place, for people: what the full replay takes, index included."""
+        """Rows, bytes and place of the full replay, index included, for people."""
         if self.storage is None or self.index is None:
             return f"replay of {self.settings.capacity:,} rows"
         storage, total = self.storage, self.bytes
@@ -141,7 +141,7 @@ class Replay:
 
     @property
     def bytes(self) -> int:
-        """What storage and index take once every row is written; 0 before `prepare`."""
+        """Bytes of storage and index once every row is written; 0 before `prepare`."""
         return 0 if self.storage is None or self.index is None else self.storage.bytes + self.index.bytes
 
     def __len__(self) -> int:
@@ -152,7 +152,7 @@ class Replay:
         """Adds the rows of a batch of numpy arrays, which may be overwritten afterwards.
 
         Args:
-            terminated: [T, B] where targets shall see other ends than the environment's.
+            terminated: [T, B] ends that targets see, if other than the environment's.
         """
         T, B = batch.valid.shape
         self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
@@ -254,7 +254,7 @@ class Replay:
         self._live()[1].update(drawing.unit, drawing.slot, priority)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but what `arrays` gives."""
+        """All of the state but the large arrays."""
         if self.storage is None or self.index is None:
             return {"prepared": None}
         return {
@@ -272,7 +272,11 @@ class Replay:
         return {**dict(self.storage.written()), **{f"index.{name}": x for name, x in self.index.arrays().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `arrays`, after `prepare`. Raises CheckpointError if shapes or index differ."""
+        """The inverse of `state_dict` and `arrays`, after `prepare`.
+
+        Raises:
+            CheckpointError: shapes or index differ.
+        """
         if state["prepared"] is None:
             return
         storage, index = self._live()
@@ -309,7 +313,8 @@ class ReplaySchedule:
     """The replay of a policy, and how much of it is trained on.
 
     Args:
-        batch_size: samples of a gradient step. sample_rows: rows that each of them trains on, more than 1 for sequences.
+        batch_size: samples of a gradient step.
+        sample_rows: rows that each of them trains on, more than 1 for sequences.
         replay_ratio: rows trained on for each row collected, after the first `learning_starts` rows.
         noise_size: uniforms for each sample, which `postprocess_fn` and `loss_fn` find as `x["noise"]`.
         after_update: called with (agent, settings, number of gradient steps) after each step; moves target networks.
@@ -343,14 +348,14 @@ class ReplaySchedule:
             )
         if batch_size * sample_rows > capacity or learning_starts > capacity:
             raise ConfigError(
-                f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or than "
-                f"learning_starts={learning_starts}; use replay.capacity >= "
+                f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or "
+                f"than learning_starts={learning_starts}; use replay.capacity >= "
                 f"{max(batch_size * sample_rows, learning_starts)}"
             )
         if replay.settings.index == "fifo" and replay_ratio > (most := sample_rows / replay.view.stride):
             raise ConfigError(
-                f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of at "
-                f"most {most:g}, or another index"
+                f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of "
+                f"at most {most:g}, or another index"
             )
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
@@ -408,7 +413,7 @@ class ReplaySchedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict` and the replay's `arrays`. Another ratio than the stored one holds from here on."""
+        """The inverse of `state_dict` and the replay's `arrays`; a ratio that has changed holds from now on."""
         self.replay.load_state_dict(state["replay"], arrays)
         self.collected, self.trained = int(state["collected"]), int(state["trained"])
         if list(state.get("rate", self._rate)) != self._rate:

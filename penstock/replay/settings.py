@@ -1,4 +1,4 @@
-"""The settings of a replay, and the view of transitions that they ask for."""
+"""Settings of a replay, and the view of transitions that they choose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.replay.view import ALL_INPUTS, Transitions
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """How much is kept, where, and how it is drawn."""
+    """Size, place and drawing of a replay."""
 
     capacity: Count = 1_000_000
     """Rows kept over all slots, usually 1e5 to 1e6."""
@@ -31,10 +31,10 @@ class ReplaySettings:
     dir: str | None = None
     """Keep the arrays in nameless files in this directory, for more than fits into memory. None: in memory."""
     hindsight: Whole = 0
-    """Samples with a goal that was reached later in the episode for each with its own, for Dict observations with goals;
-    usually 4 (Andrychowicz et al. 2017). 0: none."""
+    """Samples with a goal that was reached later in the episode for each with its own, for Dict observations with
+    goals; usually 4 (Andrychowicz et al. 2017). 0: none."""
     reward_fn: str = ""
-    """`module:function` that gives the rewards of such goals, or `module:Env` whose `compute_reward` does."""
+    """`module:function` that computes the rewards of such goals, or `module:Env` whose `compute_reward` does."""
     prefetch: bool | Literal["auto"] = "auto"
     """Read the next samples in a thread while one is trained on. "auto": where they are large, or go to a GPU."""
 
