@@ -40,6 +40,9 @@ class Valued:
     def __init__(self) -> None:
         self.advantage_square, self.advantage_batches = torch.zeros(()), torch.zeros(())
 
+    def get_buffer(self, target: str) -> torch.Tensor:
+        return getattr(self, target)
+
     def values(self, batch: ps.SampleBatch) -> torch.Tensor:
         return torch.arange(len(batch.first)).unsqueeze(1) / 10.0
 
@@ -88,6 +91,9 @@ class Fixed:
     def __init__(self) -> None:
         self.logits, self.value = P.log().requires_grad_(), VALUE.clone().requires_grad_()
         self.advantage_square = torch.tensor(4.0, dtype=torch.float64)
+
+    def get_buffer(self, target: str) -> torch.Tensor:
+        return getattr(self, target)
 
     def __call__(self, inputs: Inputs, state: Any = None) -> Output:
         return Output(Categorical(self.logits), self.value)
