@@ -112,7 +112,7 @@ def keep_ratio(name: str, steps: int) -> str:
     sample_s = train_s = 0.0
     started = time.perf_counter()
     with Trainer(experiment(env, algo, ahead(sampler), cost_s, steps, 1)) as trainer:
-        own: Any = trainer.policy.experience
+        own: Any = trainer.policy.replay_schedule
         while trainer.env_steps < steps:
             metrics = trainer.train()
             batch = trainer.sampler.last_batch

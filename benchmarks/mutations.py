@@ -49,7 +49,7 @@ DQN, SAC, TD3, DDPG, DISCRETE, R2D1 = (
     f"algos/{name}.py" for name in ("dqn", "sac", "td3", "ddpg", "discrete_sac", "r2d1")
 )
 Q_AGENT, CONTROL, CRITICS, SQUASHED = (f"agents/{name}.py" for name in ("q_agent", "continuous", "critics", "squashed"))
-VALUES, DISTRIBUTIONS, EXPERIENCE = "ops/value_learning.py", "ops/distributional.py", "learn/experience.py"
+VALUES, DISTRIBUTIONS, TRAIN_OPS = "ops/value_learning.py", "ops/distributional.py", "learn/train_ops.py"
 IN_TRANSITIONS = "tests/replay/test_replay.py -k 'transitions and prioritized-ring'"
 IN_SEQUENCES, IN_FRAMES = (
     f"tests/replay/test_replay.py -k '{x}'" for x in ("sequences and uniform-ring", "uniform-frames")
@@ -57,8 +57,8 @@ IN_SEQUENCES, IN_FRAMES = (
 IN_DQN, IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
     f"tests/algos/test_{x}.py" for x in ("dqn", "sac", "td3", "ddpg", "discrete_sac")
 )
-IN_TRAINING, IN_EXPERIENCE = "tests/algos/test_dqn_training.py", "tests/learn/test_experience.py"
-IN_RATIO = "tests/learn/test_experience_ratio.py"
+IN_TRAINING, IN_LEARNING = "tests/algos/test_dqn_training.py", "tests/learn/test_train_on_replay.py"
+IN_RATIO = "tests/replay/test_schedule.py"
 IN_R2D1 = "tests/algos/test_r2d1.py tests/algos/test_r2d1_replay.py"
 
 MUTATIONS = (
@@ -86,27 +86,27 @@ MUTATIONS = (
     Mutation("fresh rows do not get the largest priority", INDEX, "self._largest = max(self._largest, float(scaled.max(initial=0.0)))",
              "pass", "tests/replay/test_index.py"),
     Mutation("what overwrote a drawn row gets its priority", INDEX, "kept = (unit >= self.tail) & (unit < self.head)",
-             "kept = unit < self.head", IN_EXPERIENCE),
+             "kept = unit < self.head", IN_LEARNING),
     Mutation("importance weights the wrong way round", REPLAY, "((probability.min() / probability) ** beta)",
-             "((probability / probability.max()) ** beta)", IN_EXPERIENCE),
+             "((probability / probability.max()) ** beta)", IN_LEARNING),
     Mutation("beta stays where its schedule begins", REPLAY, "schedule_value(self.settings.priority_beta, progress, self.appended)",
-             "schedule_value(self.settings.priority_beta, 0.0)", IN_EXPERIENCE),
+             "schedule_value(self.settings.priority_beta, 0.0)", IN_LEARNING),
     Mutation("frames of the episode before in a stack", "replay/columns.py", "np.minimum(age, self._back) * self._slots",
              "self._back * self._slots", IN_FRAMES),
     Mutation("a right turn in the sum tree keeps its mass", "replay/sum_tree.py", "add(left, right, out)", "add(left, left, out)",
              "tests/replay/test_sum_tree.py"),
     # How often and on what.
-    Mutation("the ratio counts rows that are no steps", EXPERIENCE, "own.collected += batch.env_steps",
-             "own.collected += batch.valid.size", IN_RATIO),
-    Mutation("the ratio counts the random rows as well", EXPERIENCE, "max(0, self.collected - self.learning_starts) * self.replay_ratio",
+    Mutation("the ratio counts rows that are no steps", TRAIN_OPS, "schedule.collected += batch.env_steps",
+             "schedule.collected += batch.valid.size", IN_RATIO),
+    Mutation("the ratio counts the random rows as well", REPLAY, "max(0, self.collected - self.learning_starts) * self.replay_ratio",
              "self.collected * self.replay_ratio", IN_RATIO),
-    Mutation("priorities of the wrong rows", EXPERIENCE, "loss.priorities.cpu().numpy())", "loss.priorities.cpu().numpy()[::-1])",
-             IN_EXPERIENCE),
-    Mutation("targets with gradient", EXPERIENCE, "with torch.no_grad():\n            x = policy.postprocess(x)",
-             "with torch.enable_grad():\n            x = policy.postprocess(x)", IN_EXPERIENCE),
-    Mutation("losses do not see importance weights", EXPERIENCE, 'rows["weight"] = drawing.weight', "pass", IN_EXPERIENCE),
-    Mutation("noise that is always the same", EXPERIENCE, "rng = generator(policy.seed, Purpose.REPLAY, policy.version)",
-             "rng = generator(policy.seed, Purpose.REPLAY, 0)", IN_EXPERIENCE),
+    Mutation("priorities of the wrong rows", TRAIN_OPS, "loss.priorities.cpu().numpy())", "loss.priorities.cpu().numpy()[::-1])",
+             IN_LEARNING),
+    Mutation("targets with gradient", TRAIN_OPS, "with torch.no_grad():\n            x = policy.postprocess(",
+             "with torch.enable_grad():\n            x = policy.postprocess(", IN_LEARNING),
+    Mutation("losses do not see importance weights", REPLAY, 'rows["weight"] = drawing.weight', "pass", IN_LEARNING),
+    Mutation("noise that is always the same", TRAIN_OPS, "rng = generator(policy.seed, Purpose.REPLAY, policy.version)",
+             "rng = generator(policy.seed, Purpose.REPLAY, 0)", IN_LEARNING),
     # DQN.
     Mutation("double: the target network chooses", DQN, "chooser = agent(following) if cfg.double else out", "chooser = out", IN_DQN),
     Mutation("the online network bootstraps", DQN, "out = agent.bootstrap(following)", "out = agent(following)", IN_DQN),

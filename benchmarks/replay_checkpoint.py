@@ -87,7 +87,7 @@ def policy(case: str, gb: float, folder: Path) -> Any:
     batch = SampleBatch(obs=stacks, first=first, prev_action=zero.astype(np.int64), prev_reward=zero, terminated=ended, truncated=no,
                         valid=~no, info={}, state=None, version=no.astype(np.int64))  # fmt: skip
     for _ in range(rows // (T * B) + 2):
-        live.experience.replay.append(batch)
+        live.replay_schedule.replay.append(batch)
     return live
 
 

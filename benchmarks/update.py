@@ -26,8 +26,8 @@ from torch import Tensor, nn
 import penstock as ps
 from penstock.agents.mlp import linear, mlp_chain
 from penstock.algos import ppo
+from penstock.core.batch import TrainBatch
 from penstock.envs.spaces import space_to_spec
-from penstock.learn.minibatch import TrainBatch
 
 SETTINGS = ps.PPO(lr=1e-12, entropy_coef=0.01)  # or hundreds of steps on the same rows would drive the policy far off
 BOX, CHOICE = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2)

@@ -5,7 +5,6 @@ import sys
 from dataclasses import dataclass
 
 import penstock as ps
-from penstock.algos import dqn
 
 
 def postprocess(agent, x, cfg):  # Asadi and Littman 2017, arXiv:1612.05628; x is a sample of the replay
@@ -16,17 +15,14 @@ def postprocess(agent, x, cfg):  # Asadi and Littman 2017, arXiv:1612.05628; x i
 
 @dataclass(frozen=True)
 class Mellow(ps.DQN):
+    functions = ps.DQN.functions._replace(postprocess=postprocess)
     omega: float = 5.0
-
-    def build(self, spec, seed=0, device="cpu"):
-        return ps.Policy(self, spec, agent_fn=self.agent, postprocess_fn=postprocess, loss_fn=dqn.loss_fn,
-                         optimizer_fn=dqn.optimizer_fn, experience_fn=lambda agent: dqn.replay_fn(agent, self),
-                         max_grad_norm=self.max_grad_norm, seed=seed, device=device)  # fmt: skip
 
 
 if __name__ == "__main__":
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
-    algo = Mellow(lr="linear(1e-3, 1e-4)", batch_size=64, replay_ratio=32, learning_starts=500, target_interval=1,
-                  tau=0.01, net=ps.Net(hidden=(64, 64), activation="relu"))  # fmt: skip
+    net = ps.Net(hidden=(64, 64), activation="relu")
+    learning = {"lr": "linear(1e-3, 1e-4)", "batch_size": 64, "replay_ratio": 32, "learning_starts": 500}
+    algo = Mellow(**learning, target_interval=1, tau=0.01, net=net)
     result = ps.train(ps.Experiment("CartPole-v1", algo, run=ps.RunConfig(steps=steps)))
     print(f"evaluation: {result.metrics['eval/mean_reward']:.1f}, trained {result.metrics['replay/ratio']:.1f} times")

@@ -41,14 +41,14 @@ _WHERE = {
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
-    "Experience": "penstock.learn.experience",
+    "ReplaySchedule": "penstock.replay.replay",
     "Experiment": "penstock.run.experiment",
     "GpuSampler": "penstock.samplers.gpu",
     "Inputs": "penstock.core.batch",
     "Loss": "penstock.learn.algorithm",
     "MARWIL": "penstock.algos.marwil",
     "MultiAgentBatch": "penstock.core.batch",
-    "MultiAgentReplay": "penstock.replay.replay",
+    "MultiAgentReplay": "penstock.replay.multi_agent",
     "Net": "penstock.agents.networks",
     "NoOverlapAlternatingSampler": "penstock.samplers.gpu",
     "NonFiniteError": "penstock.core.errors",
@@ -71,7 +71,7 @@ _WHERE = {
     "Schedule": "penstock.core.schedule",
     "SerialSampler": "penstock.samplers.serial",
     "TD3": "penstock.algos.td3",
-    "TrainBatch": "penstock.learn.minibatch",
+    "TrainBatch": "penstock.core.batch",
     "Trainer": "penstock.run.trainer",
     "actor_critic": "penstock.agents.actor_critic",
     "adam": "penstock.learn.optimizers",
@@ -131,6 +131,7 @@ if TYPE_CHECKING:
     from penstock.core.batch import Inputs as Inputs
     from penstock.core.batch import MultiAgentBatch as MultiAgentBatch
     from penstock.core.batch import SampleBatch as SampleBatch
+    from penstock.core.batch import TrainBatch as TrainBatch
     from penstock.core.config import override as override
     from penstock.core.errors import CheckpointError as CheckpointError
     from penstock.core.errors import ConfigError as ConfigError
@@ -150,15 +151,14 @@ if TYPE_CHECKING:
     from penstock.envs.make import EnvConfig as EnvConfig
     from penstock.learn.algorithm import Loss as Loss
     from penstock.learn.algorithm import ResultDict as ResultDict
-    from penstock.learn.experience import Experience as Experience
-    from penstock.learn.minibatch import TrainBatch as TrainBatch
     from penstock.learn.minibatch import minibatches as minibatches
     from penstock.learn.optimizers import adam as adam
     from penstock.learn.optimizers import rmsprop as rmsprop
     from penstock.learn.policy import Policy as Policy
     from penstock.learn.train_ops import train_one_step as train_one_step
-    from penstock.replay.replay import MultiAgentReplay as MultiAgentReplay
+    from penstock.replay.multi_agent import MultiAgentReplay as MultiAgentReplay
     from penstock.replay.replay import Replay as Replay
+    from penstock.replay.replay import ReplaySchedule as ReplaySchedule
     from penstock.replay.replay import ReplaySettings as ReplaySettings
     from penstock.run.entry import load as load
     from penstock.run.entry import resume as resume

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from penstock.agents.mlp import Activation, mlp_chain, orthogonal
 from penstock.core.batch import Inputs
-from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.limits import Count, Number, check_settings
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves
 
@@ -21,7 +21,7 @@ from penstock.core.tree import Tree, tree_leaves
 class Net:
     """The default networks of an agent."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
     activation: Activation = "tanh"
     """Between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
@@ -32,7 +32,7 @@ class Net:
     """Actor and critic share their body. None: only where an image or recurrent body makes a second one costly."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """Memory between body and heads."""
-    recurrent_size: int = 128
+    recurrent_size: Count = 128
     """Width of the memory."""
     prev_action: bool = False
     """Feed the previous action to the body (one-hot for choices, zeros at an episode's start)."""
@@ -40,7 +40,7 @@ class Net:
     """Feed the previous reward to the body."""
     squash: bool = False
     """Press box actions into their bounds by tanh, with the exact log-probability, instead of clipping them."""
-    log_std_init: float = 0.0
+    log_std_init: Number = 0.0
     """First log standard deviation of box actions, where 0 spans half the box; usually -2 to 0."""
     normalize_obs: bool = False
     """Shift and scale box observations (not images) by their running mean and variance."""
@@ -52,11 +52,7 @@ class Net:
     """Key of a recorded env info that stands for a terminal state where it is not 0, for targets only: `life_lost`."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if any(width < 1 for width in self.hidden) or self.recurrent_size < 1:
-            raise ConfigError(
-                f"net.hidden={self.hidden}, recurrent_size={self.recurrent_size}; widths must be positive"
-            )
+        check_settings(self, "net.")
         if self.clip_reward and self.normalize_reward:
             raise ConfigError("net.clip_reward and net.normalize_reward both change the size of rewards; choose one")
 

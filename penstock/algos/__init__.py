@@ -27,7 +27,7 @@ def find_algo(name: str) -> Any:
     """The settings class of a built-in algorithm, or of `module:NAME`.
 
     Raises:
-        ConfigError: an unknown name (the message gives the nearest), or something that has no `build`.
+        ConfigError: an unknown name (the message says the nearest), or something that has no `build`.
     """
     if ":" not in name and name not in ALGOS:
         raise ConfigError(f"unknown algorithm {name!r}; {nearest(name, ALGOS)} (one of your own is module:NAME)")

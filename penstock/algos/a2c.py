@@ -6,20 +6,15 @@ Differs from the paper: workers are slots of one batch, advantages may use GAE, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penstock import ops
-from penstock.agents.actor_critic import ActorCritic, actor_critic
-from penstock.agents.networks import Net
-from penstock.core.batch import SampleBatch
-from penstock.core.config import check_fields
-from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
-from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.learn.algorithm import AgentFn, Loss
-from penstock.learn.minibatch import TrainBatch
+from penstock.agents.actor_critic import ActorCritic
+from penstock.core.batch import SampleBatch, TrainBatch
+from penstock.core.limits import Bound, NotNegative, Rate, Unit, Weight
+from penstock.core.spec import BatchSpec
+from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import rmsprop
-from penstock.learn.policy import Policy
+from penstock.learn.settings import Functions, Settings
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBatch:
@@ -56,49 +51,21 @@ optimizer_fn = rmsprop
 
 
 @dataclass(frozen=True)
-class A2C:
+class A2C(Settings):
     """Settings of A2C."""
 
-    lr: Schedule = 7e-4
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    batch = BatchSpec(T=5, B=16)
+
+    lr: Rate = 7e-4
     """RMSprop's step size, usually 3e-4 to 1e-3."""
-    discount: float = 0.99
-    """Weight of the next step's value, usually 0.9 to 0.999."""
-    gae_lambda: float = 1.0
+    gae_lambda: Unit = 1.0
     """Bias against variance of advantages; 1 is the paper's T-step return."""
-    entropy_coef: Schedule = 0.01
+    entropy_coef: Weight = 0.01
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
-    value_coef: float = 0.5
+    value_coef: NotNegative = 0.5
     """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Bound = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
-    net: Net = Net()
-    """Networks of the default agent."""
-    agent: AgentFn = actor_critic
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=5, B=16)
-    """T and B of the sampler, where a run names none."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 <= self.gae_lambda <= 1.0:
-            raise ConfigError(f"discount={self.discount}, gae_lambda={self.gae_lambda}; both must lie in [0, 1]")
-        starts, ends = zip(*(schedule_ends(getattr(self, name)) for name in ("lr",)))
-        if min(*starts, self.max_grad_norm) <= 0.0 or min(ends) < 0.0:
-            raise ConfigError(f"lr={self.lr}, max_grad_norm={self.max_grad_norm}; expected positive numbers")
-
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return Policy(
-            self,
-            spec,
-            agent_fn=self.agent,
-            postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn,
-            optimizer_fn=optimizer_fn,
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )

@@ -21,17 +21,15 @@ from penstock.agents.distributions import standard_normal
 from penstock.agents.networks import Net
 from penstock.agents.q_agent import QAgent
 from penstock.agents.squashed import squashed_sample
-from penstock.core.batch import Inputs
-from penstock.core.config import check_fields
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
+from penstock.core.limits import Count, NotNegative, Number, Positive, Rate, Whole
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.experience import Experience
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
 from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings, make_view
+from penstock.learn.settings import FromReplay, Functions
+from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> TrainBatch:
@@ -91,7 +89,7 @@ def loss_choices(agent: QAgent, x: TrainBatch, cfg: CQL) -> Loss:
 
 
 def critic_losses(
-    agent: Any, x: TrainBatch, cfg: CQL, q: Tensor, gap: Tensor
+    agent: Agent, x: TrainBatch, cfg: CQL, q: Tensor, gap: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Losses of critics and multiplier from Q [k, N] of the data's actions and gaps [k, N], and their metrics."""
     weight = x["weight"] if "weight" in x.rows else torch.ones_like(x["target"])
@@ -99,8 +97,9 @@ def critic_losses(
     gaps = (gap * weight).mean(1)
     factor, totals = float(cfg.cql_alpha), dict[str, Tensor]()
     if cfg.threshold is not None:  # appendix F: the multiplier rises while the gap is above the threshold
-        factor = agent.log_multiplier.detach().exp()
-        totals["multiplier"] = -agent.log_multiplier.exp() * (gaps.detach().mean() - cfg.threshold)
+        log_multiplier = agent.get_parameter("log_multiplier")
+        factor = log_multiplier.detach().exp()
+        totals["multiplier"] = -log_multiplier.exp() * (gaps.detach().mean() - cfg.threshold)
     totals["critic"] = bellman + factor * gaps.sum()
     metrics = {
         "critic_loss": bellman.detach(),
@@ -125,7 +124,7 @@ def alpha(agent: ControlAgent) -> Tensor:
     return agent.log_alpha.detach().exp().squeeze(0)
 
 
-def optimizer_fn(agent: Any, cfg: CQL) -> Optimizers:
+def optimizer_fn(agent: ControlAgent | QAgent, cfg: CQL) -> Optimizers:
     """An Adam for each of critics, actor, temperature and multiplier, as far as there are any."""
     lr = float(cfg.lr)
 
@@ -139,21 +138,21 @@ def optimizer_fn(agent: Any, cfg: CQL) -> Optimizers:
     if boxes and cfg.alpha == "auto":
         out["alpha"] = adam([agent.log_alpha], cfg.actor_lr)
     if cfg.threshold is not None:
-        out["multiplier"] = adam([agent.log_multiplier])
+        out["multiplier"] = adam([agent.get_parameter("log_multiplier")])
     return out
 
 
-def replay_fn(agent: Any, cfg: CQL) -> Experience:
+def replay_fn(agent: ControlAgent | QAgent, cfg: CQL) -> ReplaySchedule:
     """Transitions, noise for the actor's action, the next one and the proposed ones, and soft target updates."""
     boxes = isinstance(agent, ControlAgent)
     update = agent.update_targets if boxes else agent.update_target
 
-    def after_update(agent: Any, cfg: CQL, updates: int) -> None:
+    def after_update(agent: Agent, cfg: CQL, updates: int) -> None:
         if updates % cfg.target_interval == 0:
             update(cfg.tau)
 
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
-    return Experience(
+    return ReplaySchedule(
         Replay(agent.spec, cfg.replay, view),
         cfg.batch_size,
         cfg.replay_ratio,
@@ -179,103 +178,70 @@ def agent_fn(spec: EnvSpec, cfg: CQL) -> Agent:
     return agent
 
 
+def _agent_with_multiplier(spec: EnvSpec, cfg: CQL) -> Agent:
+    agent = cfg.agent(spec, cfg)
+    if cfg.threshold is not None:
+        agent.register_parameter("log_multiplier", nn.Parameter(torch.tensor(math.log(cfg.cql_alpha))))
+    return agent
+
+
 @dataclass(frozen=True)
-class CQL:
+class CQL(FromReplay):
     """Settings of CQL."""
 
-    lr: Schedule = 3e-4
-    """Adam's step size of the critics, usually 1e-4 to 1e-3."""
-    actor_lr: float | None = 1e-4
-    """Of actor and temperature, usually below the critics'; None for theirs."""
-    discount: float = 0.99
-    """Weight of the next step's value, usually 0.9 to 0.999."""
-    cql_alpha: float = 1.0
-    """How much the gap between Q at all actions and at the data's counts, in units of Q: 0.02 to 10 where returns are about 1.
-
-    With a `threshold` where the multiplier begins. As in equation 4; half of what their code calls min_q_weight.
-    """
-    threshold: float | None = None
-    """Lagrange variant: the multiplier is learned, to keep the gap below this; None: it is `cql_alpha`."""
-    sampled_actions: int = 10
-    """Boxes: actions from each of three distributions at which Q is pushed down, usually 4 to 10."""
-    entropy_backup: bool = False
-    """Boxes: targets count the entropy of the next action, as SAC's do."""
-    batch_size: int = 256
-    """Transitions of a gradient step, usually 64 to 512."""
-    replay_ratio: float = 256.0
-    """Rows trained on for each row played back; 256 with batch_size 256 is a gradient step for each."""
-    learning_starts: int = 1_000
-    """Rows played back before the first gradient step."""
-    n_step: int = 1
-    """Rewards in a target before the value."""
-    tau: float = 0.005
-    """Share of the online critics in an update of the target ones."""
-    target_interval: int = 1
-    """Gradient steps between updates of the target critics."""
-    alpha: float | Literal["auto"] = "auto"
-    """Boxes: temperature, or `auto` to learn it."""
-    target_entropy: float | None = None
-    """Boxes: what `auto` keeps to, in nats, of actions in [-1, 1]; None for minus the number of their elements."""
-    critics: int = 2
-    """Boxes: critics, of which the smallest value counts."""
-    max_grad_norm: float | None = None
-    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
-    replay: ReplaySettings = ReplaySettings()
-    """What is kept of what was played back, and how it is drawn."""
-    net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` is the actor's, critics of boxes are of relu."""
-    agent: AgentFn = agent_fn
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=16, B=16)
-    """T and B of the sampler, where a run names none."""
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn, _agent_with_multiplier)
+    batch = BatchSpec(T=16, B=16)
+    takes_stale = False
     offline: ClassVar[bool] = True
     """It learns from the actions of others: a dataset, played back by an OfflineSampler."""
     epsilon: ClassVar[float] = 0.0
     """Nothing is explored."""
     epsilon_low: ClassVar[float] = 0.0
 
+    lr: Rate = 3e-4
+    """Adam's step size of the critics, usually 1e-4 to 1e-3."""
+    actor_lr: Positive | None = 1e-4
+    """Of actor and temperature, usually below the critics'; None for theirs."""
+    cql_alpha: NotNegative = 1.0
+    """Weight of the gap between Q at all actions and at the data's, in units of Q: 0.02 to 10 for returns of about 1.
+
+    With a `threshold` where the multiplier begins. As in equation 4; half of what their code calls min_q_weight.
+    """
+    threshold: Number | None = None
+    """Lagrange variant: the multiplier is learned, to keep the gap below this; None: it is `cql_alpha`."""
+    sampled_actions: Count = 10
+    """Boxes: actions from each of three distributions at which Q is pushed down, usually 4 to 10."""
+    entropy_backup: bool = False
+    """Boxes: targets count the entropy of the next action, as SAC's do."""
+    replay_ratio: Positive = 256.0
+    """Rows trained on for each row played back; 256 with batch_size 256 is a gradient step for each."""
+    learning_starts: Whole = 1_000
+    """Rows played back before the first gradient step."""
+    target_interval: Count = 1
+    """Gradient steps between updates of the target critics."""
+    alpha: Positive | Literal["auto"] = "auto"
+    """Boxes: temperature, or `auto` to learn it."""
+    target_entropy: Number | None = None
+    """Boxes: entropy in nats that `auto` keeps to, of actions in [-1, 1]; None for minus the number of elements."""
+    critics: Count = 2
+    """Boxes: critics, of which the smallest value counts."""
+    replay: ReplaySettings = ReplaySettings()
+    """What is kept of what was played back, and how it is drawn."""
+    net: Net = Net(hidden=(256, 256), activation="relu")
+    """Networks of the default agent; `activation` is the actor's, critics of boxes are of relu."""
+    agent: AgentFn = agent_fn
+
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
+        super().__post_init__()
         if self.net.is_recurrent:
             raise ConfigError(f"CQL with net.recurrent={self.net.recurrent!r}; BC and MARWIL learn with memory")
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
-            raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        start, end = schedule_ends(self.lr)
-        positive = [start, self.actor_lr, self.max_grad_norm]
-        positive += [float(self.alpha)] if self.alpha != "auto" else []
-        counts = self.critics, self.target_interval, self.sampled_actions
-        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(counts) < 1:
+        if self.threshold is not None and self.cql_alpha == 0.0:
             raise ConfigError(
-                f"lr={self.lr}, actor_lr={self.actor_lr}, alpha={self.alpha}, max_grad_norm={self.max_grad_norm}, critics="
-                f"{self.critics}, target_interval={self.target_interval}, sampled_actions={self.sampled_actions}; expected "
-                "positive numbers"
-            )
-        if self.cql_alpha < 0.0 or (self.threshold is not None and self.cql_alpha == 0.0):
-            raise ConfigError(
-                f"cql_alpha={self.cql_alpha}, threshold={self.threshold}; expected 0 or more, above 0 with a threshold, "
+                f"cql_alpha={self.cql_alpha}, threshold={self.threshold}; expected more than 0 with a threshold, "
                 "where the multiplier begins at it"
             )
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
         choices = isinstance(spec.action, LeafSpec) and spec.action.kind == "discrete"
-
-        def made(spec: EnvSpec, cfg: CQL) -> Agent:
-            agent = cfg.agent(spec, cfg)
-            if cfg.threshold is not None:
-                agent.register_parameter("log_multiplier", nn.Parameter(torch.tensor(math.log(cfg.cql_alpha))))
-            return agent
-
-        return Policy(
-            self,
-            spec,
-            agent_fn=made,
-            postprocess_fn=postprocess_choices if choices else postprocess_fn,
-            loss_fn=loss_choices if choices else loss_fn,
-            optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self),
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )
+        own = self.functions._replace(postprocess=postprocess_choices, loss=loss_choices) if choices else self.functions
+        return self.policy(own, spec, seed, device)

@@ -7,20 +7,15 @@ no batch normalisation or weight decay, n-step targets may be used, and truncate
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penstock.agents.continuous import ControlAgent
-from penstock.agents.networks import Net
-from penstock.core.config import check_fields
-from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.batch import TrainBatch
+from penstock.core.limits import Positive, Rate, Weight
+from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.experience import Experience
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
-from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings, make_view
+from penstock.learn.settings import FromReplay, Functions
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: DDPG) -> TrainBatch:
@@ -54,14 +49,14 @@ def optimizer_fn(agent: ControlAgent, cfg: DDPG) -> Optimizers:
     }
 
 
-def replay_fn(agent: ControlAgent, cfg: DDPG) -> Experience:
+def replay_fn(agent: ControlAgent, cfg: DDPG) -> ReplaySchedule:
     """Transitions, and soft updates of both targets."""
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
 
     def after_update(agent: ControlAgent, cfg: DDPG, updates: int) -> None:
         agent.update_targets(cfg.tau)
 
-    return Experience(
+    return ReplaySchedule(
         Replay(agent.spec, cfg.replay, view),
         cfg.batch_size,
         cfg.replay_ratio,
@@ -76,65 +71,15 @@ def agent_fn(spec: EnvSpec, cfg: DDPG) -> ControlAgent:
 
 
 @dataclass(frozen=True)
-class DDPG:
+class DDPG(FromReplay):
     """Settings of DDPG."""
 
-    lr: Schedule = 1e-3
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+
+    lr: Rate = 1e-3
     """Adam's step size of the critic, usually 3e-4 to 1e-3."""
-    actor_lr: float | None = None
+    actor_lr: Positive | None = None
     """Of the actor; None for the critic's. 1e-4 in the paper."""
-    discount: float = 0.99
-    """Weight of the next step's value, usually 0.9 to 0.999."""
-    batch_size: int = 256
-    """Transitions of a gradient step, usually 64 to 256."""
-    replay_ratio: float = 256.0
-    """Rows trained on for each row collected; 256 with batch_size 256 is a gradient step for each environment step."""
-    learning_starts: int = 100
-    """Steps of random actions before the first gradient step, usually 100 to 10,000."""
-    n_step: int = 1
-    """Rewards in a target before the value."""
-    tau: float = 0.005
-    """Share of the online networks in an update of the target ones."""
-    exploration_noise: Schedule = 0.1
+    exploration_noise: Weight = 0.1
     """Standard deviation of the noise on actions, in half the box."""
-    max_grad_norm: float | None = None
-    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
-    replay: ReplaySettings = ReplaySettings()
-    """What is kept and how it is drawn."""
-    net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` is the actor's, the critic is of relu."""
     agent: AgentFn = agent_fn
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
-    """T and B of the sampler, where a run names none."""
-    takes_stale: ClassVar[bool] = True
-    """DDPG is off-policy."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
-            raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        if min(schedule_ends(self.exploration_noise)) < 0.0:
-            raise ConfigError(f"exploration_noise={self.exploration_noise}; it may not be negative")
-        start, end = schedule_ends(self.lr)
-        positive = [start, self.actor_lr, self.max_grad_norm]
-        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0:
-            raise ConfigError(
-                f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}; expected positive numbers"
-            )
-
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return Policy(
-            self,
-            spec,
-            agent_fn=self.agent,
-            postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn,
-            optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self),
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from penstock.agents.discrete_control import DiscreteControlAgent
-from penstock.agents.networks import Net
-from penstock.core.config import check_fields
-from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.batch import TrainBatch
+from penstock.core.limits import Count, Positive, Unit, Whole
+from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.experience import Experience
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
-from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings, make_view
+from penstock.learn.settings import FromReplay, Functions
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
 def postprocess_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> TrainBatch:
@@ -37,7 +33,7 @@ def postprocess_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC)
 
 
 def loss_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> Loss:
-    """Critics: (Q - target)^2 / 2 (eq. 4). Actor: sum_a pi (alpha log pi - min_k Q) (eq. 12). Temperature: eq. 11, in log alpha."""
+    """Critics: (Q - target)^2 / 2 (eq. 4). Actor: sum_a pi (alpha log pi - min_k Q) (eq. 12). Temperature: eq. 11."""
     q = agent.q(x.inputs)
     index = agent.index(x["action"]).view(1, -1, 1).expand(len(q), -1, 1)
     error = q.gather(2, index).squeeze(2) - x["target"]
@@ -78,7 +74,7 @@ def optimizer_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> Optimizers:
     return out
 
 
-def replay_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> Experience:
+def replay_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> ReplaySchedule:
     """Transitions, and soft target updates."""
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
 
@@ -86,7 +82,7 @@ def replay_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> Experience:
         if updates % cfg.target_interval == 0:
             agent.update_targets(cfg.tau)
 
-    return Experience(
+    return ReplaySchedule(
         Replay(agent.spec, cfg.replay, view),
         cfg.batch_size,
         cfg.replay_ratio,
@@ -104,81 +100,30 @@ def agent_fn(spec: EnvSpec, cfg: DiscreteSAC) -> DiscreteControlAgent:
 
 
 @dataclass(frozen=True)
-class DiscreteSAC:
+class DiscreteSAC(FromReplay):
     """Settings of discrete SAC."""
 
-    lr: Schedule = 3e-4
-    """Adam's step size of the critics, usually 3e-4 to 1e-3."""
-    actor_lr: float | None = None
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+
+    actor_lr: Positive | None = None
     """Of the actor; None for the critics'."""
-    alpha_lr: float | None = None
+    alpha_lr: Positive | None = None
     """Of the temperature; None for the critics'."""
-    discount: float = 0.99
-    """Weight of the next step's value, usually 0.9 to 0.999."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Transitions of a gradient step, usually 64 to 512; 64 in the paper."""
-    replay_ratio: float = 64.0
+    replay_ratio: Positive = 64.0
     """Rows trained on for each row collected; 64 with batch_size 64 is a gradient step for each environment step."""
-    learning_starts: int = 1_000
+    learning_starts: Whole = 1_000
     """Steps of random actions before the first gradient step."""
-    n_step: int = 1
-    """Rewards in a target before the value."""
-    tau: float = 0.005
-    """Share of the online critics in an update of the target ones."""
-    target_interval: int = 1
+    target_interval: Count = 1
     """Gradient steps between updates of the target critics."""
-    alpha: float | Literal["auto"] = "auto"
+    alpha: Positive | Literal["auto"] = "auto"
     """Temperature, or `auto` to learn it."""
-    entropy_share: float = 0.5
+    entropy_share: Unit = 0.5
     """Share of the largest entropy, the log of the number of legal actions, that `auto` keeps to, usually 0.2 to 0.98.
 
     0.98 in the paper, which for two actions is the best one in 58 of 100 steps; 0.5 is 89 of 100.
     """
-    critics: int = 2
+    critics: Count = 2
     """Critics, of which the smallest value counts."""
-    max_grad_norm: float | None = None
-    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
-    replay: ReplaySettings = ReplaySettings()
-    """What is kept and how it is drawn."""
-    net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` is the actor's, critics are of relu."""
     agent: AgentFn = agent_fn
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
-    """T and B of the sampler, where a run names none."""
-    takes_stale: ClassVar[bool] = True
-    """Discrete SAC is off-policy."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0 or not 0.0 <= self.entropy_share <= 1.0:
-            raise ConfigError(
-                f"discount={self.discount}, tau={self.tau}, entropy_share={self.entropy_share}; expected [0, 1], (0, 1] "
-                "and [0, 1]"
-            )
-        start, end = schedule_ends(self.lr)
-        positive = [start, self.actor_lr, self.alpha_lr, self.max_grad_norm]
-        if self.alpha != "auto":
-            positive.append(float(self.alpha))
-        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(self.critics, self.target_interval) < 1:
-            raise ConfigError(
-                f"lr={self.lr}, actor_lr={self.actor_lr}, alpha_lr={self.alpha_lr}, alpha={self.alpha}, max_grad_norm="
-                f"{self.max_grad_norm}, critics={self.critics}, target_interval={self.target_interval}; expected positive "
-                "numbers"
-            )
-
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return Policy(
-            self,
-            spec,
-            agent_fn=self.agent,
-            postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn,
-            optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self),
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )

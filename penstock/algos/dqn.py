@@ -1,4 +1,4 @@
-"""DQN and what Rainbow adds to it, each by a setting: double, dueling, n-step, prioritized, C51 or quantiles, noisy nets.
+"""DQN, and Rainbow's additions as settings: double, dueling, n-step, prioritized, C51 or quantiles, noisy nets.
 
 Mnih et al. 2015 (Nature 518); van Hasselt et al. 2016 (double); Wang et al. 2016 (dueling); Schaul et al. 2016
 (prioritized); Bellemare et al. 2017 (C51); Dabney et al. 2018 (QR-DQN); Fortunato et al. 2018 (noisy); Hessel et al.
@@ -9,9 +9,8 @@ Differs from the papers: Adam throughout, truncated episodes bootstrap, and nois
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -20,17 +19,15 @@ from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.agents.q_agent import Ladder, QAgent, q_agent
-from penstock.core.config import check_fields
+from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.limits import Bound, Chance, Count, Limit, NotNegative, Number, Positive, Rate, Share, Whole
+from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.experience import Experience
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
-from penstock.learn.policy import Policy
+from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
-from penstock.replay.replay import Replay, ReplaySettings, make_view
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 from penstock.replay.storage import Storage
 
 
@@ -52,7 +49,7 @@ def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> TrainBatch:
 
 
 def loss_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> Loss:
-    """Huber loss of Q - target, cross-entropy of the projected atoms (Bellemare eq. 7), or quantile Huber (Dabney eq. 10)."""
+    """Huber loss of Q - target, cross-entropy of the atoms (Bellemare eq. 7), or quantile Huber (Dabney eq. 10)."""
     out, index = agent(x.inputs), agent.index(x["action"])
     chosen = out.gather(1, index.view(-1, 1, *[1] * (out.ndim - 2)).expand(-1, 1, *out.shape[2:])).squeeze(1)
     if cfg.distributional == "c51":
@@ -75,7 +72,7 @@ def optimizer_fn(agent: QAgent, cfg: DQN) -> Optimizers:
     return {"all": Adam(agent.online.parameters(), lr=float(cfg.lr), eps=cfg.adam_eps)}
 
 
-def replay_fn(agent: QAgent, cfg: DQN) -> Experience:
+def replay_fn(agent: QAgent, cfg: DQN) -> ReplaySchedule:
     """n-step transitions, in hindsight if asked, and the target network's update after each gradient step."""
     fresh = cfg.records_q
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed, acted_next=fresh)
@@ -99,7 +96,7 @@ def replay_fn(agent: QAgent, cfg: DQN) -> Experience:
         if updates % cfg.target_interval == 0:
             agent.update_target(cfg.tau)
 
-    return Experience(replay, cfg.batch_size, cfg.replay_ratio, cfg.learning_starts, after_update=after_update)
+    return ReplaySchedule(replay, cfg.batch_size, cfg.replay_ratio, cfg.learning_starts, after_update=after_update)
 
 
 def agent_fn(spec: EnvSpec, cfg: DQN) -> Agent:
@@ -111,20 +108,20 @@ def agent_fn(spec: EnvSpec, cfg: DQN) -> Agent:
 
 
 @dataclass(frozen=True)
-class DQN:
+class DQN(FromReplay):
     """Settings of DQN and Rainbow."""
 
-    lr: Schedule = 1e-4
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+
+    lr: Rate = 1e-4
     """Adam's step size, usually 6e-5 (Atari) to 1e-3."""
-    discount: float = 0.99
-    """Weight of the next step's value, usually 0.9 to 0.999."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Transitions of a gradient step, usually 32 to 256."""
-    replay_ratio: float = 8.0
+    replay_ratio: Positive = 8.0
     """Rows trained on for each row collected, usually 8 (Atari: 32 every 4 steps) to 256."""
-    learning_starts: int = 1_000
+    learning_starts: Whole = 1_000
     """Steps of random actions before the first gradient step."""
-    n_step: int = 1
+    n_step: Count = 1
     """Rewards in a target before the value, usually 1 to 5; 3 in Rainbow."""
     double: bool = True
     """The online network chooses the action that the target network values (van Hasselt et al. 2016)."""
@@ -132,88 +129,50 @@ class DQN:
     """Value and advantage as two heads (Wang et al. 2016)."""
     distributional: Literal["none", "c51", "quantile"] = "none"
     """Learn the distribution of returns: over fixed atoms, or by quantiles."""
-    n_atoms: int = 51
+    n_atoms: Annotated[int, Limit(2)] = 51
     """Atoms of C51, or quantiles; 51 and 200 in the papers."""
-    v_min: float = -10.0
+    v_min: Number = -10.0
     """Smallest return that C51 can tell apart."""
-    v_max: float = 10.0
+    v_max: Number = 10.0
     """Largest return that C51 can tell apart; for rewards of 1 a step about 1 / (1 - discount)."""
     noisy: bool = False
-    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`. The noise of acting is new
-    for each batch, so T is to be small."""
-    epsilon: Schedule = "linear(1.0, 0.05, 0.1)"
+    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`. The noise of acting is
+    new for each batch, so T is to be small."""
+    epsilon: Chance = "linear(1.0, 0.05, 0.1)"
     """Chance of a random action; with a ladder that of the slot that explores most."""
     ladder: Ladder = "none"
     """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
-    epsilon_low: float = 0.0005
+    epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
-    target_interval: int = 250
+    target_interval: Count = 250
     """Gradient steps between updates of the target network."""
-    tau: float = 1.0
+    tau: Share = 1.0
     """Share of the online network in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
-    huber_delta: float = 1.0
+    huber_delta: Positive = 1.0
     """Errors beyond this count linearly."""
-    max_grad_norm: float = 10.0
+    max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""
-    adam_eps: float = 1e-8
+    adam_eps: NotNegative = 1e-8
     """Adam's epsilon; 1.5e-4 in Rainbow."""
-    replay: ReplaySettings = ReplaySettings()
-    """What is kept and how it is drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
     """Networks of the default agent; noisy ones are of relu, whatever `activation` says."""
     agent: AgentFn = agent_fn
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
-    """T and B of the sampler, where a run names none."""
-    takes_stale: ClassVar[bool] = True
-    """Q-learning is off-policy."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
+        super().__post_init__()
         if self.net.is_recurrent:
             raise ConfigError(f"DQN with net.recurrent={self.net.recurrent!r}; sequences with memory are R2D1's")
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
-            raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        if not -math.inf < self.v_min < self.v_max < math.inf or self.n_atoms < 2 or self.target_interval < 1:
-            raise ConfigError(
-                f"v_min={self.v_min}, v_max={self.v_max}, n_atoms={self.n_atoms}, target_interval={self.target_interval}; "
-                "expected v_min < v_max, at least 2 atoms and an interval of at least 1"
-            )
-        low, ends = self.epsilon_low, schedule_ends(self.epsilon)
-        if not 0.0 < low <= 1.0 or not 0.0 <= min(ends) <= max(ends) <= 1.0:
-            raise ConfigError(
-                f"epsilon={self.epsilon}, epsilon_low={low}; expected chances in [0, 1], and epsilon_low > 0"
-            )
-        start, end = schedule_ends(self.lr)
-        if min(start, self.max_grad_norm, self.huber_delta) <= 0.0 or end < 0.0:
-            raise ConfigError(
-                f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, huber_delta={self.huber_delta}; expected positive numbers"
-            )
+        if not self.v_min < self.v_max:
+            raise ConfigError(f"v_min={self.v_min}, v_max={self.v_max}; expected v_min < v_max")
         if self.records_q and self.distributional == "c51":
             raise ConfigError("replay.fresh_priority='agent' with C51, whose priorities are no TD errors; use 'max'")
 
     @property
     def outputs(self) -> int:
-        """Numbers that the network gives for an action."""
+        """Numbers that the network has for an action."""
         return 1 if self.distributional == "none" else self.n_atoms
 
     @property
     def records_q(self) -> bool:
         """The agent records what priorities of fresh rows need."""
         return self.replay.index == "prioritized" and self.replay.fresh_priority == "agent"
-
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return Policy(
-            self,
-            spec,
-            agent_fn=self.agent,
-            postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn,
-            optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self),
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )

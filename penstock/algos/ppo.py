@@ -8,22 +8,16 @@ observation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from penstock import ops
-from penstock.agents.actor_critic import ActorCritic, actor_critic
-from penstock.agents.networks import Net
-from penstock.core.batch import SampleBatch
-from penstock.core.config import check_fields
-from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
-from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.learn.algorithm import AgentFn, Loss
-from penstock.learn.minibatch import TrainBatch
+from penstock.agents.actor_critic import ActorCritic
+from penstock.core.batch import SampleBatch, TrainBatch
+from penstock.core.limits import Bound, NotNegative, Rate, Unit, Weight
+from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
-from penstock.learn.policy import Policy
+from penstock.learn.settings import Functions, InMinibatches
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBatch:
@@ -71,63 +65,22 @@ optimizer_fn = adam
 
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(InMinibatches):
     """Settings of PPO."""
 
-    lr: Schedule = 3e-4
-    """Adam's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
-    discount: float = 0.99
-    """Weight of the next step's value, usually 0.9 to 0.999."""
-    gae_lambda: float = 0.95
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    takes_stale = True
+    """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""
+
+    gae_lambda: Unit = 0.95
     """Bias against variance of advantages, usually 0.9 to 1."""
-    clip: Schedule = 0.2
+    clip: Rate = 0.2
     """How far the probability ratio may move, usually 0.1 to 0.3."""
-    entropy_coef: Schedule = 0.0
+    entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
-    value_coef: float = 0.5
+    value_coef: NotNegative = 0.5
     """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
-    epochs: int = 4
-    """Passes over each batch, usually 3 to 20."""
-    minibatch: int = 512
-    """Rows of a gradient step; a batch is cut into round(T * B / minibatch) parts."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Bound = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
-    net: Net = Net()
-    """Networks of the default agent."""
-    agent: AgentFn = actor_critic
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
-    """T and B of the sampler, where a run names none."""
-    takes_stale: ClassVar[bool] = True
-    """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 <= self.gae_lambda <= 1.0:
-            raise ConfigError(f"discount={self.discount}, gae_lambda={self.gae_lambda}; both must lie in [0, 1]")
-        if self.epochs < 1 or self.minibatch < 1:
-            raise ConfigError(f"epochs={self.epochs}, minibatch={self.minibatch}; both must be at least 1")
-        starts, ends = zip(*(schedule_ends(getattr(self, name)) for name in ("lr", "clip")))
-        if min(*starts, self.max_grad_norm) <= 0.0 or min(ends) < 0.0:
-            raise ConfigError(
-                f"lr={self.lr}, clip={self.clip}, max_grad_norm={self.max_grad_norm}; expected positive numbers"
-            )
-
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return Policy(
-            self,
-            spec,
-            agent_fn=self.agent,
-            postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn,
-            optimizer_fn=optimizer_fn,
-            epochs=self.epochs,
-            minibatch=self.minibatch,
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )

@@ -11,7 +11,6 @@ truncated episodes bootstrap; the value of rows after the trained ones passes no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,19 +20,16 @@ from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.agents.q_agent import Ladder, QAgent, q_agent
-from penstock.core.batch import Inputs
-from penstock.core.config import check_fields
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
+from penstock.core.limits import Bound, Chance, Count, NotNegative, Positive, Rate, Share, Unit, Whole
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.experience import Experience
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
-from penstock.learn.policy import Policy
+from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
-from penstock.replay.replay import Replay, ReplaySettings
+from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings
 from penstock.replay.storage import Storage
 from penstock.replay.view import Sequences
 
@@ -106,7 +102,7 @@ def optimizer_fn(agent: QAgent, cfg: R2D1) -> Optimizers:
     return {"all": Adam(agent.online.parameters(), lr=float(cfg.lr), eps=cfg.adam_eps)}
 
 
-def replay_fn(agent: QAgent, cfg: R2D1) -> Experience:
+def replay_fn(agent: QAgent, cfg: R2D1) -> ReplaySchedule:
     """Sequences with stored state, and the target network's update after each gradient step."""
     view = Sequences(cfg.state_interval, cfg.burn_in, cfg.train_length, cfg.n_step, cfg.net.clip_reward, agent.fed)
 
@@ -145,7 +141,7 @@ def replay_fn(agent: QAgent, cfg: R2D1) -> Experience:
         if updates % cfg.target_interval == 0:
             agent.update_target(cfg.tau)
 
-    return Experience(
+    return ReplaySchedule(
         replay,
         cfg.batch_size,
         cfg.replay_ratio,
@@ -161,26 +157,29 @@ def agent_fn(spec: EnvSpec, cfg: R2D1) -> Agent:
 
 
 @dataclass(frozen=True)
-class R2D1:
+class R2D1(FromReplay):
     """Settings of R2D1."""
 
-    lr: Schedule = 1e-4
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    batch = BatchSpec(T=40, B=16)
+
+    lr: Rate = 1e-4
     """Adam's step size, usually 1e-4 (Atari) to 1e-3."""
-    discount: float = 0.997
+    discount: Unit = 0.997
     """Weight of the next step's value, usually 0.99 to 0.997."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Sequences of a gradient step, usually 16 to 64."""
-    replay_ratio: float = 1.0
+    replay_ratio: Positive = 1.0
     """Rows trained on for each row collected, usually 1 (Atari) to 16; burn-in does not count."""
-    learning_starts: int = 10_000
+    learning_starts: Whole = 10_000
     """Steps of random actions before the first gradient step; 1e5 in rlpyt."""
-    n_step: int = 5
+    n_step: Count = 5
     """Rewards in a target before the value, usually 3 to 5."""
-    burn_in: int = 40
+    burn_in: Whole = 40
     """Rows that only refresh the stored state, usually 0 to 40."""
-    train_length: int = 80
+    train_length: Count = 80
     """Rows of a sequence that are trained on, after the burn-in; usually 20 to 80."""
-    state_interval: int = 40
+    state_interval: Count = 40
     """Rows from the start of a sequence to that of the next; `sampler.T` must divide it."""
     double: bool = True
     """The online network chooses the action that the target network values (van Hasselt et al. 2016)."""
@@ -188,23 +187,23 @@ class R2D1:
     """Value and advantage as two heads (Wang et al. 2016)."""
     value_rescale: bool = True
     """The network learns h(Q), which shrinks large returns (Pohlen et al. 2018)."""
-    rescale_eps: float = 1e-3
+    rescale_eps: Positive = 1e-3
     """Slope of h where returns are large."""
-    eta: float = 0.9
+    eta: Unit = 0.9
     """Priority of a sequence: eta of its largest error, the rest of its mean error."""
-    epsilon: Schedule = 0.4
+    epsilon: Chance = 0.4
     """Chance of a random action; with a ladder that of the slot that explores most."""
     ladder: Ladder = "ape-x"
     """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
-    epsilon_low: float = 0.0005
+    epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
-    target_interval: int = 2_500
+    target_interval: Count = 2_500
     """Gradient steps between updates of the target network."""
-    tau: float = 1.0
+    tau: Share = 1.0
     """Share of the online network in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
-    max_grad_norm: float = 80.0
+    max_grad_norm: Bound = 80.0
     """Gradients are scaled down to this norm."""
-    adam_eps: float = 1e-3
+    adam_eps: NotNegative = 1e-3
     """Adam's epsilon."""
     replay: ReplaySettings = ReplaySettings(
         index="prioritized", priority_alpha=0.9, priority_beta=0.6, fresh_priority="agent"
@@ -213,42 +212,15 @@ class R2D1:
     net: Net = Net(hidden=(128,), activation="relu", recurrent="lstm", prev_action=True, prev_reward=True)
     """Networks of the default agent."""
     agent: AgentFn = agent_fn
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=40, B=16)
-    """T and B of the sampler, where a run names none."""
-    takes_stale: ClassVar[bool] = True
-    """Q-learning is off-policy."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
+        super().__post_init__()
         if not self.net.is_recurrent:
             raise ConfigError("R2D1 with net.recurrent='none'; use 'lstm' or 'gru', or DQN for networks without memory")
-        if min(self.n_step, self.train_length, self.state_interval, self.target_interval) < 1 or self.burn_in < 0:
-            raise ConfigError(
-                f"n_step={self.n_step}, train_length={self.train_length}, state_interval={self.state_interval}, "
-                f"target_interval={self.target_interval}, burn_in={self.burn_in}; expected 1 or more, burn_in 0 or "
-                "more"
-            )
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0 or not 0.0 <= self.eta <= 1.0:
-            raise ConfigError(
-                f"discount={self.discount}, tau={self.tau}, eta={self.eta}; expected [0, 1], (0, 1] and [0, 1]"
-            )
-        low, ends = self.epsilon_low, schedule_ends(self.epsilon)
-        if not 0.0 < low <= 1.0 or not 0.0 <= min(ends) <= max(ends) <= 1.0:
-            raise ConfigError(
-                f"epsilon={self.epsilon}, epsilon_low={low}; expected chances in [0, 1], and epsilon_low > 0"
-            )
-        start, end = schedule_ends(self.lr)
-        if min(start, self.max_grad_norm, self.rescale_eps) <= 0.0 or end < 0.0:
-            raise ConfigError(
-                f"lr={self.lr}, max_grad_norm={self.max_grad_norm}, rescale_eps={self.rescale_eps}; expected "
-                "positive numbers"
-            )
 
     @property
     def outputs(self) -> int:
-        """Numbers that the network gives for an action."""
+        """Numbers that the network has for an action."""
         return 1
 
     @property
@@ -260,18 +232,3 @@ class R2D1:
     def records_q(self) -> bool:
         """The agent records what priorities of fresh rows need."""
         return self.replay.index == "prioritized" and self.replay.fresh_priority == "agent"
-
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return Policy(
-            self,
-            spec,
-            agent_fn=self.agent,
-            postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn,
-            optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self),
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
 from penstock.agents.continuous import ControlAgent
-from penstock.agents.networks import Net
-from penstock.core.config import check_fields
-from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.batch import TrainBatch
+from penstock.core.limits import Count, Number, Positive
+from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.experience import Experience
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
-from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings, make_view
+from penstock.learn.settings import FromReplay, Functions
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> TrainBatch:
@@ -83,7 +79,7 @@ def optimizer_fn(agent: ControlAgent, cfg: SAC) -> Optimizers:
     return out
 
 
-def replay_fn(agent: ControlAgent, cfg: SAC) -> Experience:
+def replay_fn(agent: ControlAgent, cfg: SAC) -> ReplaySchedule:
     """Transitions, two sets of noise for each (present and next action), and soft target updates."""
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
 
@@ -91,7 +87,7 @@ def replay_fn(agent: ControlAgent, cfg: SAC) -> Experience:
         if updates % cfg.target_interval == 0:
             agent.update_targets(cfg.tau)
 
-    return Experience(
+    return ReplaySchedule(
         Replay(agent.spec, cfg.replay, view),
         cfg.batch_size,
         cfg.replay_ratio,
@@ -111,75 +107,21 @@ def agent_fn(spec: EnvSpec, cfg: SAC) -> ControlAgent:
 
 
 @dataclass(frozen=True)
-class SAC:
+class SAC(FromReplay):
     """Settings of SAC."""
 
-    lr: Schedule = 3e-4
-    """Adam's step size of the critics, usually 3e-4 to 1e-3."""
-    actor_lr: float | None = None
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+
+    actor_lr: Positive | None = None
     """Of the actor; None for the critics'."""
-    alpha_lr: float | None = None
+    alpha_lr: Positive | None = None
     """Of the temperature; None for the critics'."""
-    discount: float = 0.99
-    """Weight of the next step's value, usually 0.9 to 0.999."""
-    batch_size: int = 256
-    """Transitions of a gradient step, usually 64 to 512."""
-    replay_ratio: float = 256.0
-    """Rows trained on for each row collected; 256 with batch_size 256 is a gradient step for each environment step."""
-    learning_starts: int = 100
-    """Steps of random actions before the first gradient step, usually 100 to 10,000."""
-    n_step: int = 1
-    """Rewards in a target before the value."""
-    tau: float = 0.005
-    """Share of the online critics in an update of the target ones."""
-    target_interval: int = 1
+    target_interval: Count = 1
     """Gradient steps between updates of the target critics."""
-    alpha: float | Literal["auto"] = "auto"
+    alpha: Positive | Literal["auto"] = "auto"
     """Temperature, or `auto` to learn it."""
-    target_entropy: float | None = None
+    target_entropy: Number | None = None
     """Entropy in nats that `auto` keeps to, of actions in [-1, 1]; None for minus the number of their elements."""
-    critics: int = 2
+    critics: Count = 2
     """Critics, of which the smallest value counts."""
-    max_grad_norm: float | None = None
-    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
-    replay: ReplaySettings = ReplaySettings()
-    """What is kept and how it is drawn."""
-    net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` is the actor's, critics are of relu."""
     agent: AgentFn = agent_fn
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
-    """T and B of the sampler, where a run names none."""
-    takes_stale: ClassVar[bool] = True
-    """SAC is off-policy."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
-            raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        start, end = schedule_ends(self.lr)
-        positive = [start, self.actor_lr, self.alpha_lr, self.max_grad_norm]
-        if self.alpha != "auto":
-            positive.append(float(self.alpha))
-        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(self.critics, self.target_interval) < 1:
-            raise ConfigError(
-                f"lr={self.lr}, actor_lr={self.actor_lr}, alpha_lr={self.alpha_lr}, alpha={self.alpha}, max_grad_norm="
-                f"{self.max_grad_norm}, critics={self.critics}, target_interval={self.target_interval}; expected positive "
-                "numbers"
-            )
-
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return Policy(
-            self,
-            spec,
-            agent_fn=self.agent,
-            postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn,
-            optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self),
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )

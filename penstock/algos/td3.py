@@ -6,26 +6,23 @@ and truncated episodes bootstrap.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 from penstock.agents.continuous import ControlAgent
 from penstock.agents.distributions import standard_normal
-from penstock.agents.networks import Net
-from penstock.core.config import check_fields
-from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.batch import TrainBatch
+from penstock.core.limits import Count, Limit, NotNegative, Positive, Rate, Weight
+from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.experience import Experience
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.optimizers import Adam
-from penstock.learn.policy import Policy
-from penstock.replay.replay import Replay, ReplaySettings, make_view
+from penstock.learn.settings import FromReplay, Functions
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> TrainBatch:
-    """Adds `target` = r + discount * min_k Q_target(s', a'), a' = mu_target(s') + clipped noise, in the box (eq. 14, 15)."""
+    """Adds `target` = r + discount * min_k Q_target(s', a'), a' = mu_target(s') + clipped noise (eq. 14, 15)."""
     following = x["next"]
     noise = (cfg.target_noise * standard_normal(x["noise"])).clamp(-cfg.target_noise_clip, cfg.target_noise_clip)
     action = (agent.target_point(following) + noise).clamp(-1.0, 1.0)
@@ -53,7 +50,7 @@ def optimizer_fn(agent: ControlAgent, cfg: TD3) -> Optimizers:
     }
 
 
-def replay_fn(agent: ControlAgent, cfg: TD3) -> Experience:
+def replay_fn(agent: ControlAgent, cfg: TD3) -> ReplaySchedule:
     """Transitions with noise for the target action; targets move with the actor."""
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
 
@@ -61,7 +58,7 @@ def replay_fn(agent: ControlAgent, cfg: TD3) -> Experience:
         if updates % cfg.policy_delay == 0:
             agent.update_targets(cfg.tau)
 
-    return Experience(
+    return ReplaySchedule(
         Replay(agent.spec, cfg.replay, view),
         cfg.batch_size,
         cfg.replay_ratio,
@@ -77,78 +74,23 @@ def agent_fn(spec: EnvSpec, cfg: TD3) -> ControlAgent:
 
 
 @dataclass(frozen=True)
-class TD3:
+class TD3(FromReplay):
     """Settings of TD3."""
 
-    lr: Schedule = 1e-3
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+
+    lr: Rate = 1e-3
     """Adam's step size of the critics, usually 3e-4 to 1e-3."""
-    actor_lr: float | None = None
+    actor_lr: Positive | None = None
     """Of the actor; None for the critics'."""
-    discount: float = 0.99
-    """Weight of the next step's value, usually 0.9 to 0.999."""
-    batch_size: int = 256
-    """Transitions of a gradient step, usually 100 to 256."""
-    replay_ratio: float = 256.0
-    """Rows trained on for each row collected; 256 with batch_size 256 is a gradient step for each environment step."""
-    learning_starts: int = 100
-    """Steps of random actions before the first gradient step, usually 100 to 25,000."""
-    n_step: int = 1
-    """Rewards in a target before the value."""
-    tau: float = 0.005
-    """Share of the online networks in an update of the target ones."""
-    policy_delay: int = 2
+    policy_delay: Count = 2
     """Gradient steps of the critics for one of the actor and the targets."""
-    exploration_noise: Schedule = 0.1
+    exploration_noise: Weight = 0.1
     """Standard deviation of the noise on actions, in half the box."""
-    target_noise: float = 0.2
+    target_noise: NotNegative = 0.2
     """Standard deviation of the noise on target actions, in half the box."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: Annotated[float, Limit(0.0, math.inf)] = 0.5
     """Largest noise on target actions."""
-    critics: int = 2
+    critics: Count = 2
     """Critics, of which the smallest value counts."""
-    max_grad_norm: float | None = None
-    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
-    replay: ReplaySettings = ReplaySettings()
-    """What is kept and how it is drawn."""
-    net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` is the actor's, critics are of relu."""
     agent: AgentFn = agent_fn
-    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
-    """T and B of the sampler, where a run names none."""
-    takes_stale: ClassVar[bool] = True
-    """TD3 is off-policy."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_schedules(self)
-        if not 0.0 <= self.discount <= 1.0 or not 0.0 < self.tau <= 1.0:
-            raise ConfigError(f"discount={self.discount}, tau={self.tau}; expected [0, 1] and (0, 1]")
-        noises = (*schedule_ends(self.exploration_noise), self.target_noise, self.target_noise_clip)
-        if min(noises) < 0.0:
-            raise ConfigError(
-                f"exploration_noise={self.exploration_noise}, target_noise={self.target_noise}, target_noise_clip="
-                f"{self.target_noise_clip}; none may be negative"
-            )
-        start, end = schedule_ends(self.lr)
-        positive = [start, self.actor_lr, self.max_grad_norm]
-        if min(x for x in positive if x is not None) <= 0.0 or end < 0.0 or min(self.critics, self.policy_delay) < 1:
-            raise ConfigError(
-                f"lr={self.lr}, actor_lr={self.actor_lr}, max_grad_norm={self.max_grad_norm}, critics={self.critics}, "
-                f"policy_delay={self.policy_delay}; expected positive numbers"
-            )
-
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return Policy(
-            self,
-            spec,
-            agent_fn=self.agent,
-            postprocess_fn=postprocess_fn,
-            loss_fn=loss_fn,
-            optimizer_fn=optimizer_fn,
-            experience_fn=lambda agent: replay_fn(agent, self),
-            max_grad_norm=self.max_grad_norm,
-            seed=seed,
-            device=device,
-        )

@@ -156,6 +156,29 @@ ROWS_AND_NEXT = ("obs", "first", "prev_action", "prev_reward")
 ROWS = ("terminated", "truncated", "valid", "info", "version")
 
 
+@struct
+class TrainBatch:
+    """Rows that are trained on: a post-processed batch, a minibatch of one, or a sample of replay.
+
+    After `postprocess_fn` leaves are [T, B, ...]. A minibatch of a memoryless agent is [N, ...], valid rows only; of
+    a recurrent one [T, b, ...], whole columns with a mask. A sample of replay is [N, ...], or [L, N, ...] of sequences.
+    """
+
+    inputs: Inputs
+    """Inputs of the agent; the loss calls `agent(x.inputs, x.state)`."""
+    rows: Mapping[str, Tree]
+    """Arrays of the algorithm, or of the replay's view, by name; `x["advantage"]` reads one."""
+    valid: Array | None = None
+    """bool mask over rows; None if all are valid."""
+    state: Tree = None
+    """[B, ...] recurrent state before row 0."""
+    metrics: Mapping[str, Array] | None = None
+    """Scalars about the whole batch to log; minibatches and samples have none."""
+
+    def __getitem__(self, name: str) -> Tree:
+        return self.rows[name]
+
+
 @dataclass(frozen=True)
 class MultiAgentBatch(Mapping[str, SampleBatch]):
     """One SampleBatch for each policy id; single-agent is the mapping of one."""

@@ -1,33 +1,38 @@
-"""What an algorithm is: frozen settings that build a Policy out of four functions."""
+"""Algorithms: frozen settings that build a Policy out of functions, and the types of these functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
 from penstock.agents.agent import Agent
+from penstock.core.batch import TrainBatch
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.learn.minibatch import TrainBatch
+from penstock.replay.replay import ReplaySchedule
+
+if TYPE_CHECKING:
+    from penstock.learn.policy import Policy
+    from penstock.samplers.sampler import Sampler
 
 ResultDict: TypeAlias = dict[str, float]
-"""Metrics by name, `train/...` for what a training step reports."""
+"""Metrics by name: `train/...` of gradient steps, `replay/...` of the replay."""
 
 
 class Loss(NamedTuple):
-    """What `loss_fn` returns."""
+    """The loss of one minibatch, as `loss_fn` returns it."""
 
     total: Tensor | dict[str, Tensor]
     """Scalar to minimise, or one for each optimizer by its name."""
     metrics: dict[str, Tensor]
     """Scalars to log, without gradient, averaged over the minibatches of a training step."""
     priorities: Tensor | None = None
-    """[N] new priorities of replayed samples, where replay is prioritised."""
+    """[N] new priorities of replayed samples, for prioritized replay."""
 
 
 class Optimizer(Protocol):
-    """What a Policy needs of an optimizer; every `torch.optim.Optimizer` has it."""
+    """The members of an optimizer that a Policy uses; every `torch.optim.Optimizer` has them."""
 
     param_groups: list[dict[str, Any]]
 
@@ -38,16 +43,23 @@ class Optimizer(Protocol):
 
 Optimizers: TypeAlias = dict[str, Optimizer]
 AgentFn: TypeAlias = Callable[[EnvSpec, Any], Agent]
-PostprocessFn: TypeAlias = Callable[[Any, Any, Any], TrainBatch]  # (agent, SampleBatch or sample of replay, settings)
-LossFn: TypeAlias = Callable[[Any, TrainBatch, Any], Loss]  # (agent, minibatch, settings)
+"""(spec, settings)."""
+PostprocessFn: TypeAlias = Callable[[Any, Any, Any], TrainBatch]
+"""(agent, SampleBatch or sample of replay, settings); each algorithm names its own kind of agent and settings."""
+LossFn: TypeAlias = Callable[[Any, TrainBatch, Any], Loss]
+"""(agent, minibatch, settings)."""
 OptimizerFn: TypeAlias = Callable[[Any, Any], Optimizers]
+"""(agent, settings)."""
+ReplayFn: TypeAlias = Callable[[Any, Any], ReplaySchedule]
+"""(agent, settings)."""
 
 
 class Algorithm(Protocol):
     """Frozen settings of an algorithm. Any frozen dataclass with these two members is one.
 
     With `takes_stale = True` it also learns from batches that an earlier policy collected, as an AsyncSampler of depth
-    1 or more gives; the recorded `logp` and `version` say which.
+    1 or more returns; the recorded `logp` and `version` say which. With `offline = True` it learns from a dataset. With
+    a method `training_step(policy, sampler, itr) -> TrainingStep` of its own, that is an iteration of a run.
     """
 
     @property
@@ -55,6 +67,21 @@ class Algorithm(Protocol):
         """T and B of the sampler that a run uses if it names none."""
         ...
 
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Any:
-        """The live `Policy` for an environment."""
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
+        """The live policy for an environment."""
         ...
+
+
+class TrainingStep(NamedTuple):
+    """One iteration: its metrics and episodes, the environment steps sampled, and seconds of sampling and training."""
+
+    metrics: ResultDict
+    episodes: Any
+    """`penstock.Episodes` that ended in it."""
+    env_steps: int
+    sample_s: float
+    train_s: float
+
+
+TrainingStepFn: TypeAlias = Callable[["Policy", "Sampler", int], TrainingStep]
+"""(policy, sampler, number of the iteration)."""

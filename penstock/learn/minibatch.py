@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.batch import Inputs
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.tree import Tree, struct, tree_leaves, tree_map, tree_structure, tree_unflatten
-
-
-@struct
-class TrainBatch:
-    """What `postprocess_fn` makes of a SampleBatch, and, cut into minibatches, what `loss_fn` is given.
-
-    After `postprocess_fn` leaves are [T, B, ...]. A minibatch of a memoryless agent is [N, ...], valid rows only; of
-    a recurrent one [T, b, ...], whole columns with a mask.
-    """
-
-    inputs: Inputs
-    """What the agent sees; call `agent(x.inputs, x.state)`."""
-    rows: Mapping[str, Tree]
-    """The algorithm's own arrays by name; `x["advantage"]` reads one."""
-    valid: Tensor | None
-    """bool mask over rows; None in a minibatch whose rows are all valid."""
-    state: Tree = None
-    """[B, ...] recurrent state before row 0."""
-    metrics: Mapping[str, Tensor] | None = None
-    """Scalars about the whole batch to log; minibatches have none."""
-
-    def __getitem__(self, name: str) -> Tree:
-        return self.rows[name]
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 
 def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1) -> Iterator[TrainBatch]:

@@ -1,4 +1,4 @@
-"""Optimizers by agent and settings, and the gradients that they are given."""
+"""Optimizers that algorithms share, and the gradients set for them: one backward pass, scaled to a norm."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
             return norm if math.isfinite(value) else value
         if max_grad_norm is not None and norm > max_grad_norm:
             # Not in place: autograd may hand the same tensor to two parameters.
-            scale = max_grad_norm / norm
-            present = torch._foreach_mul(present, scale)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            present = torch._foreach_mul(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+                present, max_grad_norm / norm
+            )
         scaled = iter(present)
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = None if gradient is None else next(scaled)
@@ -72,7 +73,7 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015, algorithm 1) through torch's fused kernel, bit for bit what `torch.optim.Adam` gives.
+    """Adam (Kingma and Ba 2015, algorithm 1) through torch's fused kernel, bit for bit as `torch.optim.Adam`.
 
     For twelve small arrays most of that class's step is Python around the kernel, and the first optimizer of a
     process imports torch's compiler, which takes 0.85 s: `benchmarks/update.py`. One group, no weight decay.
@@ -86,7 +87,7 @@ class Adam:
         eps: float = 1e-8,
         lr_scale: float = 1.0,
     ) -> None:
-        """`lr_scale` times a scheduled step size is this one's, if it is not the schedule itself."""
+        """`lr_scale`: whenever a schedule moves `settings.lr`, the step size becomes `lr_scale` times it."""
         params = list(parameters)
         self.param_groups: list[dict[str, Any]] = [
             {"params": params, "lr": lr, "betas": betas, "eps": eps, "lr_scale": lr_scale}

@@ -1,53 +1,146 @@
-"""Train operations: what happens to a batch between sampler and optimizer."""
+"""Train operations: a batch on its way from the sampler to the optimizer, by itself or through replay."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections import defaultdict
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import SampleBatch, TrainBatch
+from penstock.core.noise import Purpose, generator
 from penstock.core.tree import tree_map
-from penstock.learn.algorithm import ResultDict
-from penstock.learn.experience import train_on_replay
+from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy
+from penstock.replay.replay import Drawing
+
+if TYPE_CHECKING:
+    from penstock.samplers.sampler import Sampler
+
+CPU = torch.device("cpu")
+
+
+def training_step(policy: Policy, sampler: Sampler, itr: int) -> TrainingStep:
+    """Samples a batch and trains on it: an iteration of every algorithm that brings no `training_step` of its own."""
+    started = time.perf_counter()
+    batch, episodes = sampler.obtain_samples(itr)
+    sampled = time.perf_counter()
+    env_steps = batch.env_steps
+    metrics = train_one_step(policy, batch)
+    return TrainingStep(metrics, episodes, env_steps, sampled - started, time.perf_counter() - sampled)
 
 
 def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
 
     Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with;
-    the first batch of a policy that has any only sets them. With replay they are updated first: samples are of many batches.
+    the first batch of a policy that has any only sets them. With replay they are updated first, as samples are of many
+    batches.
 
     Returns:
-        `train/...` metrics, each the mean over the gradient steps.
+        `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones.
 
     Raises:
         NonFiniteError: see `Policy.learn_on_batch`.
     """
-    if policy.experience is not None:
+    if policy.replay_schedule is not None:
         return _with_totals(policy, train_on_replay(policy, batch))
     tensors = as_tensors(batch, policy.device)
-    sums: dict[str, Tensor] = {}
-    counts: dict[str, int] = defaultdict(int)
     results: ResultDict = {}
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
+        steps: list[Mapping[str, Tensor]] = []
         for minibatch in minibatches(data, policy.minibatch, policy.shuffler(), policy.epochs):
-            loss = policy.update(minibatch)
-            for name, value in (loss.metrics if loss is not None else {}).items():
-                sums[name] = sums[name] + value if name in sums else value
-                counts[name] += 1
-        results = {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
-        results |= {f"train/{name}": float(value) for name, value in (data.metrics or {}).items()}
+            if (loss := policy.learn_on_batch(minibatch)) is not None:
+                steps.append(loss.metrics)
+        results = averaged(steps) | averaged([data.metrics or {}])
     policy.agent.observe(tensors)
     policy.version += 1
     return _with_totals(policy, results)
+
+
+def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
+    """Appends a batch of numpy arrays to the policy's replay, then takes the gradient steps that are due.
+
+    `postprocess_fn` and `loss_fn` are given the arrays of the replay's view, and the rows `weight` [N] where replay is
+    prioritized, `noise` [N, k] uniforms in (0, 1) where asked for, and `update`, the gradient steps before this one.
+
+    Returns:
+        `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones.
+
+    Raises:
+        NonFiniteError: see `Policy.learn_on_batch`.
+    """
+    schedule = policy.replay_schedule
+    assert schedule is not None
+    agent, replay, tensors = policy.agent, schedule.replay, as_tensors(batch, CPU)
+    replay.append(batch, agent.terminal(tensors).numpy())
+    schedule.collected += batch.env_steps
+    agent.observe(as_tensors(tensors, policy.device))
+    steps: list[Mapping[str, Tensor]] = []
+    rng = generator(policy.seed, Purpose.REPLAY, policy.version)
+    for drawing, x in samples(policy, schedule.due(), rng):
+        if policy.renews_noise:
+            agent.renew_noise(rng)
+        with torch.no_grad():
+            x = policy.postprocess(replace(x, rows={**x.rows, "update": policy.updates}))
+        loss = policy.learn_on_batch(x)
+        schedule.trained += 1
+        if loss is None:
+            continue
+        if loss.priorities is not None:
+            replay.update_priorities(drawing, loss.priorities.cpu().numpy())
+        if schedule.after_update is not None:
+            schedule.after_update(agent, policy.settings, policy.updates)
+        steps.append(loss.metrics)
+    policy.version += 1
+    if policy.renews_noise:
+        agent.renew_noise(rng)  # the next batch is collected with it
+    policy.set_progress(policy.progress)
+    return averaged(steps) | schedule.metrics()
+
+
+def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tuple[Drawing, TrainBatch]]:
+    """`count` samples of a policy's replay as tensors on its device, each with its drawing; see `Replay.samples`."""
+    schedule, device = policy.replay_schedule, policy.device
+    assert schedule is not None
+
+    def moved(x: np.ndarray[Any, Any]) -> Tensor:
+        tensor = torch.from_numpy(x)
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+    return schedule.replay.samples(
+        count,
+        schedule.batch_size,
+        rng,
+        policy.progress,
+        noise_size=schedule.noise_size,
+        prefetch=schedule.reads_ahead(to_gpu=device.type != "cpu"),
+        ready=functools.partial(tree_map, moved),
+    )
+
+
+def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
+    """The mean of each metric over the gradient steps that report it, as `train/NAME`."""
+    sums: dict[str, Tensor] = {}
+    counts = Counter[str]()
+    for metrics in steps:
+        for name, value in metrics.items():
+            sums[name] = sums[name] + value if name in sums else value
+            counts[name] += 1
+    return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
+
+
+def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
+    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere."""
+    return tree_map(lambda x: torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x.to(device), batch)
 
 
 def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:
@@ -57,28 +150,3 @@ def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:
     if (lr := getattr(policy.settings, "lr", None)) is not None:
         results["train/learning_rate"] = float(lr)
     return results
-
-
-class TrainingStep(NamedTuple):
-    """What one iteration did."""
-
-    metrics: ResultDict
-    episodes: Any
-    env_steps: int
-    sample_s: float
-    train_s: float
-
-
-def training_step(policy: Policy, sampler: Any, itr: int) -> TrainingStep:
-    """One iteration of a synchronous algorithm: sample a batch, train on it."""
-    started = time.perf_counter()
-    batch, episodes = sampler.obtain_samples(itr)
-    sampled = time.perf_counter()
-    env_steps = batch.env_steps
-    metrics = train_one_step(policy, batch)
-    return TrainingStep(metrics, episodes, env_steps, sampled - started, time.perf_counter() - sampled)
-
-
-def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
-    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere."""
-    return tree_map(lambda x: torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x.to(device), batch)

@@ -1,4 +1,4 @@
-"""What one array of the record is kept in: a ring of rows, or a ring of frames from which stacks are rebuilt."""
+"""Columns: one array of the record in a ring of rows, or in a ring of frames from which stacks are rebuilt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Column(Protocol):
     """The arrays that it needs, zeroed."""
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
-        """Gives it the arrays of its plan; nothing else is called before."""
+        """Takes the arrays of its plan; nothing else is called before."""
         ...
 
     def write(self, start: int, rows: Array, first: Array, valid: Array) -> None:
@@ -41,7 +41,7 @@ class Column(Protocol):
         ...
 
     def goes_on(self, start: int, row: Array, valid: Array) -> bool:
-        """Row `start`, which was the last one written, is `row` [B, ...], fully so where `valid` [B]."""
+        """True if the last row written, number `start`, equals `row` [B, ...], in full where `valid` [B]."""
         ...
 
     def read(self, t: Rows, b: Rows) -> Array:
@@ -50,7 +50,7 @@ class Column(Protocol):
 
 
 class RingColumn:
-    """Rows as they are; float64 is kept as float32."""
+    """A ring of whole rows; float64 is kept as float32."""
 
     history = 0
     data: Array
@@ -81,8 +81,8 @@ class RingColumn:
 class FrameColumn:
     """The newest frame of each stacked observation [C, H, W]; the C - 1 before it are other rows' newest frames.
 
-    Where an episode opened less than C rows ago, the stack repeats its first frame or holds zeros, whichever the
-    wrapper does: that is learned from the first stacks of episodes. Every stack of a valid row, and of its successor,
+    Where an episode opened less than C rows ago, the stack repeats its first frame or holds zeros, as the wrapper
+    does: the first stacks of episodes tell. Every stack of a valid row, and of its successor,
     is compared with what would be rebuilt as it is written; a wrapper that skips or reorders frames is refused.
     """
 
@@ -154,7 +154,7 @@ class FrameColumn:
         return ages
 
     def _check(self, start: int, rows: Array, first: Array, valid: Array) -> None:
-        """Raises ConfigError unless every stack that will be used is rebuilt as it was."""
+        """Raises ConfigError unless every stack that will be used is rebuilt to the same bits."""
         nobody = np.zeros((1, self._slots), bool)
         used = np.concatenate([valid, nobody]) | np.concatenate([nobody, valid])
         opening = rows[first & used]
@@ -187,7 +187,7 @@ def stored_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def ring_slices(start: int, count: int, rows: int) -> list[tuple[slice, slice]]:
-    """Where `count` rows from number `start` lie in a ring: pairs (slice of the ring, slice of the rows)."""
+    """The places of `count` rows from number `start` in a ring: pairs (slice of the ring, slice of the rows)."""
     at = start % rows
     head = min(count, rows - at)
     parts = [(slice(at, at + head), slice(0, head))]

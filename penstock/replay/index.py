@@ -1,7 +1,7 @@
-"""The index: which units are drawn. A unit is a row, or the start of a sequence, of one slot.
+"""The index draws units. A unit is a row, or the start of a sequence, of one slot.
 
-Units are numbered over time like the rows they stand for, and lie in a ring. `extend` adds the next ones, `drop` forgets
-the oldest; `draw` and `update` never see a unit that is not there, so nothing is rejected for lying near the head.
+Units are numbered over time like the rows they stand for, and lie in a ring. `extend` adds the next ones, `drop`
+forgets the oldest; `draw` and `update` never see a unit that is not there, so nothing is rejected near the head.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class FifoIndex(UniformIndex):
 
 
 class PrioritizedIndex:
-    """Units by priority^alpha (Schaul et al. 2016, eq. 1), one from each of n equal strata of the total (appendix B.2.1).
+    """Units by priority^alpha (Schaul et al. 2016, eq. 1), one from each of n equal strata of the total (app. B.2.1).
 
     Fresh units get the largest priority so far, unless they bring one.
     """

@@ -1,15 +1,17 @@
-"""Replay: storage x index x view behind one door, with the ratio of what is trained on to what is collected."""
+"""Replay: storage x index x view behind one door, and the schedule by which samples of it are trained on."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
@@ -17,15 +19,20 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.replay.columns import Array, Rows
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import FifoIndex, Index, PrioritizedIndex, UniformIndex
+from penstock.replay.prefetch import Reading
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, make_view
 from penstock.replay.storage import Storage, frame_history
-from penstock.replay.view import Shown, View
+from penstock.replay.view import View
 
-__all__ = ["Drawing", "MultiAgentReplay", "PriorityFn", "Replay", "ReplaySettings", "make_view"]
+__all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "make_view"]
 
 PriorityFn = Callable[[Storage, Rows], Array]
 """(storage, first rows [n] of fresh units) -> [n, B] priorities, by what the agent recorded."""
+AfterUpdate: TypeAlias = Callable[[Any, Any, int], None]
+"""(agent, settings, number of gradient steps) -> None."""
+_LARGE_BYTES = 1 << 20
+_MOST_UPDATES = 1_000
 
 
 class Drawing(NamedTuple):
@@ -42,9 +49,9 @@ class Drawing(NamedTuple):
 class Replay:
     """The live replay of one policy.
 
-    Nothing is allocated before `prepare`, which the first batch calls at the latest. `prepare` refuses what does not
-    fit, then makes all arrays. Those in memory take it page by page as the ring is first written, so `describe` can be
-    read before any is taken; those in files take their space at once. The index takes its memory in `prepare`.
+    Nothing is allocated before `prepare`, which the first batch calls at the latest. `prepare` refuses arrays that do
+    not fit, then makes them all. Those in memory take it page by page as the ring is first written, so `describe` can
+    be read before any is taken; those in files take their space at once. The index takes its memory in `prepare`.
 
     One thread writes: `append`, `draw` and `update_priorities` are called in one order, that of the training step, so a
     run repeats itself. `read` may run in another thread meanwhile, as nothing is appended until all samples are read.
@@ -70,8 +77,8 @@ class Replay:
             raise ConfigError("replay.fresh_priority='agent' with an algorithm that records no values; use 'max'")
         if settings.hindsight and not isinstance(view, HindsightTransitions):
             raise ConfigError(
-                f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose goals "
-                "stay as they were; use hindsight=0, or an algorithm of single transitions"
+                f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose "
+                "goals stay as they were; use hindsight=0, or an algorithm of single transitions"
             )
         self.storage: Storage | None = None
         self.index: Index | None = None
@@ -96,13 +103,13 @@ class Replay:
         rows = math.ceil(rows / stride) * stride
         if rows < needed:
             raise ConfigError(
-                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} with "
-                f"samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}"
+                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} "
+                f"with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}"
             )
         if self._state is not None and stride % T:
             raise ConfigError(
-                f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin every "
-                f"{stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
+                f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin "
+                f"every {stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
             )
         self.storage = Storage(
             self.spec,
@@ -122,7 +129,7 @@ class Replay:
             self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, B)
 
     def describe(self) -> str:
-        """Rows, bytes and place, for people: what the full replay takes, index included."""
+        """Rows, bytes and place of the full replay, index included, for people."""
         if self.storage is None or self.index is None:
             return f"replay of {self.settings.capacity:,} rows"
         storage, total = self.storage, self.bytes
@@ -134,7 +141,7 @@ class Replay:
 
     @property
     def bytes(self) -> int:
-        """What storage and index take once every row is written; 0 before `prepare`."""
+        """Bytes of storage and index once every row is written; 0 before `prepare`."""
         return 0 if self.storage is None or self.index is None else self.storage.bytes + self.index.bytes
 
     def __len__(self) -> int:
@@ -145,7 +152,7 @@ class Replay:
         """Adds the rows of a batch of numpy arrays, which may be overwritten afterwards.
 
         Args:
-            terminated: [T, B] where targets shall see other ends than the environment's.
+            terminated: [T, B] ends that targets see, if other than the environment's.
         """
         T, B = batch.valid.shape
         self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
@@ -174,22 +181,80 @@ class Replay:
             weight = ((probability.min() / probability) ** beta).astype(np.float32)
         return Drawing(unit, slot, weight, rng.random((n, self.view.noise)))
 
-    def read(self, drawing: Drawing) -> Shown:
+    def read(self, drawing: Drawing) -> TrainBatch:
         """The drawn samples, gathered into memory of their own."""
         storage, _ = self._live()
         return self.view.read(storage, drawing.unit * self.view.stride, drawing.slot, drawing.noise)
 
-    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[Drawing, Shown]:
+    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[Drawing, TrainBatch]:
         """`draw`, then `read`."""
         drawing = self.draw(n, rng, progress)
         return drawing, self.read(drawing)
+
+    def samples(
+        self,
+        count: int,
+        n: int,
+        rng: np.random.Generator,
+        progress: float = 0.0,
+        *,
+        noise_size: int = 0,
+        prefetch: bool = False,
+        ready: Callable[[TrainBatch], TrainBatch] = lambda x: x,
+    ) -> Iterator[tuple[Drawing, TrainBatch]]:
+        """`count` samples of n units, each with the drawing that new priorities are addressed to.
+
+        Each is drawn before the one before it is used, in this thread; `prefetch` reads it meanwhile in another. So the
+        bits are the same whichever thread reads.
+
+        Args:
+            noise_size: k uniforms in (0, 1) for each unit, as row `noise` [n, k]. ready: applied to each sample read.
+
+        Raises:
+            LearnerError: a read did not end in time.
+        """
+
+        def draw() -> tuple[Drawing, Callable[[], TrainBatch]]:
+            noise = rng.random((n, noise_size), np.float32) if noise_size else None
+            drawing = self.draw(n, rng, progress)
+            read = functools.partial(self._read_rows, drawing, noise, ready)
+            if not prefetch or count < 2:
+                return drawing, read
+            nonlocal reading
+            reading = Reading(read, f"a batch of {n:,} samples of replay in {self.settings.dir or 'memory'}")
+            return drawing, reading.result
+
+        reading: Reading[TrainBatch] | None = None
+        following = draw() if count else None
+        try:
+            for left in range(count, 0, -1):
+                assert following is not None
+                drawing, result = following
+                x = result()
+                following = draw() if left > 1 else None
+                yield drawing, x
+        except GeneratorExit:
+            if reading is not None:
+                reading.settle()  # replay may change from here on
+            raise
+
+    def _read_rows(
+        self, drawing: Drawing, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
+    ) -> TrainBatch:
+        x = self.read(drawing)
+        rows = dict(x.rows)
+        if drawing.weight is not None:
+            rows["weight"] = drawing.weight
+        if noise is not None:
+            rows["noise"] = np.maximum(noise, np.float32(2.0**-25))
+        return ready(TrainBatch(x.inputs, rows, x.valid, x.state))
 
     def update_priorities(self, drawing: Drawing, priority: Array) -> None:
         """New priorities [N] of drawn units, such as absolute TD errors."""
         self._live()[1].update(drawing.unit, drawing.slot, priority)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but what `arrays` gives."""
+        """All of the state but the large arrays."""
         if self.storage is None or self.index is None:
             return {"prepared": None}
         return {
@@ -207,7 +272,11 @@ class Replay:
         return {**dict(self.storage.written()), **{f"index.{name}": x for name, x in self.index.arrays().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `arrays`, after `prepare`. Raises CheckpointError if shapes or index differ."""
+        """The inverse of `state_dict` and `arrays`, after `prepare`.
+
+        Raises:
+            CheckpointError: shapes or index differ.
+        """
         if state["prepared"] is None:
             return
         storage, index = self._live()
@@ -240,52 +309,123 @@ class Replay:
         return self.storage, self.index
 
 
-class MultiAgentReplay:
-    """One replay for each policy id, over batches that hold every policy's own columns."""
+class ReplaySchedule:
+    """The replay of a policy, and how much of it is trained on.
 
-    def __init__(self, replays: Mapping[str, Replay]) -> None:
-        self.replays = dict(replays)
+    Args:
+        batch_size: samples of a gradient step.
+        sample_rows: rows that each of them trains on, more than 1 for sequences.
+        replay_ratio: rows trained on for each row collected, after the first `learning_starts` rows.
+        noise_size: uniforms for each sample, which `postprocess_fn` and `loss_fn` find as `x["noise"]`.
+        after_update: called with (agent, settings, number of gradient steps) after each step; moves target networks.
 
-    def append(self, batch: MultiAgentBatch) -> None:
-        """Adds every policy's rows to its replay."""
-        unknown = batch.keys() - self.replays.keys()
-        if unknown:
+    Raises:
+        ConfigError: a number out of range, or more than the replay can hold or give.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        batch_size: int,
+        replay_ratio: float,
+        learning_starts: int,
+        *,
+        sample_rows: int = 1,
+        noise_size: int = 0,
+        after_update: AfterUpdate | None = None,
+    ) -> None:
+        capacity = replay.settings.capacity
+        if batch_size < 1 or replay_ratio <= 0.0 or learning_starts < 0:
             raise ConfigError(
-                f"batches of policies {sorted(unknown)} and replays of {sorted(self.replays)}; name a replay for each"
+                f"batch_size={batch_size}, replay_ratio={replay_ratio}, learning_starts={learning_starts}; expected "
+                "positive numbers (learning_starts may be 0)"
             )
-        for name, part in batch.items():
-            self.replays[name].append(part)
+        if not replay_ratio <= _MOST_UPDATES * batch_size * sample_rows:
+            one = batch_size * sample_rows
+            raise ConfigError(
+                f"replay_ratio={replay_ratio:g} is {replay_ratio / one:,.3g} gradient steps for each environment step; "
+                f"expected at most {_MOST_UPDATES:,} ({one} is one a step)"
+            )
+        if batch_size * sample_rows > capacity or learning_starts > capacity:
+            raise ConfigError(
+                f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or "
+                f"than learning_starts={learning_starts}; use replay.capacity >= "
+                f"{max(batch_size * sample_rows, learning_starts)}"
+            )
+        if replay.settings.index == "fifo" and replay_ratio > (most := sample_rows / replay.view.stride):
+            raise ConfigError(
+                f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of "
+                f"at most {most:g}, or another index"
+            )
+        self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
+        self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
+        self.after_update = after_update
+        self.collected = 0
+        """Rows collected since the run began."""
+        self.trained = 0
+        """Gradient steps asked of the policy, skipped ones included."""
 
-    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> dict[str, tuple[Drawing, Shown]]:
-        """N samples of every policy that has any."""
-        return {name: each.sample(n, rng, progress) for name, each in self.replays.items() if len(each)}
+    def due(self) -> int:
+        """Gradient steps that the ratio asks for by now: exact, counted from the start of the run.
 
-    def update_priorities(self, drawings: Mapping[str, Drawing], priorities: Mapping[str, Array]) -> None:
-        """As `Replay.update_priorities`, for each policy."""
-        for name, drawing in drawings.items():
-            self.replays[name].update_priorities(drawing, priorities[name])
+        Steps whose samples cannot be drawn yet stay due.
+        """
+        steps = self._asked() - self.trained
+        if self.replay.settings.index == "fifo":  # the newest rows may not be samples yet
+            return min(steps, len(self.replay) // self.batch_size)
+        return steps if len(self.replay) else 0
+
+    def reads_ahead(self, to_gpu: bool) -> bool:
+        """True if samples are read in a thread: `replay.prefetch`, where "auto" means large ones or those of a GPU."""
+        wish = self.replay.settings.prefetch
+        if wish != "auto":
+            return wish
+        # Observations are most of a sample where it is large; of a transition it holds two.
+        rows = self.replay.view.span + 1 if self.sample_rows > 1 else 2
+        row = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in tree_leaves(self.replay.spec.obs))
+        return to_gpu or self.batch_size * rows * row >= _LARGE_BYTES
 
     def describe(self) -> str:
-        """As `Replay.describe`, a line for each policy."""
-        return "\n".join(f"{name}: {each.describe()}" for name, each in self.replays.items())
+        """Replay and rate of training for people, in gradient steps: `one update of 32 every 4 steps`."""
+        exact = Fraction(repr(self.replay_ratio)) / (self.batch_size * self.sample_rows)
+        of = f"{self.batch_size:,}" + (f" sequences of {self.sample_rows:,} rows" if self.sample_rows > 1 else "")
+        if exact.denominator > 100_000:  # a ratio such as 1 / 3
+            rate = f"one update of {of} every {1 / float(exact):,.6g} steps"
+        else:
+            rate = f"{exact.numerator:,} updates" if exact.numerator > 1 else "one update"
+            rate += f" of {of} every " + ("step" if exact.denominator == 1 else f"{exact.denominator:,} steps")
+        after = f" after the first {self.learning_starts:,}" if self.learning_starts else ""
+        return f"{self.replay.describe()}; {rate}{after} (replay ratio {self.replay_ratio:g})"
+
+    def metrics(self) -> dict[str, float]:
+        """`replay/ratio`, the rows trained on for each row collected so far, and `replay/size` in samples."""
+        counted = max(0, self.collected - self.learning_starts)
+        ratio = self.trained * self.batch_size * self.sample_rows / counted if counted else 0.0
+        return {"replay/ratio": ratio, "replay/size": float(len(self.replay))}
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Replay.state_dict`, by policy id."""
-        return {name: each.state_dict() for name, each in self.replays.items()}
+        """Counters and the replay's state, without its arrays."""
+        return {
+            "collected": self.collected,
+            "trained": self.trained,
+            "rate": self._rate,
+            "replay": self.replay.state_dict(),
+        }
 
-    def arrays(self) -> dict[str, Array]:
-        """As `Replay.arrays`, of all policies: `id/name`."""
-        return {f"{name}/{key}": x for name, each in self.replays.items() for key, x in each.arrays().items()}
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict` and the replay's `arrays`; a ratio that has changed holds from now on."""
+        self.replay.load_state_dict(state["replay"], arrays)
+        self.collected, self.trained = int(state["collected"]), int(state["trained"])
+        if list(state.get("rate", self._rate)) != self._rate:
+            self.trained = self._asked()
 
-    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `arrays`, after each replay's `prepare`."""
-        if state.keys() != self.replays.keys():
-            raise CheckpointError(
-                f"the checkpoint has replays of policies {sorted(state)}; this run has {sorted(self.replays)}"
-            )
-        for name, each in self.replays.items():
-            own = {key.removeprefix(f"{name}/"): x for key, x in arrays.items() if key.startswith(f"{name}/")}
-            each.load_state_dict(state[name], own)
+    @property
+    def _rate(self) -> list[float]:
+        return [self.replay_ratio, self.batch_size, self.sample_rows, self.learning_starts]
+
+    def _asked(self) -> int:
+        rows = max(0, self.collected - self.learning_starts) * self.replay_ratio
+        return math.floor(rows / (self.batch_size * self.sample_rows) + 1e-9)
 
 
 def _chosen(info: Tree, paths: tuple[str, ...]) -> dict[str, Any]:

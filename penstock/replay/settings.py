@@ -1,13 +1,12 @@
-"""The settings of a replay, and the view of transitions that they ask for."""
+"""Settings of a replay, and the view of transitions that they choose."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, schedule_ends
+from penstock.core.limits import Chance, Count, Unit, Whole, check_settings
 from penstock.core.spec import EnvSpec
 from penstock.replay.hindsight import HindsightTransitions, find_reward_fn
 from penstock.replay.view import ALL_INPUTS, Transitions
@@ -15,15 +14,15 @@ from penstock.replay.view import ALL_INPUTS, Transitions
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """How much is kept, where, and how it is drawn."""
+    """Size, place and drawing of a replay."""
 
-    capacity: int = 1_000_000
+    capacity: Count = 1_000_000
     """Rows kept over all slots, usually 1e5 to 1e6."""
     index: Literal["uniform", "prioritized", "fifo"] = "uniform"
     """Which rows are drawn: all alike, by their last error (Schaul et al. 2016), or each once in its order."""
-    priority_alpha: float = 0.6
+    priority_alpha: Unit = 0.6
     """How much priorities count: 0 is uniform, 1 proportional."""
-    priority_beta: Schedule = "linear(0.4, 1.0)"
+    priority_beta: Chance = "linear(0.4, 1.0)"
     """How much of the bias of priorities is corrected by weights, usually rising to 1 over the run."""
     fresh_priority: Literal["max", "agent"] = "max"
     """Priority of new rows: the largest so far, or the error by the values that the agent saw when it acted."""
@@ -31,23 +30,16 @@ class ReplaySettings:
     """Keep stacks of images [C, H, W] frame by frame: a C-th of the memory, the same bits."""
     dir: str | None = None
     """Keep the arrays in nameless files in this directory, for more than fits into memory. None: in memory."""
-    hindsight: int = 0
-    """Samples with a goal that was reached later in the episode for each with its own, for Dict observations with goals;
-    usually 4 (Andrychowicz et al. 2017). 0: none."""
+    hindsight: Whole = 0
+    """Samples with a goal that was reached later in the episode for each with its own, for Dict observations with
+    goals; usually 4 (Andrychowicz et al. 2017). 0: none."""
     reward_fn: str = ""
-    """`module:function` that gives the rewards of such goals, or `module:Env` whose `compute_reward` does."""
+    """`module:function` that computes the rewards of such goals, or `module:Env` whose `compute_reward` does."""
     prefetch: bool | Literal["auto"] = "auto"
     """Read the next samples in a thread while one is trained on. "auto": where they are large, or go to a GPU."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.capacity < 1 or self.hindsight < 0:
-            raise ConfigError(f"replay.capacity={self.capacity}, hindsight={self.hindsight}; expected at least 1 and 0")
-        ends = schedule_ends(self.priority_beta)
-        if not 0.0 <= self.priority_alpha <= 1.0 or not 0.0 <= min(ends) <= max(ends) <= 1.0:
-            raise ConfigError(
-                f"replay.priority_alpha={self.priority_alpha}, priority_beta={self.priority_beta}; both lie in [0, 1]"
-            )
+        check_settings(self, "replay.")
 
 
 def make_view(

@@ -15,7 +15,7 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 from penstock.replay.columns import Array, Column, FrameColumn, Plan, RingColumn, Rows, stored_dtype
 from penstock.replay.room import planned_bytes, reserve
-from penstock.replay.stretches import Stretches
+from penstock.replay.trajectories import Trajectories
 
 
 class Storage:
@@ -31,7 +31,7 @@ class Storage:
         info: examples of the leaves of `info` to keep, without leading dimensions, by their path in the tree.
         state: example of the recurrent state, kept where a batch begins at a multiple of `state_every` rows.
         folder: where to keep the arrays as files; None for memory.
-        episodes: keep what `last` needs.
+        episodes: keep the arrays that `last` needs.
 
     Raises:
         ConfigError: it takes more bytes than there are, or no observation is a stack of frames.
@@ -75,7 +75,7 @@ class Storage:
             column(name, (), np.bool_) for name in ("first", "terminated", "truncated", "valid")
         )
         self._info = {path: column(f"info{path}", np.shape(x), np.asarray(x).dtype) for path, x in (info or {}).items()}
-        self._stretches = Stretches(rows, slots) if episodes else None
+        self._trajectories = Trajectories(rows, slots) if episodes else None
         self._state_structure = tree_structure(state)
         units = rows // state_every
         states: Plan = {
@@ -91,11 +91,11 @@ class Storage:
             self._truncated,
             self._valid,
             *self._info.values(),
-            *([self._stretches] if self._stretches else []),
+            *([self._trajectories] if self._trajectories else []),
         ]
         plan = {name: array for part in parts for name, array in part.plan.items()} | states
         self.bytes = planned_bytes(plan)
-        """What the arrays take once every row is written."""
+        """Bytes of the arrays once every row is written."""
         self.arrays: dict[str, Array] = reserve(plan, folder, rows * slots, (2 + state_every) * slots)
         """Everything that is kept, by name: [rows, slots, ...], and states [rows // state_every, slots, ...]."""
         for part in parts:
@@ -115,13 +115,13 @@ class Storage:
         return self.tail + self.history if self.tail else 0
 
     def write(self, batch: SampleBatch, terminated: Array | None = None) -> int:
-        """Adds the T rows of a batch of numpy arrays; gives the number of rows that the head moved.
+        """Adds the T rows of a batch of numpy arrays; returns the number of rows that the head moved.
 
         That is more than T if the batch does not begin where the one before ended: rows that are not valid then keep
         them apart, as many as stacks of frames and the spacing of states need.
 
         Args:
-            terminated: [T, B], where targets shall see other ends than the environment's; None for its own.
+            terminated: [T, B] ends that targets see; None for the environment's own.
         """
         T, B = batch.valid.shape
         longest = T + 1 + self.history + self.state_every
@@ -158,7 +158,7 @@ class Storage:
     def inputs(
         self, t: Rows, b: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))
     ) -> Inputs:
-        """[*N, ...] what the agent sees at rows t of slots b; parts that are not in `fed` are None."""
+        """[*N, ...] inputs of the agent at rows t of slots b; parts that are not in `fed` are None."""
         return Inputs(
             self.obs(t, b),
             tree_unflatten(self._structures["action"], [x.read(t, b) for x in self._action])
@@ -205,7 +205,7 @@ class Storage:
         return self._info[path].read(t, b)
 
     def has_state(self, t: Rows) -> Array:
-        """[*N] bool: a sequence can begin at rows t, as the recurrent state before them is kept or there is none."""
+        """[*N] bool: True where a sequence can begin, as the recurrent state before rows t is kept or there is none."""
         if not self._states:
             return np.ones(t.shape, bool)
         return self._state_rows[t // self.state_every % len(self._state_rows)] == t
@@ -216,21 +216,21 @@ class Storage:
         return tree_unflatten(self._state_structure, [x[unit, b] for x in self._states])
 
     def apart(self, t: Rows) -> Array:
-        """[*N] bool: a batch began at rows t that was no continuation, so nothing before them leads there."""
+        """[*N] bool: True where a batch began that continued none, so nothing before rows t leads there."""
         return self._apart[t % self.rows]
 
     def last(self, t: Rows, b: Rows) -> Rows:
         """[*N] the last row of the episodes of valid rows t, as far as they are kept: rows t to it are successors."""
-        assert self._stretches is not None
-        return self._stretches.last(t, b)
+        assert self._trajectories is not None
+        return self._trajectories.last(t, b)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is not in `arrays`."""
+        """All of the state but `arrays`."""
         zeros = [column.zeros for column in self._obs.values() if isinstance(column, FrameColumn)]
         return {"head": self.head, "state_rows": self._state_rows.copy(), "apart": self._apart.copy(), "zeros": zeros}
 
     def written(self) -> Iterator[tuple[str, Array]]:
-        """Name and the part of each array that holds something, a view."""
+        """Each array's name and written part, which shares its memory."""
         for name, x in self.arrays.items():
             yield name, x[: min(self.head + 1, len(x))]
 
@@ -275,15 +275,15 @@ class Storage:
         before = np.full(self.slots, self.head - 1), np.arange(self.slots)
         for column, x in zip(kept, flags):
             column.write(self.head, x)
-        if self._stretches is not None:
+        if self._trajectories is not None:
             ended, cut, valid = (column.read(*before) for column in kept)
             going_on = valid & ~(ended | cut) if self.head else np.zeros(self.slots, bool)
-            self._stretches.write(self.head, flags[2], flags[0] | flags[1], going_on)
+            self._trajectories.write(self.head, flags[2], flags[0] | flags[1], going_on)
         self._apart[np.arange(self.head, self.head + len(flags[0]) + 1) % self.rows] = False
         self._apart[(self.head + gap) % self.rows] = gap > 0
 
     def _skip(self, gap: int, batch: SampleBatch) -> None:
-        """Fills the rows between: like the batch's first, so that they hold legal values though none of them is used.
+        """Fills the rows between with the batch's first, so that they hold legal values though none of them is used.
 
         Row `head` stays: it is the successor of the last row before.
         """
@@ -298,7 +298,7 @@ class Storage:
 
 
 def is_stack(leaf: Any) -> bool:
-    """The observation can be kept frame by frame: an image [C, H, W] of more than one channel."""
+    """True if the observation can be kept frame by frame: an image [C, H, W] of more than one channel."""
     return leaf.is_image and leaf.shape[0] > 1
 
 

@@ -1,10 +1,10 @@
-"""Which leaf holds a given share of the total, when a million priorities change all the time?
+"""The sum tree: finds the leaf at a given share of the total while a million priorities change.
 
-A tree of sums in blocks of eight, one cache line each, below a broad top of at most `TOP` sums. The top is accumulated and
+Sums in blocks of eight, one cache line each, lie below a broad top of at most `TOP` sums. The top is accumulated and
 searched in one go; below it all masses of a batch descend together, one level at a time: gather the blocks of all, take
 their children off the masses one after the other, and enter the child that leaves less than nothing. A sum is added up
-from its block in a fixed order, never adjusted by a difference, so all sums are a function of the leaves alone: they cannot
-drift, and a tree that is loaded from its leaves draws the same bits.
+from its block in a fixed order, never adjusted by a difference, so all sums are a function of the leaves alone: they
+cannot drift, and a tree that is loaded from its leaves draws the same bits.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _ROUNDING = 1e-9
 
 
 class _Workspace:
-    """The arrays that `find` and `set` of n leaves work in, and the views of them that each step takes. To make these
-    costs as much as to find the leaves, so those of the last n are kept.
+    """The arrays that `find` and `set` of n leaves work in, and the parts of them that each step takes.
+
+    To make these costs as much as to find the leaves, so those of the last n are kept.
     """
 
     def __init__(self, n: int) -> None:
         gathered, left = _zeros(n * FAN), _zeros(n * (FAN + 1))
         self.n = n
         self.blocks = gathered.reshape(n, FAN)
-        # Row j is what is left of the masses after j children, and the child that takes it below 0 is entered. What is left
+        # Row j is the rest of the masses after j children, and the child that takes it below 0 is entered. The rest
         # then is found in the last row, where the next level begins; the level after that begins in row 0 again.
         rests = left.reshape(FAN + 1, n)
         bits = rests.view(np.uint64)
@@ -54,8 +55,9 @@ class _Workspace:
 
 
 class SumTree:
-    """Non-negative leaves with a fast search by cumulative sum (proportional prioritization: Schaul et al. 2016, appendix
-    B.2.1). `leaves`: how many, all 0 at first; the sums take a seventh of their memory. Not for two threads at a time.
+    """Non-negative leaves with a fast search by cumulative sum (Schaul et al. 2016, appendix B.2.1).
+
+    `leaves`: how many, all 0 at first; the sums take a seventh of their memory. Not for two threads at a time.
     """
 
     def __init__(self, leaves: int) -> None:
@@ -65,7 +67,7 @@ class SumTree:
         top, depth = leaves, 0
         while top > TOP:
             top, depth = -(-top // FAN), depth + 1
-        # A block of zeros on either side of each level: `find` counts nodes from 1, and what lies outside comes to them.
+        # A block of zeros on either side of each level: `find` counts nodes from 1, and masses outside come to them.
         padded = [_zeros(FAN + top * FAN**level + FAN) for level in range(depth + 1)]
         levels = [level[FAN:-FAN] for level in padded]
         self.bytes = sum(level.nbytes for level in levels)
@@ -98,7 +100,7 @@ class SumTree:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """The leaves, [leaves] float64: a read-only view that later changes show through; a checkpoint needs nothing else."""
+        """The leaves, [leaves] float64: a read-only view of live memory; a checkpoint needs nothing else."""
         return self._values
 
     def load(self, values: NDArray[np.float64]) -> None:
@@ -117,8 +119,9 @@ class SumTree:
         return self._leaves.take(self._known(index))
 
     def set(self, index: NDArray[np.int64], value: NDArray[np.float64]) -> None:
-        """Sets the leaves at index, [n] int64, to value, [n] float64; of equal indices the last wins. Nothing is changed
-        if one of them is refused.
+        """Sets the leaves at index, [n] int64, to value, [n] float64; of equal indices the last wins.
+
+        Nothing is changed if one of them is refused.
 
         Raises:
             ConfigError: an index outside the tree, or a value that is negative, not finite, or enormous.
@@ -158,9 +161,10 @@ class SumTree:
         self._stale = True
 
     def find(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The leaf whose interval of the cumulative sum holds each mass: [n] float64 in [0, total) -> [n] int64; never a
-        leaf that is 0. Sorted masses are found faster. A mass that rounding has carried to the total or an ulp beyond
-        belongs to the last leaf that is not 0.
+        """The leaf whose interval of the cumulative sum holds each mass: [n] float64 in [0, total) -> [n] int64.
+
+        Never a leaf that is 0. Sorted masses are found faster. A mass that rounding has carried to the total or an ulp
+        beyond belongs to the last leaf that is not 0.
 
         Raises:
             ConfigError: a mass outside [0, total], or a tree whose leaves are all 0.
@@ -183,7 +187,7 @@ class SumTree:
             np.left_shift(node, _SHIFT, space.first)
             np.add.reduce(space.counts, 0, out=node)
             if blocks is not self._lowest:  # what is left within a leaf is of no use
-                # As unsigned integers, negative floats are larger than all others: the last that is not below 0 is the least.
+                # As unsigned integers, negative floats are larger than all others: the least is the last not below 0.
                 np.minimum.reduce(bits, 0, out=least)
         found = self._counted.take(node, None, space.found, "clip")
         if len(mass) and found.item(found.argmin()) == 0.0:

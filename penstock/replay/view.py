@@ -1,15 +1,13 @@
-"""The view: what a drawn unit is shown as, an n-step transition or a sequence."""
+"""The view makes samples of drawn units: n-step transitions, or sequences with recurrent state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.core.batch import Inputs
+from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.tree import Tree
 from penstock.replay.columns import Array, Rows
 from penstock.replay.storage import Storage
 
@@ -17,7 +15,7 @@ ALL_INPUTS = frozenset(("prev_action", "prev_reward", "first"))
 
 
 class View(Protocol):
-    """How rows become samples."""
+    """Makes samples out of stored rows."""
 
     stride: int
     """Rows from one unit to the next."""
@@ -26,39 +24,26 @@ class View(Protocol):
     noise: int
     """Uniforms that `read` uses for a sample."""
     episodes: bool
-    """`read` asks `storage.last`."""
+    """True if `read` asks `storage.last`."""
 
     def usable(self, storage: Storage, t: Rows) -> Array:
-        """[n, B] bool: units whose first rows are t [n] can be drawn."""
+        """[n, B] bool: True for units with first rows t [n] that can be drawn."""
         ...
 
-    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> Shown:
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> TrainBatch:
         """Samples whose first rows are t [N] of slots b [N], by uniforms [N, self.noise]."""
         ...
-
-
-class Shown(NamedTuple):
-    """N samples as numpy arrays that their owner may keep."""
-
-    inputs: Inputs
-    """[N, ...], or [L, N, ...] for sequences: what the agent saw."""
-    rows: Mapping[str, Tree]
-    """Arrays by name."""
-    valid: Array | None = None
-    """[L, N] bool; None if all are."""
-    state: Tree = None
-    """[N, ...] recurrent state before row 0 of a sequence."""
 
 
 class Transitions:
     """n-step transitions (Sutton 1988; Watkins 1989, section 7.1; in replay as Hessel et al. 2018).
 
     `return` [N] is the sum of up to n discounted rewards; it stops at an end, and before a row that is not valid.
-    `discount` [N] is what the value of `next` is weighed with: discount^m after m rewards, 0 after a terminal state.
+    `discount` [N] is the weight of the value of `next`: discount^m after m rewards, 0 after a terminal state.
     A truncated or cut transition bootstraps from the observation at which it was cut.
 
     Args:
-        acted_next: what the agent recorded at `next` must be there too, as priorities of fresh rows need it.
+        acted_next: the agent's record at `next` must be there too, as priorities of fresh rows need it.
     """
 
     stride, noise, episodes = 1, 0, False
@@ -80,7 +65,7 @@ class Transitions:
     def usable(self, storage: Storage, t: Rows) -> Array:
         return storage.valid(*np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
 
-    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> Shown:
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
         reward, terminated, after = self.returns(storage, t, b)
         rows = {
             "action": storage.action(t, b),
@@ -88,10 +73,10 @@ class Transitions:
             "discount": np.where(terminated, 0.0, self._powers[after]).astype(np.float32),
             "next": storage.inputs(t + after, b, self.fed),
         }
-        return Shown(storage.inputs(t, b, self.fed), rows)
+        return TrainBatch(storage.inputs(t, b, self.fed), rows)
 
     def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:
-        """[N] float32 returns, whether they end in a terminal state, and the number of rewards in them."""
+        """[N] each: float32 returns, True where they end in a terminal state, and the number of rewards in them."""
         total = self._reward(storage, t, b)
         terminated = storage.terminated(t, b)
         after = np.ones(len(t), np.int64)
@@ -109,7 +94,7 @@ class Transitions:
         return total.astype(np.float32), terminated, after
 
     def clipped(self, reward: Array) -> Array:
-        """The rewards as they are, or their sign."""
+        """The rewards, or their signs if they are clipped."""
         return np.sign(reward) if self._clip else reward
 
     def _reward(self, storage: Storage, t: Rows, b: Rows) -> Array:
@@ -117,11 +102,11 @@ class Transitions:
 
 
 class Sequences:
-    """Stretches of `burn_in + train` rows with the recurrent state before them, and n more for the last targets.
+    """`burn_in + train` rows with the recurrent state before them, and n more for the last targets.
 
-    A stretch may run over the ends of episodes: `first` clears the state there, and targets stop there. Rows that are
+    A sequence may run over the ends of episodes: `first` clears the state there, and targets stop there. Rows that are
     not valid are masked, and so are those after a gap in the record, whose recurrent state is another. (Kapturowski et
-    al. 2019, section 2.3; they cut stretches at ends instead.)
+    al. 2019, section 2.3; they cut sequences at ends instead.)
 
     `action`, `reward`, `terminated` and `truncated` are [L, N] with L = burn_in + train + n; `inputs` have one row
     more, for the value after the last.
@@ -152,7 +137,7 @@ class Sequences:
         trained = self.valid(storage, rows, slots)[self._burn_in : self._burn_in + self._train].any(0)
         return trained.T & storage.has_state(t)[:, None]
 
-    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> Shown:
+    def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
         rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None], b)
         last = t + self.span
         with_next = np.concatenate([rows, last[None]])
@@ -164,10 +149,10 @@ class Sequences:
             "truncated": storage.truncated(rows, slots),
         }
         inputs = storage.inputs(with_next, np.broadcast_to(b, with_next.shape), self._fed)
-        return Shown(inputs, shown, self.valid(storage, rows, slots), storage.state(t, b))
+        return TrainBatch(inputs, shown, self.valid(storage, rows, slots), storage.state(t, b))
 
     def valid(self, storage: Storage, rows: Rows, slots: Rows) -> Array:
-        """[L, ...] bool, of stretches that begin at rows[0]: what samples of rows [L, ...] have as `valid`."""
+        """[L, ...] bool, `valid` of sequences of rows [L, ...] that begin at rows[0]."""
         apart = storage.apart(rows)
         apart[0] = False
         return storage.valid(rows, slots) & ~np.logical_or.accumulate(apart, 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.protocols import require_members
 from penstock.envs.make import Checks, EnvConfig
 
 if TYPE_CHECKING:
@@ -104,17 +105,16 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if isinstance(self.algo, type) or not callable(getattr(self.algo, "build", None)):
+        if isinstance(self.algo, type) or not (is_dataclass(self.algo) or hasattr(self.algo, "build")):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
+        from penstock.learn.algorithm import Algorithm  # imports torch, as every algorithm does and help must not
+
+        require_members(self.algo, Algorithm, "docs/writing-an-algorithm.md")
         if self.sampler not in (None, "auto") and not callable(getattr(self.sampler, "build", None)):
             raise ConfigError(
                 f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16), "
                 "or 'auto'"
-            )
-        if self.sampler in (None, "auto") and getattr(self.algo, "batch", None) is None:
-            raise ConfigError(
-                f"{type(self.algo).__name__} has no `batch`, so the run needs a sampler: sampler=ps.SerialSampler(T, B)"
             )
         given = self.env_kwargs or self.wrappers or self.info_keys or self.imports or self.env_checks != "sampled"
         if isinstance(self.env, EnvConfig) and given:

@@ -187,9 +187,9 @@ class Runner:
         policy, spec = trainer.policy, trainer.report.spec
         T, B = trainer.sampler.batch_spec
         count = sum(p.numel() for p in policy.agent.parameters())
-        if policy.experience is not None:
-            trained_on = f"; {policy.experience.describe()}"
-            if policy.experience.learning_starts >= trainer.exp.run.steps:
+        if policy.replay_schedule is not None:
+            trained_on = f"; {policy.replay_schedule.describe()}"
+            if policy.replay_schedule.learning_starts >= trainer.exp.run.steps:
                 trained_on += f", which is never in the {trainer.exp.run.steps:,} steps of this run"
         else:
             parts = 1 if policy.minibatch is None else max(round(T * B / policy.minibatch), 1)

@@ -18,7 +18,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport, check_env
-from penstock.learn.algorithm import ResultDict
+from penstock.learn.algorithm import ResultDict, TrainingStepFn
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
@@ -52,6 +52,7 @@ class Trainer:
             torch.set_num_threads(exp.run.learner_threads)
         require_device(exp.run.device, "run.device")
         self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=exp.run.device)
+        self._training_step: TrainingStepFn = getattr(exp.algo, "training_step", training_step)
         if init is not None:
             self.policy.load_parameters(init)
         rows, minibatch = settings.spec.T, self.policy.minibatch
@@ -60,7 +61,7 @@ class Trainer:
                 f"minibatch={minibatch} with a recurrent net and sampler.T={rows}: minibatches are whole columns of T "
                 f"rows; use minibatch >= {rows}"
             )
-        check_teacher(exp.algo, settings, self.policy.experience is not None)
+        check_teacher(exp.algo, settings, self.policy.replay_schedule is not None)
         depth = getattr(settings, "depth", 0)
         if depth and not getattr(exp.algo, "takes_stale", False):
             raise ConfigError(
@@ -107,7 +108,7 @@ class Trainer:
             self.threads = fastest_threads(self.policy, self.sampler)
         self.policy.set_progress(self.env_steps / self.exp.run.steps, self.env_steps)
         try:
-            step = training_step(self.policy, self.sampler, self.itr)
+            step = self._training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}; {self._save_batch()}") from error
         if self._tracing is not None:

@@ -138,7 +138,7 @@ def test_what_came_before_is_null_where_an_episode_opens():
 def test_nothing_to_see_is_refused():
     with pytest.raises(ConfigError, match="no features"):
         Encoder({}, CHOICE, Net())
-    with pytest.raises(ConfigError, match="widths must be positive"):
+    with pytest.raises(ConfigError, match=r"^net\.hidden=\(64, 0\); expected 1 or more$"):
         Net(hidden=(64, 0))
     with pytest.raises(ConfigError, match="recurrent_size=0"):
         Net(recurrent_size=0)

@@ -12,9 +12,8 @@ from torch import Tensor
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.tree import tree_map
 from penstock.envs.toy.base import Toy, box
-from penstock.learn.experience import samples
 from penstock.learn.policy import Policy
-from penstock.learn.train_ops import train_one_step
+from penstock.learn.train_ops import samples, train_one_step
 from penstock.samplers.serial import SerialSampler
 
 T, B = 5, 3
@@ -80,11 +79,11 @@ def filled(cfg: Any, env: Any, batches: int = 12) -> tuple[Policy, Record]:
     examples = sampler.initialize(policy.agent)
     policy.prepare(sampler.batch_spec, examples["info"])
     kept: list[SampleBatch] = []
-    assert policy.experience is not None
+    assert policy.replay_schedule is not None
     for itr in range(batches):
         batch = sampler.obtain_samples(itr)[0]
         kept.append(batch.copy())
-        policy.experience.replay.append(batch)
+        policy.replay_schedule.replay.append(batch)
     generator = torch.Generator().manual_seed(3)
     for parameter in policy.agent.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
@@ -97,7 +96,7 @@ def trained(cfg: Any, env: Any, batches: int) -> tuple[Policy, list[dict[str, Te
     sampler = SerialSampler(T=2, B=4).build(env, 1)
     policy: Policy = cfg.build(sampler.spec, 2)
     sampler.initialize(policy.agent)
-    own: Any = policy.experience
+    own: Any = policy.replay_schedule
     inner = own.after_update
 
     def copied() -> dict[str, Tensor]:

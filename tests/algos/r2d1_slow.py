@@ -10,9 +10,8 @@ import numpy as np
 import penstock as ps
 from penstock.algos.r2d1 import R2D1
 from penstock.core.batch import SampleBatch
-from penstock.learn.experience import samples
 from penstock.learn.policy import Policy
-from penstock.learn.train_ops import train_one_step
+from penstock.learn.train_ops import samples, train_one_step
 from penstock.replay.replay import Replay, ReplaySettings
 from penstock.samplers.serial import SerialSampler
 
@@ -72,8 +71,8 @@ def trained(env: Any, cfg: R2D1, batches: int, T: int = 4, B: int = 4) -> tuple[
 
 
 def replay_of(policy: Policy) -> Any:
-    assert policy.experience is not None and isinstance(policy.experience.replay, Replay)
-    return policy.experience.replay
+    assert policy.replay_schedule is not None and isinstance(policy.replay_schedule.replay, Replay)
+    return policy.replay_schedule.replay
 
 
 def drawn(policy: Policy) -> Any:

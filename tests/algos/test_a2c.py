@@ -7,9 +7,8 @@ import torch
 from penstock.agents.actor_critic import Output
 from penstock.agents.distributions import Categorical
 from penstock.algos.a2c import A2C, loss_fn
-from penstock.core.batch import Inputs
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.learn.minibatch import TrainBatch
 
 P = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2]], dtype=torch.float64)
 VALUE = torch.tensor([1.0, 2, 5], dtype=torch.float64)
@@ -67,6 +66,9 @@ def test_a_mask_leaves_rows_out():
 
 
 def test_settings_that_contradict_are_refused():
-    for settings in ({"discount": 1.1}, {"gae_lambda": -0.5}):
-        with pytest.raises(ConfigError, match=r"both must lie in \[0, 1\]"):
+    for settings, message in (
+        ({"discount": 1.1}, r"^discount=1\.1; expected 0 to 1$"),
+        ({"gae_lambda": -0.5}, r"^gae_lambda=-0\.5; expected 0 to 1$"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             A2C(**settings)

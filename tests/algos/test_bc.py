@@ -14,13 +14,12 @@ import penstock as ps
 from penstock.agents.actor_critic import Output
 from penstock.agents.distributions import Categorical
 from penstock.algos.bc import BC, loss_fn
-from penstock.core.batch import Inputs
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import BoundedBandit, Match
-from penstock.learn.minibatch import TrainBatch
 
 P = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2]], dtype=torch.float64)
 ACTION = torch.tensor([0, 1, 2])
@@ -68,7 +67,10 @@ def test_a_mask_leaves_rows_out() -> None:
 
 
 def test_settings_that_contradict_are_refused() -> None:
-    for settings, message in (({"epochs": 0}, "both must be at least 1"), ({"lr": 0.0}, "expected positive numbers")):
+    for settings, message in (
+        ({"epochs": 0}, "^epochs=0; expected 1 or more$"),
+        ({"lr": 0.0}, "^lr=0.0; expected more than 0$"),
+    ):
         with pytest.raises(ConfigError, match=message):
             BC(**settings)
 

@@ -15,13 +15,12 @@ from torch import Tensor
 import penstock as ps
 from penstock.agents.squashed import squashed_sample
 from penstock.algos.cql import CQL, agent_fn, loss_choices, loss_fn, postprocess_choices, postprocess_fn, replay_fn
-from penstock.core.batch import Inputs
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
-from penstock.learn.minibatch import TrainBatch
 
 OBS = LeafSpec("box", (2,), "float32")
 BOX = EnvSpec(OBS, LeafSpec("box", (1,), "float32", low=-3.0, high=3.0))
@@ -115,7 +114,7 @@ def test_the_gradient_pushes_unseen_actions_down() -> None:
     before = of(grid), of(torch.full((1, 1), -0.5))
     for _ in range(30):
         x = processed(agent, raw, cfg)
-        policy.update(TrainBatch(x.inputs, {**x.rows, "target": target}, None))
+        policy.learn_on_batch(TrainBatch(x.inputs, {**x.rows, "target": target}, None))
     assert of(grid) < before[0] - 0.1
     assert of(torch.full((1, 1), -0.5)) > before[1]
 
@@ -193,7 +192,7 @@ def test_the_multiplier_rises_above_the_threshold_and_falls_below_it(spec: EnvSp
             x = TrainBatch(x.inputs, rows, None)
         with torch.no_grad():
             x = policy.postprocess(x)  # pyright: ignore[reportArgumentType]
-        loss = policy.update(x)
+        loss = policy.learn_on_batch(x)
         assert loss is not None
         assert loss.metrics["multiplier"].item() == pytest.approx(2.0)
         assert (agent.log_multiplier.item() > math.log(2.0)) == rises
@@ -212,7 +211,7 @@ def test_a_step_is_a_function_of_its_noise() -> None:
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"cql_alpha": -1.0}, "cql_alpha=-1.0"), ({"cql_alpha": 0.0, "threshold": 1.0}, "above 0 with a threshold"),
+    ({"cql_alpha": -1.0}, "cql_alpha=-1.0"), ({"cql_alpha": 0.0, "threshold": 1.0}, "more than 0 with a threshold"),
     ({"sampled_actions": 0}, "sampled_actions=0"), ({"lr": 0.0}, "lr=0.0"), ({"tau": 0.0}, "tau=0.0"), ({"alpha": 0.0}, "alpha=0.0"),
     ({"net": ps.Net(recurrent="lstm")}, "BC and MARWIL learn with memory"),
 ])  # fmt: skip

@@ -70,10 +70,10 @@ def test_losses_gradients_and_priorities_equal_a_slow_loop(changes: dict[str, An
     cfg = replace(CFG, **changes)
     policy, record = filled(cfg, partial(Chance, masked=masked))
     agent: Any = policy.agent
-    assert policy.experience is not None
+    assert policy.replay_schedule is not None
     if cfg.replay is PRIORITIZED:
         drawing, _ = drawn(policy)
-        policy.experience.replay.update_priorities(drawing, np.linspace(0.1, 3.0, len(drawing.unit)))
+        policy.replay_schedule.replay.update_priorities(drawing, np.linspace(0.1, 3.0, len(drawing.unit)))
     drawing, x = drawn(policy)
     with torch.no_grad():
         ready = postprocess_fn(agent, x, cfg)

@@ -97,10 +97,10 @@ def test_every_combination_equals_a_slow_loop(combination: tuple[Any, ...]) -> N
                   replay=PRIORITIZED if rainbow else UNIFORM)  # fmt: skip
     policy, record = filled(cfg, partial(Chance, masked=dueling))
     agent: Any = policy.agent
-    assert policy.experience is not None
+    assert policy.replay_schedule is not None
     if rainbow:  # priorities that differ, so that weights do
         drawing, _ = drawn(policy)
-        policy.experience.replay.update_priorities(drawing, np.linspace(0.1, 3.0, len(drawing.unit)))
+        policy.replay_schedule.replay.update_priorities(drawing, np.linspace(0.1, 3.0, len(drawing.unit)))
     drawing, x = drawn(policy)
     with torch.no_grad():
         ready = postprocess_fn(agent, x, cfg)

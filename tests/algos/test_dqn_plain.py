@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import penstock as ps
-from penstock.core.batch import Inputs
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.learn.minibatch import TrainBatch
 
 UPDATES, N, ACTIONS, INTERVAL = 60, 16, 3, 20
 VECTOR = LeafSpec("box", (5,), "float32")
@@ -71,7 +70,7 @@ def test_many_updates_end_at_the_same_values(images: bool) -> None:
         batch = TrainBatch(inputs, {**rows, "next": following, "update": update}, None)
         with torch.no_grad():
             ready = policy.postprocess(batch)  # pyright: ignore[reportArgumentType]
-        policy.update(ready)
+        policy.learn_on_batch(ready)
         if (update + 1) % INTERVAL == 0:
             target.load_state_dict(online.state_dict())
             agent.update_target(1.0)

@@ -118,12 +118,12 @@ def test_fresh_rows_have_the_error_that_the_agent_saw(scaled: bool) -> None:
     if scaled:
         agent.reward_scaler.moments.var.fill_(4.0)
     kept = []
-    assert policy.experience is not None
+    assert policy.replay_schedule is not None
     for itr in range(8):
         batch = sampler.obtain_samples(itr)[0]
         kept.append(batch.copy())
-        policy.experience.replay.append(batch)
-    record, mass = Record(kept), policy.experience.replay.arrays()["index.mass"]
+        policy.replay_schedule.replay.append(batch)
+    record, mass = Record(kept), policy.replay_schedule.replay.arrays()["index.mass"]
     checked = 0
     for t in range(8 * T - 4):
         for b in range(3):

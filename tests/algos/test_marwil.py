@@ -14,14 +14,13 @@ import penstock as ps
 from penstock.agents.actor_critic import Output
 from penstock.agents.distributions import Categorical
 from penstock.algos.marwil import MARWIL, agent_fn, loss_fn, postprocess_fn, with_norm
-from penstock.core.batch import Inputs, allocate_batch
+from penstock.core.batch import Inputs, TrainBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import Bandit
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.train_ops import as_tensors
 
 SPEC = EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
@@ -40,6 +39,9 @@ class Valued:
 
     def __init__(self) -> None:
         self.advantage_square, self.advantage_batches = torch.zeros(()), torch.zeros(())
+
+    def get_buffer(self, target: str) -> torch.Tensor:
+        return getattr(self, target)
 
     def values(self, batch: ps.SampleBatch) -> torch.Tensor:
         return torch.arange(len(batch.first)).unsqueeze(1) / 10.0
@@ -89,6 +91,9 @@ class Fixed:
     def __init__(self) -> None:
         self.logits, self.value = P.log().requires_grad_(), VALUE.clone().requires_grad_()
         self.advantage_square = torch.tensor(4.0, dtype=torch.float64)
+
+    def get_buffer(self, target: str) -> torch.Tensor:
+        return getattr(self, target)
 
     def __call__(self, inputs: Inputs, state: Any = None) -> Output:
         return Output(Categorical(self.logits), self.value)

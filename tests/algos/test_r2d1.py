@@ -110,7 +110,7 @@ def test_the_target_network_follows_every_few_updates(interval: int, tau: float)
     sampler.initialize(policy.agent)
     agent: Any = policy.agent
     expected = [x.clone() for x in agent.online.parameters()]
-    update = policy.update
+    update = policy.learn_on_batch
 
     def checked(x: Any) -> Any:
         for seen, target in zip(agent.target.parameters(), expected):
@@ -120,7 +120,7 @@ def test_the_target_network_follows_every_few_updates(interval: int, tau: float)
             expected[:] = [(1 - tau) * x + tau * y.detach() for x, y in zip(expected, agent.online.parameters())]
         return loss
 
-    policy.update = checked
+    policy.learn_on_batch = checked
     for itr in range(14):
         train_one_step(policy, sampler.obtain_samples(itr)[0])
     assert policy.updates > 2 * interval

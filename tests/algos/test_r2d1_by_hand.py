@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.algos.r2d1 import R2D1, loss_fn, postprocess_fn
-from penstock.core.batch import Inputs
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.envs.toy import TMaze
 from penstock.learn.algorithm import Loss
-from penstock.learn.minibatch import TrainBatch
 from penstock.samplers.serial import SerialSampler
 from tests.algos.r2d1_slow import SMALL
 

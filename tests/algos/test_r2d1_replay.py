@@ -14,8 +14,7 @@ import penstock as ps
 from penstock.algos.r2d1 import loss_fn, postprocess_fn
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.toy import RepeatPrevious, TMaze
-from penstock.learn.experience import samples
-from penstock.learn.train_ops import train_one_step
+from penstock.learn.train_ops import samples, train_one_step
 from penstock.run.trainer import Trainer
 from penstock.samplers.serial import SerialSampler
 from tests.algos.r2d1_slow import BY_AGENT, SMALL, drawn, replay_of, slow_priority, slow_target, trained

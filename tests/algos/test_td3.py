@@ -14,8 +14,8 @@ import torch
 import penstock as ps
 from penstock.agents.continuous import ControlAgent
 from penstock.algos.td3 import TD3, loss_fn, postprocess_fn
+from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.learn.minibatch import TrainBatch
 from penstock.replay.replay import ReplaySettings
 from penstock.samplers.serial import SerialSampler
 from tests.algos.filled import BOX, Chance, Record, assert_gradients_equal, drawn, filled, part, trained
@@ -58,10 +58,10 @@ def test_losses_gradients_and_priorities_equal_a_slow_loop(changes: dict[str, An
     cfg = replace(CFG, **changes)
     policy, record = filled(cfg, ENV)
     agent: Any = policy.agent
-    assert policy.experience is not None
+    assert policy.replay_schedule is not None
     if cfg.replay is PRIORITIZED:
         drawing, _ = drawn(policy)
-        policy.experience.replay.update_priorities(drawing, np.linspace(0.1, 3.0, len(drawing.unit)))
+        policy.replay_schedule.replay.update_priorities(drawing, np.linspace(0.1, 3.0, len(drawing.unit)))
     drawing, x = drawn(policy)
     with torch.no_grad():
         ready = postprocess_fn(agent, TrainBatch(x.inputs, {**x.rows, "update": 1}, None), cfg)
@@ -128,8 +128,8 @@ def test_each_part_has_a_step_size_of_its_own_on_one_schedule() -> None:
 def test_exploration_noise_is_a_schedule() -> None:
     policy, _ = trained(replace(CFG, exploration_noise="linear(0.5, 0.1, steps=16)"), ENV, 1)
     agent: Any = policy.agent
-    assert policy.experience is not None
-    steps = policy.experience.collected
+    assert policy.replay_schedule is not None
+    steps = policy.replay_schedule.collected
     assert 0 < steps < 16 and float(agent.spread) == pytest.approx(0.5 - 0.4 * steps / 16)
 
 

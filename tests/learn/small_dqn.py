@@ -25,7 +25,7 @@ def built(cfg: DQN, env: Any = ThreeStep, T: int = 4, B: int = 4, seed: int = 2)
     sampler = SerialSampler(T=T, B=B).build(env, 1)
     policy = cfg.build(sampler.spec, seed)
     sampler.initialize(policy.agent)
-    return policy, sampler, policy.experience
+    return policy, sampler, policy.replay_schedule
 
 
 def parameters(policy: Policy) -> list[Tensor]:

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
-from penstock.core.batch import Inputs, SampleBatch
+from penstock.core.batch import Inputs, SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.schedule import Schedule
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.toy import RepeatPrevious, ThreeStep
 from penstock.learn.algorithm import Loss
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.serial import SerialSampler
@@ -100,7 +99,7 @@ def test_what_is_no_agent_is_refused():
         pass
 
     for agent_fn in (lambda spec, cfg: nn.Linear(2, 2), lambda spec, cfg: Forgetful()):
-        with pytest.raises(ConfigError, match=r"agent_fn gave (Linear|Forgetful); expected a penstock.Agent"):
+        with pytest.raises(ConfigError, match=r"agent_fn returned (Linear|Forgetful); expected a penstock.Agent"):
             line_policy(agent_fn=agent_fn)
     with pytest.raises(ConfigError, match="not understood"):
         line_policy(settings=LineSettings(lr="lin(1, 0)"))
@@ -132,7 +131,9 @@ def test_one_gradient_step():
     policy = line_policy()
     weight, bias = policy.agent.weight.item(), policy.agent.bias.item()  # pyright: ignore
     policy.set_progress(0.0)
-    metrics = policy.learn_on_batch(line_batch())
+    loss = policy.learn_on_batch(line_batch())
+    assert loss is not None
+    metrics = loss.metrics
     assert metrics["total"].item() == pytest.approx(2 * weight + bias)
     assert not metrics["total"].requires_grad
     assert policy.agent.weight.item() == pytest.approx(weight - 0.5 * 2)  # pyright: ignore
@@ -155,7 +156,8 @@ def test_schedules_follow_progress():
         policy.set_progress(progress)
         assert [g["lr"] for g in groups] == pytest.approx([lr, 0.1 * lr])
         assert policy.settings == LineSettings(lr, coef)
-        assert policy.learn_on_batch(line_batch())["coef"].item() == coef
+        loss = policy.learn_on_batch(line_batch())
+        assert loss is not None and loss.metrics["coef"].item() == coef
     constant = line_policy()
     constant.set_progress(0.5)
     assert constant.optimizers["all"].param_groups[0]["lr"] == 0.5
@@ -165,10 +167,10 @@ def test_updates_that_are_not_finite_are_skipped_and_counted():
     policy = line_policy()
     before = [p.clone() for p in policy.agent.parameters()]
     for i in range(9):
-        assert policy.learn_on_batch(line_batch(math.nan if i % 2 else math.inf)) == {}
+        assert policy.learn_on_batch(line_batch(math.nan if i % 2 else math.inf)) is None
     assert all(torch.equal(a, b) for a, b in zip(before, policy.agent.parameters()))
     assert (policy.updates, policy.skipped) == (0, 9)
-    assert policy.learn_on_batch(line_batch())
+    assert policy.learn_on_batch(line_batch()) is not None
     assert (policy.updates, policy.skipped) == (1, 9)
     for _ in range(9):  # the count in a row began anew
         policy.learn_on_batch(line_batch(math.nan))
@@ -186,7 +188,7 @@ def test_a_loss_that_is_not_finite_is_skipped_too():
 
     policy = line_policy(loss_fn=loss)
     before = policy.agent.weight.item()  # pyright: ignore
-    assert policy.learn_on_batch(line_batch()) == {}
+    assert policy.learn_on_batch(line_batch()) is None
     assert policy.agent.weight.item() == before  # pyright: ignore
     assert (policy.updates, policy.skipped) == (0, 1)
 

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.tree import tree_leaves
 from penstock.envs.toy import (
     Bandit,
@@ -22,7 +22,6 @@ from penstock.envs.toy import (
     Toy,
 )
 from penstock.learn.algorithm import Loss
-from penstock.learn.minibatch import TrainBatch
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import as_tensors, train_one_step
 from penstock.samplers.serial import SerialSampler

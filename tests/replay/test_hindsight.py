@@ -212,8 +212,8 @@ def test_each_algorithm_of_transitions_learns_in_hindsight(name: str) -> None:
     while trainer.env_steps < 200:
         trainer.train()
     assert trainer.policy.updates > 100 and trainer.policy.skipped == 0
-    experience: Any = trainer.policy.experience
-    _, shown = experience.replay.sample(400, np.random.default_rng(0))
+    schedule: Any = trainer.policy.replay_schedule
+    _, shown = schedule.replay.sample(400, np.random.default_rng(0))
     reached = (shown.rows["next"].obs["achieved_goal"] == shown.inputs.obs["desired_goal"]).all(-1)
     assert reached.mean() > 0.1  # its own goal is next to never reached
 

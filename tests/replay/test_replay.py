@@ -91,7 +91,7 @@ def check_transitions(oracle: Oracle, case: Case, rng: np.random.Generator, coun
     return seen
 
 
-def check_sequences(oracle: Oracle, view: Sequences, rng: np.random.Generator, count: int, case: Stretch) -> set[Any]:
+def check_sequences(oracle: Oracle, view: Sequences, rng: np.random.Generator, count: int, case: Pieces) -> set[Any]:
     """Checks every valid row of `count` samples; gives the units drawn, as (slot, first row)."""
     seen: set[Any] = set()
     for drawing, shown in draws(oracle.replay, rng, count):
@@ -173,7 +173,7 @@ def test_transitions_are_those_of_the_record(storage: str, index: str, reset: st
         assert {at for d in drawn for at in zip(d.slot.tolist(), d.unit.tolist())} == drawable
 
 
-class Stretch(NamedTuple):
+class Pieces(NamedTuple):
     """One kind of sequences, and the batches that they are drawn from."""
 
     every: int
@@ -187,20 +187,20 @@ class Stretch(NamedTuple):
 
 
 STRETCHES = {
-    "apart": Stretch(8, 0, 5, 1),
-    "uneven": Stretch(8, 1, 4, 2, (4, 8, 4)),
-    "overlapping": Stretch(4, 4, 8, 3),
-    "burn-in": Stretch(12, 5, 3, 1, 6, 2),
-    "every row": Stretch(1, 2, 2, 2, 1, 1, clip=True),
-    "stateless": Stretch(3, 2, 6, 2, (5, 1, 4), 2, stateful=False),
-    "stateless, long tail": Stretch(8, 0, 4, 5, (4, 2), 5, stateful=False),
+    "apart": Pieces(8, 0, 5, 1),
+    "uneven": Pieces(8, 1, 4, 2, (4, 8, 4)),
+    "overlapping": Pieces(4, 4, 8, 3),
+    "burn-in": Pieces(12, 5, 3, 1, 6, 2),
+    "every row": Pieces(1, 2, 2, 2, 1, 1, clip=True),
+    "stateless": Pieces(3, 2, 6, 2, (5, 1, 4), 2, stateful=False),
+    "stateless, long tail": Pieces(8, 0, 4, 5, (4, 2), 5, stateful=False),
 }
 
 
 @each_storage
 @each_index
 @pytest.mark.parametrize("case", STRETCHES.values(), ids=STRETCHES)
-def test_sequences_are_those_of_the_record(storage: str, index: str, reset: str, case: Stretch, tmp_path: Path):
+def test_sequences_are_those_of_the_record(storage: str, index: str, reset: str, case: Pieces, tmp_path: Path):
     every, burn_in, train, n, B = case.every, case.burn_in, case.train, case.n, case.B
     view = Sequences(every, burn_in, train, n, case.clip)
     settings = settings_of(storage, index, tmp_path, B)

@@ -12,7 +12,8 @@ import pytest
 from penstock.core.batch import MultiAgentBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.tree import tree_leaves
-from penstock.replay.replay import MultiAgentReplay, Replay, ReplaySettings, make_view
+from penstock.replay.multi_agent import MultiAgentReplay
+from penstock.replay.replay import Replay, ReplaySettings, make_view
 from penstock.replay.view import Sequences
 from tests.replay.oracle import INFO, SPEC, STATE, Oracle, random_batches
 from tests.replay.test_replay import GAMMA, Case, check_transitions
@@ -38,7 +39,7 @@ def drawn(replay: Replay, seed: int, n: int = 8) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     drawing, shown = replay.sample(n, rng)
     replay.update_priorities(drawing, rng.random(n) * 3)
-    return [*(x for x in drawing if x is not None), *tree_leaves(tuple(shown))]
+    return [*(x for x in drawing if x is not None), *tree_leaves(shown)]
 
 
 def assert_equal(left: list[np.ndarray], right: list[np.ndarray]) -> None:

@@ -90,9 +90,9 @@ def test_the_ratio_holds_on_both_sides_and_no_row_is_lost(
     env = Counted(str(tmp_path), algo is SAC, step_s)
     exp = ps.Experiment(env, algo, sampler, ps.RunConfig(steps=10**6, seed=1), env_checks="off")
     with Trainer(exp) as trainer:
-        own: Any = trainer.policy.experience
-        update = trainer.policy.update
-        monkeypatch.setattr(trainer.policy, "update", lambda x: (time.sleep(update_s), update(x))[1])
+        own: Any = trainer.policy.replay_schedule
+        update = trainer.policy.learn_on_batch
+        monkeypatch.setattr(trainer.policy, "learn_on_batch", lambda x: (time.sleep(update_s), update(x))[1])
         for k in range(BATCHES):
             metrics = trainer.train()
             # The learner has taken every update that is due: it waits for rows, not the other way round.

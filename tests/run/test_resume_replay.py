@@ -180,7 +180,7 @@ def test_another_replay_is_refused_and_nothing_is_lost(
         else:
             with pytest.raises(CheckpointError, match=says):
                 trainer.restore()
-            assert len(trainer.policy.experience.replay) == 0  # pyright: ignore[reportOptionalMemberAccess]
+            assert len(trainer.policy.replay_schedule.replay) == 0  # pyright: ignore[reportOptionalMemberAccess]
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == {
         path: data for path, data in before.items() if path.name != ".lock"
     }

@@ -44,7 +44,7 @@ class Recorded:
             for _ in range(batches):
                 trainer.train()
                 rows.append(trainer.sampler.last_batch.copy())
-            self.own: Any = trainer.policy.experience
+            self.own: Any = trainer.policy.replay_schedule
             self.checkpoint = trainer.save()
             from penstock.run.rundir import write_config
 

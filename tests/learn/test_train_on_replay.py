@@ -16,11 +16,10 @@ from penstock.algos.dqn import DQN
 from penstock.core.errors import LearnerError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs.toy import ThreeStep
-from penstock.learn import experience
 from penstock.learn.algorithm import Loss
-from penstock.learn.experience import _threaded, samples  # pyright: ignore[reportPrivateUsage]
 from penstock.learn.policy import Policy
-from penstock.learn.train_ops import train_one_step
+from penstock.learn.train_ops import samples, train_one_step
+from penstock.replay import prefetch
 from penstock.replay.replay import ReplaySettings
 from tests.learn.small_dqn import CFG, PRIORITIZED, UNIFORM, built, parameters
 
@@ -63,7 +62,7 @@ def test_weights_follow_beta_by_progress_or_by_steps() -> None:
         (0.25, 0.9, 0.25),
     ):
         policy = built_and_filled(replace(CFG, replay=replace(PRIORITIZED, priority_beta=beta, priority_alpha=1.0)))
-        own: Any = policy.experience
+        own: Any = policy.replay_schedule
         mass = own.replay.arrays()["index.mass"]
         units, slots = np.nonzero(mass)
         drawing = own.replay.draw(4, np.random.default_rng(0))._replace(unit=units, slot=slots)
@@ -124,8 +123,8 @@ def test_rows_overwritten_in_between_are_not_given_what_others_earned() -> None:
 @pytest.mark.parametrize("settings", [UNIFORM, PRIORITIZED], ids=["uniform", "prioritized"])
 def test_a_thread_that_reads_ahead_changes_no_bit(settings: ReplaySettings) -> None:
     found = []
-    for prefetch in (False, True, "auto"):
-        policy, sampler, _ = built(replace(CFG, replay=replace(settings, prefetch=prefetch)))
+    for wish in (False, True, "auto"):
+        policy, sampler, _ = built(replace(CFG, replay=replace(settings, prefetch=wish)))
         for itr in range(8):
             train_one_step(policy, sampler.obtain_samples(itr)[0])
         found.append(parameters(policy))
@@ -153,16 +152,17 @@ def test_auto_reads_ahead_where_a_batch_of_observations_is_large(case: str) -> N
         "floats": (DQN(replay=memory, batch_size=32, learning_starts=20, net=small), floats(4), False),
         "sequences": (sequences, floats(400), True),
     }[case]  # fmt: skip
-    own: Any = algo.build(spec, 0).experience
-    assert _threaded(own, torch.device("cpu")) is large
+    own: Any = algo.build(spec, 0).replay_schedule
+    assert own.reads_ahead(to_gpu=False) is large
+    assert own.reads_ahead(to_gpu=True)
 
 
 def test_a_read_that_does_not_end_is_named_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = built_and_filled(replace(CFG, replay=replace(UNIFORM, prefetch=True)))
-    own: Any = policy.experience
+    own: Any = policy.replay_schedule
     let_go, read = threading.Event(), own.replay.read
     own.replay.read = lambda drawing: read(drawing) if let_go.wait(30) else None
-    monkeypatch.setattr(experience, "_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(prefetch, "READ_TIMEOUT_S", 0.05)
     with pytest.raises(
         LearnerError, match=r"a batch of 8 samples of replay in memory was not read within 0\.05 s; resume"
     ):
@@ -175,7 +175,7 @@ def test_a_read_that_does_not_end_is_named_and_not_waited_for(monkeypatch: pytes
 
 def test_a_reader_that_fails_says_why_and_one_that_is_left_ends() -> None:
     policy = built_and_filled(replace(CFG, replay=replace(UNIFORM, prefetch=True)))
-    own: Any = policy.experience
+    own: Any = policy.replay_schedule
     going = samples(policy, 5, np.random.default_rng(0))
     next(going)
     going.close()  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,8 +14,8 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import RepeatPrevious
-from penstock.learn.experience import Experience
 from penstock.learn.train_ops import train_one_step
+from penstock.replay.replay import ReplaySchedule
 from tests.learn.small_dqn import CFG, UNIFORM, built
 
 
@@ -39,7 +39,7 @@ def test_the_ratio_is_exact_whatever_the_shapes(ratio: tuple[int, int]) -> None:
     exact, rng = Fraction(*ratio), np.random.default_rng(ratio[0])
     for T, B, batch, rows, starts in itertools.product((1, 5, 128), (1, 3, 16), (1, 32, 256), (1, 80), (0, 7, 1_000)):
         replay: Any = Counted()
-        own = Experience(replay, batch, float(exact), starts, sample_rows=rows)
+        own = ReplaySchedule(replay, batch, float(exact), starts, sample_rows=rows)
         for _ in range(40):
             own.collected += int(rng.integers(T * B // 2, T * B + 1))  # some rows are no steps
             replay.held = max(0, own.collected - 3)
@@ -141,7 +141,7 @@ def test_another_ratio_holds_from_where_it_is_loaded(ratio: float) -> None:
     [
         ({"batch_size": 500}, ["replay.capacity=400", "batch_size=500", "replay.capacity >= 500"]),
         ({"learning_starts": 401}, ["replay.capacity=400", "learning_starts=401"]),
-        ({"replay_ratio": 0.0}, ["replay_ratio=0.0", "positive"]),
+        ({"replay_ratio": 0.0}, ["replay_ratio=0.0", "more than 0"]),
         ({"batch_size": 0}, ["batch_size=0"]),
         ({"learning_starts": -1}, ["learning_starts=-1"]),
     ],
@@ -150,3 +150,11 @@ def test_settings_that_contradict_are_refused(changes: dict[str, Any], words: li
     with pytest.raises(ConfigError) as error:
         built(replace(CFG, **changes))
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("numbers", [(0, 1.0, 0), (4, 0.0, 0), (4, 1.0, -1)])
+def test_numbers_that_make_no_schedule_are_refused(numbers: tuple[int, float, int]) -> None:
+    """Settings of a user's own need not check theirs."""
+    replay: Any = Counted()
+    with pytest.raises(ConfigError, match="expected positive numbers"):
+        ReplaySchedule(replay, *numbers)

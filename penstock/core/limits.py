@@ -1,0 +1,98 @@
+"""Limits of settings, declared with the type: `discount: Unit = 0.99`; values outside are refused at construction."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+import typing
+from typing import Annotated, Any, NamedTuple
+
+from penstock.core.config import check_fields
+from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, check_schedules, schedule_ends
+
+_LARGEST = sys.float_info.max
+
+
+class Limit(NamedTuple):
+    """Numbers from `low` to `high`, finite unless `high` is inf.
+
+    With `above` they do not begin at `low`, though a schedule may end there.
+    """
+
+    low: float
+    high: float = _LARGEST
+    above: bool = False
+
+    def holds(self, value: Any) -> bool:
+        """True for a number or schedule inside, and for values that are neither (None, "auto"), which types judge."""
+        try:
+            start, end = schedule_ends(value) if isinstance(value, str) else (value, value)
+        except ConfigError:
+            return True
+        inside = start is None or self.low <= min(start, end) <= max(start, end) <= self.high
+        return inside and not (self.above and start == self.low)
+
+    def __str__(self) -> str:
+        if self.low == -_LARGEST:
+            return "a finite number"
+        low = f"more than {self.low:g}" if self.above else f"{self.low:g}"
+        if self.high < _LARGEST:
+            return f"{low}, at most {self.high:g}" if self.above else f"{low} to {self.high:g}"
+        return low if self.above else f"{low} or more"
+
+
+Whole = Annotated[int, Limit(0)]
+"""0, 1, 2, ..."""
+Count = Annotated[int, Limit(1)]
+"""1, 2, 3, ..."""
+Number = Annotated[float, Limit(-_LARGEST)]
+"""Any finite number."""
+NotNegative = Annotated[float, Limit(0.0)]
+"""0 or more."""
+Positive = Annotated[float, Limit(0.0, above=True)]
+"""More than 0."""
+Bound = Annotated[float, Limit(0.0, math.inf, above=True)]
+"""The largest size of something; inf for no bound."""
+Unit = Annotated[float, Limit(0.0, 1.0)]
+"""0 to 1."""
+Share = Annotated[float, Limit(0.0, 1.0, above=True)]
+"""0 to 1, but not 0."""
+Rate = Annotated[Schedule, Limit(0.0, above=True)]
+"""A number or schedule above 0; a schedule may end at 0."""
+Weight = Annotated[Schedule, Limit(0.0)]
+"""A number or schedule of 0 or more."""
+Chance = Annotated[Schedule, Limit(0.0, 1.0)]
+"""A number or schedule from 0 to 1."""
+
+
+def check_settings(settings: Any, prefix: str = "") -> None:
+    """For `__post_init__` of a settings dataclass: checks types, schedules and limits of all fields.
+
+    A field that a subclass declares anew keeps its limit unless the new type brings one.
+
+    Raises:
+        ConfigError: names the setting, after `prefix`, its value and what was expected.
+    """
+    check_fields(settings)
+    check_schedules(settings)
+    for name, limit in _limits(type(settings)).items():
+        value = getattr(settings, name)
+        if not all(map(limit.holds, value if isinstance(value, tuple) else (value,))):
+            raise ConfigError(f"{prefix}{name}={value}; expected {limit}")
+
+
+@functools.cache
+def _limits(cls: type) -> dict[str, Limit]:
+    """Limits by field, of the class and those that it inherits from; inner ones too: of `Positive | None`."""
+    found: dict[str, Limit] = {}
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        hints = typing.get_type_hints(base, include_extras=True)
+        for f in dataclasses.fields(base):
+            for hint in (hints[f.name], *typing.get_args(hints[f.name])):
+                for extra in getattr(hint, "__metadata__", ()):
+                    if isinstance(extra, Limit):
+                        found[f.name] = extra
+    return found

@@ -1,0 +1,89 @@
+"""Prediction: the action of an agent for observations as the environment gives them, one or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import Inputs, padded_rows
+from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map
+
+
+def predict(
+    agent: Agent,
+    spec: EnvSpec,
+    obs: Tree,
+    state: Tree,
+    prev_reward: float | np.ndarray[Any, Any],
+    noise: Callable[[int], Tensor] | None,
+) -> Any:
+    """The action, and the new state if the agent has one, as `Policy.predict` returns them.
+
+    Args:
+        noise: makes uniforms [rows, noise_size]; None for the distribution's mode.
+    """
+    arrays = _obs_arrays(spec.obs, obs, "obs")
+    leads = {x.shape[: x.ndim - len(leaf.shape)] for x, leaf in zip(arrays, tree_leaves(spec.obs))}
+    if len(leads) > 1 or len(next(iter(leads))) > 1:
+        raise ConfigError(f"predict got leading dimensions {sorted(leads)}; expected none, or one [N] on every leaf")
+    single = leads == {()}
+    n = 1 if single else len(arrays[0])
+    rows, device = padded_rows(n), next(agent.parameters()).device
+    index = iter(range(len(arrays)))
+
+    def padded(leaf: Any) -> Tensor:
+        x = np.zeros((rows, *leaf.shape), leaf.dtype)
+        x[:n] = arrays[next(index)]
+        return torch.from_numpy(x).to(device)
+
+    agent_state, prev_action = state if state is not None else (agent.initial_state(rows), None)
+    if prev_action is None:
+        prev_action = tree_map(
+            lambda leaf: torch.from_numpy(np.broadcast_to(leaf.null(), (rows, *leaf.shape)).copy()).to(device),
+            spec.action,
+        )
+    rewards = torch.zeros(rows, device=device)
+    rewards[:n] = torch.as_tensor(np.asarray(prev_reward, np.float32), device=device)
+    first = torch.full((rows,), state is None, device=device)
+    with torch.inference_mode():
+        inputs = Inputs(tree_map(padded, spec.obs), prev_action, rewards, first)
+        chosen, _, agent_state = agent.act(inputs, agent_state, None if noise is None else noise(rows).to(device))
+    action = tree_map(lambda leaf, a: _as_env(leaf, a[:n].cpu().numpy(), single), spec.action, chosen)
+    return action if agent_state is None else (action, (agent_state, chosen))
+
+
+def _obs_arrays(spec: Tree, obs: Any, where: str) -> list[np.ndarray[Any, Any]]:
+    """The leaves of an observation or a batch of them, in the order of the spec's leaves."""
+    if isinstance(spec, LeafSpec):
+        try:
+            x = np.asarray(obs)
+        except ValueError as error:
+            raise ConfigError(f"predict: {where} is no array: {error}; expected shape {list(spec.shape)}") from error
+        if x.dtype == object or x.shape[max(x.ndim - len(spec.shape), 0) :] != spec.shape:
+            raise ConfigError(
+                f"predict: {where} is {x.dtype}{list(x.shape)}; expected {spec.dtype}{list(spec.shape)}, or a batch "
+                f"[N, {', '.join(map(str, spec.shape))}]"
+            )
+        return [x]
+    if isinstance(spec, dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(spec):
+            seen = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
+            raise ConfigError(f"predict: {where} is {seen}; expected a dict with keys {sorted(spec)}")
+        return [x for key in sorted(spec) for x in _obs_arrays(spec[key], obs[key], f"{where}[{key!r}]")]
+    if not isinstance(obs, tuple) or len(obs) != len(spec):
+        raise ConfigError(f"predict: {where} is {type(obs).__name__}; expected a tuple of {len(spec)}")
+    return [x for i, part in enumerate(spec) for x in _obs_arrays(part, obs[i], f"{where}[{i}]")]
+
+
+def _as_env(leaf: Any, action: np.ndarray[Any, Any], single: bool) -> Any:
+    if leaf.kind == "box":
+        action = np.clip(action, leaf.bound("low"), leaf.bound("high"))
+    action = action.astype(leaf.dtype)
+    return (action[0] if leaf.shape else action[0].item() if leaf.kind != "box" else action[0]) if single else action

@@ -1,0 +1,114 @@
+"""Settings that algorithms share, and the one `build` that makes a Policy out of an algorithm's functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from penstock.agents.actor_critic import actor_critic
+from penstock.agents.agent import Agent
+from penstock.agents.networks import Net
+from penstock.core.limits import Bound, Count, Positive, Rate, Share, Unit, Whole, check_settings
+from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
+from penstock.learn.policy import Policy
+from penstock.replay.settings import ReplaySettings
+
+
+def _chosen_agent(spec: EnvSpec, cfg: Settings) -> Agent:
+    return cfg.agent(spec, cfg)
+
+
+class Functions(NamedTuple):
+    """The functions of an algorithm, which `Settings.build` hands to its Policy."""
+
+    postprocess: PostprocessFn
+    loss: LossFn
+    optimizer: OptimizerFn
+    replay: ReplayFn | None = None
+    """Makes the replay to train on; None for training on the batches themselves."""
+    agent: AgentFn = _chosen_agent
+    """Makes the agent; an algorithm that adds to the one that `settings.agent` makes has its own."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of every algorithm, checked at construction. Whole batches are trained on, each once."""
+
+    functions: ClassVar[Functions]
+    """What the algorithm is made of."""
+    batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
+    """T and B of the sampler, where a run names none."""
+
+    lr: Rate = 3e-4
+    """Adam's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
+    discount: Unit = 0.99
+    """Weight of the next step's value, usually 0.9 to 0.999."""
+    max_grad_norm: Bound | None = None
+    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
+    net: Net = Net()
+    """Networks of the default agent."""
+    agent: AgentFn = actor_critic
+    """Makes the agent from (spec, settings): `my_module:my_agent_fn` on the command line."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
+        """The live policy for an environment."""
+        return self.policy(self.functions, spec, seed, device)
+
+    def policy(self, functions: Functions, spec: EnvSpec, seed: int, device: str) -> Policy:
+        """The live policy of these settings with the functions given."""
+        return Policy(
+            self,
+            spec,
+            agent_fn=functions.agent,
+            postprocess_fn=functions.postprocess,
+            loss_fn=functions.loss,
+            optimizer_fn=functions.optimizer,
+            replay_fn=functions.replay,
+            max_grad_norm=self.max_grad_norm,
+            seed=seed,
+            device=device,
+        )
+
+
+@dataclass(frozen=True)
+class InMinibatches(Settings):
+    """Settings of algorithms that pass over each batch in shuffled minibatches."""
+
+    epochs: Count = 4
+    """Passes over each batch, usually 3 to 20."""
+    minibatch: Count = 512
+    """Rows of a gradient step; a batch is cut into round(T * B / minibatch) parts."""
+
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
+        policy = super().build(spec, seed, device)
+        policy.epochs, policy.minibatch = self.epochs, self.minibatch
+        return policy
+
+
+@dataclass(frozen=True)
+class FromReplay(Settings):
+    """Settings of algorithms that learn from samples of replay."""
+
+    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
+    """T and B of the sampler, where a run names none."""
+    takes_stale: ClassVar[bool] = True
+    """Replay holds batches of earlier policies anyway."""
+
+    batch_size: Count = 256
+    """Transitions of a gradient step, usually 64 to 512."""
+    replay_ratio: Positive = 256.0
+    """Rows trained on for each row collected; 256 with batch_size 256 is a gradient step for each environment step."""
+    learning_starts: Whole = 100
+    """Steps of random actions before the first gradient step, usually 100 to 10,000."""
+    n_step: Count = 1
+    """Rewards in a target before the value."""
+    tau: Share = 0.005
+    """Share of the online networks in an update of the target ones."""
+    replay: ReplaySettings = ReplaySettings()
+    """What is kept and how it is drawn."""
+    net: Net = Net(hidden=(256, 256), activation="relu")
+    """Networks of the default agent; `activation` is the actor's, critics are of relu."""
