@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
+from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.plumbing import SeedEcho
+from penstock.workers import process
+from penstock.workers.messages import Boot, Start
+from penstock.workers.process import Child, pickled
 from tests.workers.first_batches import PLACES, first_batches, no_process_is_left, refuse
 
 __all__ = ["no_process_is_left"]
@@ -103,3 +112,111 @@ def test_a_class_of_a_script_without_a_main_guard(way: str, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["begun", "1 digest"], "the script ran again in a worker, or bits differ"
+
+
+# A place, without a process in it.
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child(0)
+    yield child
+    child.close()
+
+
+def packed(value: Any) -> bytes:
+    data = encode(value)
+    return len(data).to_bytes(8, "little") + data
+
+
+def test_nothing_reported_is_none(child: Child) -> None:
+    assert child.read_report() is None
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 9, -1])
+def test_half_a_report_is_none(child: Child, cut: int) -> None:
+    whole = packed({"answer": [1, "two", None]})
+    os.pwrite(child.report, whole[:cut], 0)
+    assert child.read_report() is None
+    os.pwrite(child.report, whole, 0)
+    assert child.read_report() == {"answer": [1, "two", None]}
+
+
+def test_a_report_may_lie_over_the_end_of_a_longer_one(child: Child) -> None:
+    os.pwrite(child.report, packed({"answer": "x" * 500}), 0)
+    os.pwrite(child.report, packed({"answer": 1}), 0)
+    assert child.read_report() == {"answer": 1}
+
+
+def test_mail_has_the_import_path_in_plain_text_with_the_first_message_alone(child: Child) -> None:
+    start = Start((), 3, 0.0, ["m" * 10_000])
+    for message in (start, ["again"]):
+        child.write(message)
+        data = os.pread(child.mail, 1 << 20, 0)
+        size, path = (int.from_bytes(data[at : at + 8], "little") for at in (0, 8))
+        assert len(data) == 16 + path + size, "something of the message before is left"
+        assert (json.loads(data[16 : 16 + path]) == sys.path) if message is start else path == 0
+        assert cloudpickle.loads(data[16 + path :]) == message
+
+
+def test_a_launch_forgets_what_an_earlier_process_left(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def popen(args: list[str], **options: Any) -> Any:
+        asked.update(options, args=args)
+        return SimpleNamespace(pid=os.getpid(), returncode=None)
+
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=-3))
+    monkeypatch.setattr(process, "oom_kills", lambda: 6)
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    os.pwrite(child.report, packed({"error": {"kind": "exit", "text": "old"}}), 0)
+    os.write(child.crash, b"old stack")
+    child.bell.ring()
+    child.start_at, child.token = 5.0, b"old"
+    boot = Boot(0, 1, os.getpid(), 3, 4, 5, 6, 7, 8, 9, (10,))
+    child.launch("some.module", boot, Start((), 0, 0.0, []))
+    assert child.read_report() is None
+    assert os.fstat(child.crash).st_size == os.lseek(child.crash, 0, os.SEEK_CUR) == 0
+    assert os.eventfd_write(child.bell.fd, 1) is None and os.eventfd_read(child.bell.fd) == 1, "an old ring was left"
+    assert (child.start_at, child.token, child.oom_before) == (None, b"", 6)
+    assert asked["args"][1:4] == ["-P", "-m", "some.module"]
+    assert json.loads(asked["args"][4])["slabs"] == [10]
+    assert asked["pass_fds"] == boot.fds()
+    assert (asked["process_group"], asked["stdin"]) == (0, -3)
+    assert {asked["env"][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}
+    assert asked["env"]["PYTHONPATH"] == os.pathsep.join([str(Path(ps.__file__).parent.parent), "/theirs"])
+    assert not child.exited, "it watches the process that it was given, here this one"
+    child.release()
+    assert child.exited
+
+
+def test_a_place_without_a_process_has_exited_and_one_that_was_reaped_is_not_killed(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert child.exited
+    monkeypatch.setattr(process, "kill_group", lambda pid: pytest.fail("its number may be another's by now"))
+    child.process = SimpleNamespace(pid=1, returncode=-11)  # type: ignore
+    assert child.kill() == -11
+
+
+def test_the_descriptors_are_given_back() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    child = Child(0)
+    assert len(os.listdir("/proc/self/fd")) == before + 4
+    child.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_pickled_is_a_config_error_that_names_it() -> None:
+    assert cloudpickle.loads(pickled({"a": (1, None)})) == {"a": (1, None)}
+    with pytest.raises(ConfigError, match=r"cannot be sent to a worker process: TypeError: .*lock.*or use Serial") as e:
+        pickled({"env": threading.Lock()})
+    assert isinstance(e.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("name", ["memfd_create", "pidfd_open", "eventfd"])
+def test_a_system_without_the_calls_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    process.require_linux()
+    monkeypatch.delattr(os, name)
+    with pytest.raises(ConfigError, match=r"need Linux 5\.3 or newer; this is linux: use SerialSampler"):
+        process.require_linux()
