@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import penstock as ps
 from penstock.cli.main import main
 from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec
+from penstock.samplers import SAMPLERS, find_sampler, sized
 from tests.workers.first_batches import PLACES, TWO_KINDS, no_process_is_left
 
 __all__ = ["no_process_is_left"]
@@ -67,3 +70,58 @@ def test_a_batch_too_large_for_memory_is_refused_with_its_bytes_before_it_is_tak
         assert psutil.Process().memory_info().rss - taken < 1 << 28
     finally:
         sampler.shutdown()
+
+
+# By name.
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_name_has_settings_that_build(name: str) -> None:
+    found = find_sampler(name)
+    assert f"{found.__module__}:{found.__name__}" == SAMPLERS[name]
+    assert callable(found.build)
+
+
+def test_settings_of_ones_own_are_found_by_module_and_name() -> None:
+    assert find_sampler("penstock.samplers.gpu:GpuSampler") is ps.GpuSampler
+    assert find_sampler("dataclasses:dataclass") is dataclass
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpuu", r"^unknown sampler 'gpuu'; did you mean .*'gpu'"),
+        ("alternate", r"^unknown sampler 'alternate'; did you mean .*'alternating'"),
+        ("xyzzy", r"^unknown sampler 'xyzzy'; known: alternating, async-alternating, .*serial$"),
+        ("penstock.samplers.gpu:GpuSamplers", r"GpuSamplers"),
+        ("no_such_module:Sampler", r"no_such_module"),
+    ],
+)
+def test_an_unknown_name_brings_the_nearest(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_sampler(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "T", "B", "same"),
+    [
+        (ps.SerialSampler(128, 16, reset="batch_end"), 5, 2, {"reset": "batch_end"}),
+        (ps.CpuSampler(128, 16, workers=8), 5, 4, {"workers": 4, "groups": 1}),
+        (ps.CpuSampler(128, 16, workers=3), 5, 64, {"workers": 3}),
+        (ps.GpuSampler(128, 16, workers=4, device="cpu"), 5, 1, {"workers": 1, "groups": 1, "device": "cpu"}),
+        (ps.AlternatingSampler(128, 16, workers=8), 5, 7, {"workers": 3, "groups": 2}),
+        (ps.AlternatingSampler(128, 16, workers=2, groups=4), 5, 3, {"workers": 1, "groups": 3}),
+        (ps.NoOverlapAlternatingSampler(128, 16), 5, 1, {"workers": 1, "groups": 1, "overlap": False}),
+    ],
+)
+def test_settings_of_another_size_keep_the_rest_where_slots_suffice(settings: Any, T: int, B: int, same: Any) -> None:
+    found = sized(settings, BatchSpec(T, B))
+    assert found == replace(settings, T=T, B=B, **same)
+    assert type(found) is type(settings)
+    assert found.spec == (T, B)
+
+
+def test_the_size_of_an_asynchronous_sampler_is_that_of_its_inner_one() -> None:
+    settings = ps.AsyncCpuSampler(ps.CpuSampler(128, 16, workers=8), depth=2)
+    assert sized(settings, BatchSpec(5, 4)) == ps.AsyncCpuSampler(ps.CpuSampler(5, 4, workers=4), depth=2)
+    assert settings.spec == (128, 16)
