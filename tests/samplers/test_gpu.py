@@ -73,7 +73,10 @@ class Takes(SyncVectorEnv):
         ({"reset": "batch_end"}, r"resets in the next step by itself; use reset='next_step' and max_decorrelation_st"),
         ({"max_decorrelation_steps": 1}, r"use reset='next_step' and max_decorrelation_steps=0$"),
         ({"workers": 1}, r"^sampler\.workers=1 with .*Takes, a native batched environment.*leave workers and affinity"),
-        ({"affinity": ps.Placement(workers=((0,), (0,)))}, r"^sampler\.workers=2 with .*leave workers and affinity out$"),
+        (
+            {"affinity": ps.Placement(workers=((0,), (0,)))},
+            r"^sampler\.workers=2 with .*leave workers and affinity out$",
+        ),
     ],
 )
 def test_what_means_worker_processes_is_refused_for_native_environments(

@@ -73,7 +73,9 @@ def test_the_agent_learns_of_the_slots_of_all_samplers(first: int, total: int | 
 
 @pytest.mark.parametrize(("first", "total"), [(-1, 8), (0, 1), (7, 8), (-2, None)])
 def test_slots_outside_of_all_are_refused(first: int, total: int | None) -> None:
-    with pytest.raises(ConfigError, match=rf"first_slot={first} with B=2 are slots {first} to {first + 1}, and total_s"):
+    with pytest.raises(
+        ConfigError, match=rf"first_slot={first} with B=2 are slots {first} to {first + 1}, and total_s"
+    ):
         installed(first, total)
 
 

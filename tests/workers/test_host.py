@@ -80,7 +80,9 @@ def test_mail_is_read_as_it_was_written_the_last_one_only(child: Child, host: Ho
     assert sys.path == path
 
 
-def test_the_first_message_brings_the_import_path(child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_message_brings_the_import_path(
+    child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unpickling may import by it, so that path is set before anything is unpickled."""
     (tmp_path / "only_on_the_path_of_the_learner.py").write_text("class Env: pass\n")
     with monkeypatch.context() as there:
