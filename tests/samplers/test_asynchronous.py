@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
+from penstock.samplers import asynchronous
 from tests.samplers.placed import CASES, differences, live, run
 
 pytestmark = pytest.mark.timeout(300)
@@ -68,3 +70,57 @@ def test_stale_data_is_refused_where_an_algorithm_cannot_take_it() -> None:
 def test_settings_that_contradict_each_other_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"depth": -2}, r"^sampler\.depth=-2; expected 0 or more, usually 1$"),
+        ({"depth": 1.5}, r"depth"),
+        ({"weights": "latest"}, r"weights"),
+        (
+            {"inner": ps.AsyncSampler()},
+            r"^sampler\.inner=AsyncSampler\(.*expected a synchronous sampler's settings, e\.g\.",
+        ),
+        (
+            {"inner": "serial"},
+            r"^sampler\.inner='serial'; expected a synchronous sampler's settings, e\.g\. ps\.CpuSampler",
+        ),
+        (
+            {"fault_policy": "drop"},
+            r"^sampler\.fault_policy='drop' would leave no slot .*; set it at the inner sampler$",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_each_setting_that_cannot_be_is_named_with_what_to_change(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ps.AsyncSampler(**settings)
+
+
+@pytest.mark.parametrize(
+    ("inner", "limit_s"), [(ps.SerialSampler(9, 4), 7.0), (ps.CpuSampler(9, 4), 70.0), (ps.GpuSampler(9, 4), 70.0)]
+)
+def test_a_process_with_workers_of_its_own_shows_progress_once_a_batch(
+    inner: Any, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SerialSampler's process after every step: 7 s; the others after 9 steps and a reset, each of which may take 7 s."""
+    made: list[Any] = []
+
+    def workers(*args: Any, **named: Any) -> Any:
+        made.append((args, named))
+        return SimpleNamespace(close=lambda: made.append("closed"))
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("no such simulator")
+
+    monkeypatch.setattr(asynchronous, "Workers", workers)
+    monkeypatch.setattr(asynchronous, "AsyncLive", fails)
+    settings = ps.AsyncSampler(inner, step_timeout_s=7.0, start_timeout_s=11.0, fault_policy="raise")
+    with pytest.raises(RuntimeError, match="no such simulator"):
+        settings.build("CartPole-v1", 5)
+    (count, seed, faults, step_s, start_s), named = made[0]
+    assert (count, seed, faults.policy, step_s, start_s) == (1, 5, "raise", limit_s, 11.0)
+    assert named["module"] == "penstock.samplers.async_process"
+    assert made[1:] == ["closed"]
+    assert settings.spec == (9, 4)

@@ -144,6 +144,7 @@ def test_row_t_of_some_columns_becomes_row_0_of_the_next_batch(same: bool) -> No
             f"evaluation slot 5 of CartPole-v1 in step() at episode -1, step 0, seed {env_seed(8, 5, 0, True)}",
         ),
     ],
+    ids=["making", "making to evaluate", "resetting", "stepping", "before an episode"],
 )  # fmt: skip
 def test_the_activity_of_a_worker_that_died(mark: Any, ledger: Any, action: Any, text: str) -> None:
     assert at_work("CartPole-v1", 8, mark, ledger, action) == text
