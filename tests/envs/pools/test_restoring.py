@@ -108,6 +108,8 @@ def test_an_environment_that_fails_in_a_replay_is_lost() -> None:
     target = np.full_like(out.obs[0, 0], 2)
     assert replay(pool, 0, np.ones(2, np.int64), target)
     assert not replay(pool, 0, np.ones(2, np.int64), target + 1)
+    assert replay(pool, 0, np.ones(8, np.int64), target + 6)
+    assert not replay(pool, 0, np.ones(9, np.int64), target + 7), "its episode has ended there, the record's had not"
 
     def fails(b: int, action: Any) -> Any:
         raise IndexError("no such joint")
