@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
@@ -24,6 +25,7 @@ from penstock.envs.toy.crashes import WAYS, CrashEnv
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.testing.records import RecordCheck
 from penstock.workers import control, faults
+from tests.samplers import placed
 from tests.workers.crashing import (
     DIES,
     EPISODE,
@@ -278,3 +280,17 @@ def test_each_episode_of_the_echo_is_known_to_this_file() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert env_seed(SEED, SLOT, EPISODE) == CrashEnv(where="never", seed=SEED, slot=SLOT, episode=EPISODE)._fatal
+
+
+def test_affinity_pins_workers_and_learner_and_is_undone() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    placement = ps.Placement(workers=((allowed[0],), (allowed[-1],)), learner=(allowed[0],))
+    sampler, _ = placed.live(ps.GpuSampler(8, 4, workers=2, affinity=placement), "CartPole-v1", ps.PPO())
+    try:
+        sampler.obtain_samples(0)
+        pids = [child.process.pid for child in sampler._pool._workers.workers]
+        assert [os.sched_getaffinity(pid) for pid in pids] == [{allowed[0]}, {allowed[-1]}]
+        assert os.sched_getaffinity(0) == {allowed[0]}
+    finally:
+        sampler.shutdown()
+    assert sorted(os.sched_getaffinity(0)) == allowed

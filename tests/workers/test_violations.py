@@ -1,24 +1,20 @@
-"""Workers that come to harm while they are made, break the contract, evaluate, or collect ahead."""
+"""Workers that fail while they are made, break the contract, or die in an evaluation."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import FaultEnv
 from penstock.envs.toy.crashes import CrashEnv
-from penstock.testing.pools import echo_config
 from penstock.testing.records import RecordCheck
-from penstock.testing.samplers import EchoAgent
-from tests.workers.crashing import LIMIT_S, SEED, SEEN, SLOT, B, T, crash, leaves_nothing, live, saves_time
+from tests.workers.crashing import LIMIT_S, SEED, SEEN, B, crash, leaves_nothing, live, saves_time
 
 __all__ = ["leaves_nothing", "saves_time"]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:.*(replaced|dropped)")]
@@ -89,32 +85,5 @@ def test_an_evaluation_has_exact_counts_though_a_worker_dies(kind: str, tmp_path
         same = found.return_ == undisturbed.return_[np.argsort(undisturbed.slot)][found.slot]
         assert 6 <= same.sum() < 12, "the slots of one worker play other episodes, and no others"
         sampler.obtain_samples(1)
-    finally:
-        sampler.shutdown()
-
-
-def test_async_tree_is_started_anew(tmp_path: Path) -> None:
-    settings = ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1, start_timeout_s=LIMIT_S)
-    sampler = settings.build(echo_config(), SEED)
-    check = RecordCheck(B, seed=None, acted=True, faults=True)
-    try:
-        sampler.initialize(EchoAgent(sampler.spec))
-        for itr in range(12):
-            if itr in (4, 8):
-                os.kill(sampler._workers.workers[0].process.pid, 9)
-            check.add(sampler.obtain_samples(itr)[0])
-        assert sampler.metrics()["faults/restarts"] == 2
-        assert len(sampler.evaluate_agent(3, 5)) == 5
-    finally:
-        sampler.shutdown()
-
-
-def test_async_errors_name_the_slot() -> None:
-    sampler = ps.AsyncCpuSampler(ps.CpuSampler(T, B, workers=1), depth=1).build(crash("raise"), SEED)
-    try:
-        sampler.initialize(EchoAgent(sampler.spec))
-        with pytest.raises(EnvWorkerError, match=rf"slot {SLOT} of .*the arm fell off"):
-            for itr in range(12):
-                sampler.obtain_samples(itr)
     finally:
         sampler.shutdown()

@@ -1,3 +1,5 @@
+"""A live sampler: its evaluations, which leave training alone, and the pools that it refuses."""
+
 import copy
 import warnings
 from typing import Any, ClassVar
@@ -8,9 +10,12 @@ import pytest
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
 from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.protocols import members
+from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.serial import Reset, SerialPool
 from penstock.envs.toy import Counter, SeedEcho
 from penstock.run.checkpoints.encoding import encode
 from penstock.samplers import live as module
@@ -220,3 +225,65 @@ def test_environments_that_cannot_be_made_again_do_not_leave_closed_ones_in_use(
 def test_nothing_to_evaluate_is_refused():
     with pytest.raises(ConfigError, match=r"evaluate_agent\(episodes=0\); expected at least 1"):
         live(echo_config()).evaluate_agent(0, 0)
+
+
+WITHOUT_DEFAULT = {
+    "specs": "specs: tuple[EnvSpec, ...]",
+    "groups": "groups: tuple[Group, ...]",
+    "info_keys": "info_keys: tuple[str, ...]",
+    "restart": "restart(seed: int, episodes: Sequence[int] | None = None) -> None",
+    "bind": "bind(outs: Sequence[SampleBatch]) -> None",
+    "send": "send(group: int, row: int) -> None",
+    "recv": "recv() -> int",
+    "get_state": "get_state() -> PoolState",
+    "set_state": "set_state(state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]",
+    "for_evaluation": "for_evaluation(B: int) -> EnvPool",
+    "close": "close() -> None",
+}
+"""The members that every pool of one's own must write, as its error shows them."""
+WITH_DEFAULT = {"evaluation", "place", "disown", "evaluation_slots", "warmup", "metrics"}
+
+
+def own_pool(without: str | None, base: type) -> Any:
+    """A pool over a SerialPool with every member but for one; if it inherits, without those that have a default."""
+    inner = SerialPool(echo_config(), 7, slice(0, 3))
+    names = {*WITHOUT_DEFAULT} | (set() if base is EnvPool else WITH_DEFAULT)
+    written = {name: getattr(inner, name) for name in names - {without}}
+    methods = {name: staticmethod(x) if callable(x) else x for name, x in written.items()}
+    return type("Mine", (base,), {**methods, "__module__": "mine"})()
+
+
+def over(pool: Any) -> LiveSampler:
+    return LiveSampler(BatchSpec(5, 3), pool, echo_config(), 7, 0.99, 100)
+
+
+def test_the_table_above_has_every_member_of_a_pool():
+    assert {*members(EnvPool)} == {*WITHOUT_DEFAULT} | WITH_DEFAULT
+
+
+@pytest.mark.parametrize("base", [EnvPool, object], ids=["inherits", "stands alone"])
+def test_a_pool_of_ones_own_needs_no_more_than_what_has_no_default(base: type):
+    sampler, same = over(own_pool(None, base)), live(echo_config())
+    sampler.initialize(EchoAgent(sampler.spec))
+    for itr in range(3):
+        assert bits(sampler.obtain_samples(itr)[0]) == bits(same.obtain_samples(itr)[0])
+    assert sampler.evaluate_agent(0, 4).return_.tolist() == same.evaluate_agent(0, 4).return_.tolist()
+    assert sampler.metrics() == {}
+    sampler.shutdown()
+
+
+@pytest.mark.parametrize("base", [EnvPool, object], ids=["inherits", "stands alone"])
+@pytest.mark.parametrize("member", WITHOUT_DEFAULT)
+def test_a_pool_that_lacks_a_member_is_refused_with_its_signature_and_the_page(member: str, base: type):
+    with pytest.raises(ConfigError) as error:
+        over(own_pool(member, base))
+    text = f"mine.Mine has no {WITHOUT_DEFAULT[member]}, which EnvPool asks for; see docs/writing-a-sampler.md"
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize("member", sorted(WITH_DEFAULT))
+def test_a_pool_that_does_not_inherit_needs_what_has_a_default_as_well(member: str):
+    with pytest.raises(
+        ConfigError, match=rf"^mine\.Mine has no {member}\b.*, which EnvPool asks for; see docs/writing-"
+    ):
+        over(own_pool(member, object))

@@ -1,0 +1,91 @@
+"""The state of a pool as data, its groups, and the members that a pool of one's own may leave out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import EnvContractError
+from penstock.envs.pools.pool import PER_SLOT, EnvPool, Group, PoolState, slots_of
+
+
+def a_state(B: int, at: int = 0) -> PoolState:
+    """Every slot has values of its own."""
+    numbers = range(at, at + B)
+    return PoolState(
+        episode=[10 + n for n in numbers], ended=[n % 2 == 0 for n in numbers], idle=[n % 3 == 0 for n in numbers],
+        left=[None if n == 1 else 20 + n for n in numbers], began=[30 + n for n in numbers],
+        snapshot=[{"n": n} for n in numbers], tick=7, restarts=2, faults={"signal": 1},
+    )  # fmt: skip
+
+
+def test_the_state_of_some_slots() -> None:
+    part = a_state(5).of(slice(1, 3))
+    assert part == PoolState(
+        episode=[11, 12], ended=[False, True], idle=[False, False], left=[None, 22], began=[31, 32],
+        snapshot=[{"n": 1}, {"n": 2}], tick=7,
+    )  # fmt: skip
+
+
+def test_parts_put_back_are_the_whole() -> None:
+    whole, other = a_state(5), a_state(5, at=100)
+    for slots in (slice(3, 5), slice(0, 1), slice(1, 3)):
+        other.put(slots, whole.of(slots))
+    assert [getattr(other, name) for name in PER_SLOT] == [getattr(whole, name) for name in PER_SLOT]
+    other.put(slice(1, 2), a_state(1, at=50))
+    assert other.episode == [10, 60, 12, 13, 14]
+    assert (other.tick, other.restarts, other.faults) == (7, 2, {"signal": 1}), "what is not by slot stays"
+
+
+def test_every_list_is_by_slot_and_nothing_else_is() -> None:
+    assert {f.name for f in fields(PoolState) if isinstance(getattr(a_state(2), f.name), list)} == {*PER_SLOT}
+
+
+def test_plain_data_and_back() -> None:
+    state = a_state(3)
+    plain = state.to_plain()
+    assert {*plain} == {"episode", "ended", "idle", "left", "began", "snapshot", "tick", "restarts", "faults"}
+    assert PoolState.from_plain(plain) == state
+    assert PoolState.from_plain(PoolState().to_plain()) == PoolState()
+
+
+def test_fields_that_earlier_versions_did_not_write_are_as_in_a_new_run() -> None:
+    """0.1.0 wrote neither `restarts` nor `faults` for pools of single environments, and only `restarts` for native ones."""
+    plain = {name: value for name, value in a_state(2).to_plain().items() if name not in ("restarts", "faults")}
+    state = PoolState.from_plain(plain)
+    assert (state.restarts, state.faults, state.tick, state.episode) == (0, {}, 7, [10, 11])
+    native = PoolState.from_plain({"restarts": 3})
+    assert native == PoolState(restarts=3)
+    native.faults["signal"] = 1
+    assert PoolState().faults == {}, "two states share nothing"
+
+
+def a_pool(*groups: tuple[int, slice]) -> Any:
+    return SimpleNamespace(groups=tuple(Group(policy, slots) for policy, slots in groups))
+
+
+def test_the_columns_of_each_policy() -> None:
+    pool = a_pool((0, slice(0, 3)), (1, slice(0, 2)), (0, slice(3, 7)))
+    assert slots_of(pool) == slots_of(pool, 0) == 7
+    assert slots_of(pool, 1) == 2
+
+
+class Least(EnvPool):
+    """Only what has no default."""
+
+    def __init__(self) -> None:
+        self.groups = (Group(0, slice(0, 2)), Group(0, slice(2, 3)))
+
+
+def test_what_a_pool_of_ones_own_need_not_write() -> None:
+    pool, batches, states = Least(), [object()], {"h": 1}
+    assert not pool.evaluation
+    assert pool.place(batches, states) == (batches, states)  # pyright: ignore
+    assert pool.evaluation_slots(16) == 16
+    assert pool.warmup() == [([], [])] * 3
+    assert pool.metrics() == {}
+    with pytest.raises(EnvContractError, match=r"^slot 2: obs: got nan$"):
+        pool.disown(2, 5, "slot 2: obs: got nan")

@@ -1,0 +1,162 @@
+"""A child process as it answers: faults by kind, messages read, reports written and bells rung. No process is started."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError
+from penstock.workers import control
+from penstock.workers.control import Bell, Control
+from penstock.workers.host import Host, _read_mail, describe
+from penstock.workers.messages import Boot, Start
+from penstock.workers.process import Child
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NativeEnvError("batched"), "native"),
+        (ConfigError("batched"), "config"),
+        (EnvContractError("batched"), "contract"),
+        (EnvWorkerError("batched"), "exception"),
+    ],
+)
+def test_errors_of_ours_keep_their_text(error: Exception, kind: str) -> None:
+    assert describe(error) == {"kind": kind, "text": "batched"}
+
+
+@pytest.mark.parametrize("error", [ValueError("the arm fell off"), SystemExit(7), KeyboardInterrupt()])
+def test_other_errors_bring_type_text_and_traceback(error: BaseException) -> None:
+    try:
+        raise error
+    except BaseException as caught:
+        found = describe(caught)
+    assert found["kind"] == "exception"
+    assert found["text"].startswith(f"{type(error).__name__}: {error}\nTraceback (most recent call last)")
+    assert "test_host.py" in found["text"]
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child(1)
+    yield child
+    child.close()
+
+
+@pytest.fixture
+def learner_bell() -> Iterator[Bell]:
+    bell = Bell()
+    yield bell
+    bell.close()
+
+
+@pytest.fixture
+def host(child: Child, learner_bell: Bell) -> Iterator[Host]:
+    """The other side of `child`, in this process."""
+    fd = os.memfd_create("penstock-test")
+    boot = Boot(1, 2, os.getpid(), fd, child.bell.fd, learner_bell.fd, child.mail, child.report, child.crash, -1, ())
+    yield Host(boot, Start((), 0, 0.0, []))
+    os.close(fd)
+
+
+def rings(bell: Bell) -> bool:
+    poll = select.poll()
+    poll.register(bell.fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def test_mail_is_read_as_it_was_written_the_last_one_only(child: Child, host: Host) -> None:
+    child.write(["a" * 10_000])
+    child.write([{"pool": 1}, ("b", None)])
+    path = list(sys.path)
+    assert host.mail() == [{"pool": 1}, ("b", None)]
+    assert sys.path == path
+
+
+def test_the_first_message_brings_the_import_path(
+    child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpickling may import by it, so that path is set before anything is unpickled."""
+    (tmp_path / "only_on_the_path_of_the_learner.py").write_text("class Env: pass\n")
+    with monkeypatch.context() as there:
+        there.syspath_prepend(str(tmp_path))
+        from only_on_the_path_of_the_learner import Env  # type: ignore
+
+        child.write(Start((0, 1), 3, 0.5, [Env]))
+        full = list(sys.path)
+    monkeypatch.delitem(sys.modules, "only_on_the_path_of_the_learner")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+    start = _read_mail(child.mail)
+    assert sys.path == full
+    assert (start.cpus, start.seed, start.spin_s) == ((0, 1), 3, 0.5)
+    assert start.messages[0].__name__ == "Env"
+    assert start.messages[0] is not Env
+    sys.modules.pop("only_on_the_path_of_the_learner", None)
+
+
+def test_an_answer_is_there_before_the_command_is_done(
+    child: Child, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    done = host.done
+    monkeypatch.setattr(host, "done", lambda: (seen.append(child.read_report()), done()))
+    host.block[control.COMMAND] = 3
+    host.answer(["x" * 100])
+    host.answer([1, None])  # shorter than the one before
+    assert seen == [{"answer": ["x" * 100]}, {"answer": [1, None]}]
+    assert host.block[control.DONE_COMMAND] == 3
+    assert Control(host.boot.control, 2).blocks[1][control.DONE_COMMAND] == 3, "its own block is the one of its index"
+    assert Control(host.boot.control, 2).blocks[0].tolist() == [0] * control.WORDS
+
+
+def test_only_a_learner_that_sleeps_is_woken(host: Host, learner_bell: Bell) -> None:
+    host.block[control.COMMAND] = 5
+    host.done()
+    assert not rings(learner_bell)
+    host.learner[0] = 1
+    host.done()
+    assert rings(learner_bell)
+
+
+def test_a_process_sleeps_until_it_is_called(host: Host, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: host.boot.learner_pid)
+    looks: list[int] = []
+
+    def called() -> bool:
+        looks.append(host.block[control.SLEEPS])
+        return len(looks) > 3
+
+    child.bell.ring()
+    host.sleep_until(called)
+    assert looks == [0, 0, 1, 0], "looked once, found no call, said that it sleeps, and was woken by the bell"
+
+
+def test_a_process_whose_parent_is_gone_ends_its_group(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.workers import host as module
+
+    monkeypatch.setattr(module, "_LOOK_AROUND_S", 0.001)
+    monkeypatch.setattr(os, "getppid", lambda: host.boot.learner_pid + 1)
+    killed: list[Any] = []
+
+    def killpg(*args: int) -> None:
+        killed.append(args)
+        raise InterruptedError
+
+    monkeypatch.setattr(module.os, "killpg", killpg)
+    with pytest.raises(InterruptedError):
+        host.sleep_until(lambda: False)
+    assert killed == [(0, 9)]
+
+
+def test_obeying_and_reading_are_left_to_each_kind_of_process(host: Host) -> None:
+    with pytest.raises(NotImplementedError):
+        host.serve()
+    with pytest.raises(NotImplementedError):
+        host.read("message")

@@ -1,0 +1,222 @@
+"""A place among the workers: what is sent to its process and what it reports, and environments that cannot be sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import pytest
+
+import penstock as ps
+from penstock.core.errors import ConfigError
+from penstock.core.wire import encode
+from penstock.envs.make import EnvConfig
+from penstock.envs.toy.plumbing import SeedEcho
+from penstock.workers import process
+from penstock.workers.messages import Boot, Start
+from penstock.workers.process import Child, pickled
+from tests.workers.first_batches import PLACES, first_batches, no_process_is_left, refuse
+
+__all__ = ["no_process_is_left"]
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_an_environment_that_cannot_be_sent_is_refused_before_anything_starts() -> None:
+    lock = threading.Lock()
+    config = EnvConfig(lambda: (lock, __import__("gymnasium").make("CartPole-v1"))[1])
+    with pytest.raises(ConfigError, match=r"cannot be sent to a worker process.*lock"):
+        ps.CpuSampler(8, 4, 2).build(config)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("what", ["lock", "file"])
+def test_what_cannot_be_pickled_is_named_before_a_process_starts(
+    what: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_to_start(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
+    with (tmp_path / "file").open("w") as file:
+        config = EnvConfig(SeedEcho, {"nested": threading.Lock() if what == "lock" else file})
+        text = "'_thread.lock'" if what == "lock" else "not opened for reading"
+        refuse(kind, config, rf"cannot be sent to a worker process.*({text}).*inside the factory, or use SerialSampler")
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_lambdas_closures_and_local_classes_are_sent(kind: str) -> None:
+    scale = 3.0
+
+    class Local(gym.RewardWrapper):
+        def reward(self, reward: Any) -> float:
+            return scale * float(reward)
+
+    config = EnvConfig(lambda size: Local(SeedEcho(nested=size > 1)), {"size": 1}, wrappers=(lambda env: env,))
+    there = first_batches(PLACES[kind](T=6, B=5, workers=2), config)
+    assert there == first_batches(ps.SerialSampler(T=6, B=5), config)
+
+
+SCRIPT = """
+import hashlib
+import numpy as np
+import gymnasium as gym
+import penstock as ps
+from penstock.testing.samplers import EchoAgent, bits
+
+print("begun", flush=True)
+
+class Walk(gym.Env):  # of the script itself, which has no main guard
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = self.np_random.normal(size=2).astype(np.float32)
+        self.t = 0
+        return self.at.copy(), {}
+
+    def step(self, action):
+        self.at += self.np_random.normal(size=2).astype(np.float32) * float(action)
+        self.t += 1
+        return self.at.copy(), float(self.at.sum()), False, self.t >= LENGTH, {}
+
+LENGTH = 11
+digests = []
+for settings in (ps.SerialSampler(8, 5), ps.CpuSampler(8, 5, 2), ps.AlternatingSampler(8, 5, 2)):
+    sampler = settings.build(Walk, 3)
+    sampler.initialize(EchoAgent(sampler.spec))
+    found = [bits(sampler.obtain_samples(itr)[0]) for itr in range(4)]
+    digests.append(hashlib.sha256(repr(found).encode()).hexdigest())
+    sampler.shutdown()
+print(len(set(digests)), "digest", flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["script", "stdin"])
+def test_a_class_of_a_script_without_a_main_guard(way: str, tmp_path: Path) -> None:
+    """`stdin` has no file to import again, as a notebook has none."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    argv, text = ([str(path)], None) if way == "script" else (["-"], SCRIPT)
+    done = subprocess.run(
+        [sys.executable, *argv], input=text, capture_output=True, text=True, timeout=200, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["begun", "1 digest"], "the script ran again in a worker, or bits differ"
+
+
+# A place, without a process in it.
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child(0)
+    yield child
+    child.close()
+
+
+def packed(value: Any) -> bytes:
+    data = encode(value)
+    return len(data).to_bytes(8, "little") + data
+
+
+def test_nothing_reported_is_none(child: Child) -> None:
+    assert child.read_report() is None
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 9, -1])
+def test_half_a_report_is_none(child: Child, cut: int) -> None:
+    whole = packed({"answer": [1, "two", None]})
+    os.pwrite(child.report, whole[:cut], 0)
+    assert child.read_report() is None
+    os.pwrite(child.report, whole, 0)
+    assert child.read_report() == {"answer": [1, "two", None]}
+
+
+def test_a_report_may_lie_over_the_end_of_a_longer_one(child: Child) -> None:
+    os.pwrite(child.report, packed({"answer": "x" * 500}), 0)
+    os.pwrite(child.report, packed({"answer": 1}), 0)
+    assert child.read_report() == {"answer": 1}
+
+
+def test_mail_has_the_import_path_in_plain_text_with_the_first_message_alone(child: Child) -> None:
+    start = Start((), 3, 0.0, ["m" * 10_000])
+    for message in (start, ["again"]):
+        child.write(message)
+        data = os.pread(child.mail, 1 << 20, 0)
+        size, path = (int.from_bytes(data[at : at + 8], "little") for at in (0, 8))
+        assert len(data) == 16 + path + size, "something of the message before is left"
+        assert (json.loads(data[16 : 16 + path]) == sys.path) if message is start else path == 0
+        assert cloudpickle.loads(data[16 + path :]) == message
+
+
+def test_a_launch_forgets_what_an_earlier_process_left(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def popen(args: list[str], **options: Any) -> Any:
+        asked.update(options, args=args)
+        return SimpleNamespace(pid=os.getpid(), returncode=None)
+
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=-3))
+    monkeypatch.setattr(process, "oom_kills", lambda: 6)
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    os.pwrite(child.report, packed({"error": {"kind": "exit", "text": "old"}}), 0)
+    os.write(child.crash, b"old stack")
+    child.bell.ring()
+    child.start_at, child.token = 5.0, b"old"
+    boot = Boot(0, 1, os.getpid(), 3, 4, 5, 6, 7, 8, 9, (10,))
+    child.launch("some.module", boot, Start((), 0, 0.0, []))
+    assert child.read_report() is None
+    assert os.fstat(child.crash).st_size == os.lseek(child.crash, 0, os.SEEK_CUR) == 0
+    assert os.eventfd_write(child.bell.fd, 1) is None and os.eventfd_read(child.bell.fd) == 1, "an old ring was left"
+    assert (child.start_at, child.token, child.oom_before) == (None, b"", 6)
+    assert asked["args"][1:4] == ["-P", "-m", "some.module"]
+    assert json.loads(asked["args"][4])["slabs"] == [10]
+    assert asked["pass_fds"] == boot.fds()
+    assert (asked["process_group"], asked["stdin"]) == (0, -3)
+    assert {asked["env"][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}
+    assert asked["env"]["PYTHONPATH"] == os.pathsep.join([str(Path(ps.__file__).parent.parent), "/theirs"])
+    assert not child.exited, "it watches the process that it was given, here this one"
+    child.release()
+    assert child.exited
+
+
+def test_a_place_without_a_process_has_exited_and_one_that_was_reaped_is_not_killed(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert child.exited
+    monkeypatch.setattr(process, "kill_group", lambda pid: pytest.fail("its number may be another's by now"))
+    child.process = SimpleNamespace(pid=1, returncode=-11)  # type: ignore
+    assert child.kill() == -11
+
+
+def test_the_descriptors_are_given_back() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    child = Child(0)
+    assert len(os.listdir("/proc/self/fd")) == before + 4
+    child.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_pickled_is_a_config_error_that_names_it() -> None:
+    assert cloudpickle.loads(pickled({"a": (1, None)})) == {"a": (1, None)}
+    with pytest.raises(ConfigError, match=r"cannot be sent to a worker process: TypeError: .*lock.*or use Serial") as e:
+        pickled({"env": threading.Lock()})
+    assert isinstance(e.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("name", ["memfd_create", "pidfd_open", "eventfd"])
+def test_a_system_without_the_calls_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    process.require_linux()
+    monkeypatch.delattr(os, name)
+    with pytest.raises(ConfigError, match=r"need Linux 5\.3 or newer; this is linux: use SerialSampler"):
+        process.require_linux()
