@@ -67,7 +67,10 @@ def test_a_mask_leaves_rows_out() -> None:
 
 
 def test_settings_that_contradict_are_refused() -> None:
-    for settings, message in (({"epochs": 0}, "^epochs=0; expected 1 or more$"), ({"lr": 0.0}, "^lr=0.0; expected more than 0$")):
+    for settings, message in (
+        ({"epochs": 0}, "^epochs=0; expected 1 or more$"),
+        ({"lr": 0.0}, "^lr=0.0; expected more than 0$"),
+    ):
         with pytest.raises(ConfigError, match=message):
             BC(**settings)
 

@@ -28,7 +28,9 @@ class TwiceAnIteration(ps.A2C):
         batch, episodes = sampler.obtain_samples(2 * itr + 1)
         metrics = train_one_step(policy, batch) and train_one_step(policy, batch)
         steps = first.env_steps + batch.env_steps
-        return TrainingStep(metrics | {"train/own": 7.0}, episodes, steps, first.sample_s, time.perf_counter() - started)
+        return TrainingStep(
+            metrics | {"train/own": 7.0}, episodes, steps, first.sample_s, time.perf_counter() - started
+        )
 
 
 def trainer(algo: Any) -> Trainer:
