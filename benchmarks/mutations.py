@@ -48,7 +48,9 @@ VIEW, INDEX, REPLAY = "replay/view.py", "replay/index.py", "replay/replay.py"
 DQN, SAC, TD3, DDPG, DISCRETE, R2D1 = (
     f"algos/{name}.py" for name in ("dqn", "sac", "td3", "ddpg", "discrete_sac", "r2d1")
 )
-Q_AGENT, CONTROL, CRITICS, SQUASHED = (f"agents/{name}.py" for name in ("q_agent", "continuous", "critics", "squashed"))
+Q_AGENT, CONTROL, CRITICS, SQUASHED = (
+    f"agents/{name}.py" for name in ("q_agent", "continuous", "critics", "distributions")
+)
 VALUES, DISTRIBUTIONS, TRAIN_OPS = "ops/value_learning.py", "ops/distributional.py", "learn/train_ops.py"
 IN_TRANSITIONS = "tests/replay/test_replay.py -k 'transitions and prioritized-ring'"
 IN_SEQUENCES, IN_FRAMES = (

@@ -20,8 +20,8 @@ FILES_AN_ITERATION = 20
 FROM_REPLAY = {"sac", "dqn-per"}
 FRAMES_FROM_REPLAY = 5
 FILES_FROM_REPLAY = 24
-PARTS = {"ppo-normalised-boxes": 1, "ppo-lstm": 1, "sac": 1}
-"""Optional parts chosen, each a file of its own; of SAC the squashing of its Gaussian."""
+PARTS = {"ppo-normalised-boxes": 1, "ppo-lstm": 1}
+"""Optional parts chosen, each a file of its own."""
 NET = ps.Net(hidden=(16,), activation="relu")
 CASES = {
     "ppo": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32)),

@@ -69,15 +69,20 @@ class Agent(nn.Module):
 
     def prepared(self, obs: Tree) -> Tree:
         """The observation as the networks see it: without its mask, normalised."""
-        return self.preparation.prepared(obs)
+        return self.preparation.prepared(obs) if self.preparation.active else obs
+
+    def mask(self, obs: Tree) -> Tensor | None:
+        """[N, choices] bool, True for legal choices; None if nothing is masked."""
+        return self.preparation.mask(obs) if self.preparation.active else None
 
     def observe(self, batch: SampleBatch) -> None:
         """Updates running statistics; called after training on a batch (with replay: before)."""
-        self.preparation.observe(batch)
+        if self.preparation.active:
+            self.preparation.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         """The reward that targets are made of; the record keeps the environment's own."""
-        return self.preparation.scaled(reward)
+        return self.preparation.scaled(reward) if self.preparation.active else reward
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""

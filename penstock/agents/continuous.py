@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.critics import ActionBox, StackedMLP
-from penstock.agents.distributions import standard_normal
+from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.mlp import MLP
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
-from penstock.agents.squashed import LOG_STD_RANGE, squashed_sample
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec

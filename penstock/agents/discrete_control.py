@@ -80,13 +80,13 @@ class DiscreteControlAgent(Agent):
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         logits = self.actor(inputs, self.prepared(inputs.obs))
         if noise is None:
-            return Categorical(logits, self._start, self.preparation.mask(inputs.obs)).mode(), {}, None
+            return Categorical(logits, self._start, self.mask(inputs.obs)).mode(), {}, None
         logits = torch.where(self.warm > 0.0, torch.zeros_like(logits), logits)
-        return Categorical(logits, self._start, self.preparation.mask(inputs.obs)).sample(noise), {}, None
+        return Categorical(logits, self._start, self.mask(inputs.obs)).sample(noise), {}, None
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
         """[N, A] log-probabilities, about -1e9 for illegal actions."""
-        return Categorical(self.actor(inputs, self.prepared(inputs.obs)), 0, self.preparation.mask(inputs.obs)).logp
+        return Categorical(self.actor(inputs, self.prepared(inputs.obs)), 0, self.mask(inputs.obs)).logp
 
     def q(self, inputs: Inputs) -> Tensor:
         """[k, N, A] of every action."""
@@ -98,7 +98,7 @@ class DiscreteControlAgent(Agent):
 
     def legal_count(self, inputs: Inputs) -> Tensor:
         """Number of legal actions: [N], or [1] if nothing is masked."""
-        mask = self.preparation.mask(inputs.obs)
+        mask = self.mask(inputs.obs)
         return self.log_alpha.new_full((1,), self.actions) if mask is None else mask.sum(-1).to(self.log_alpha.dtype)
 
     def index(self, action: Tensor) -> Tensor:

@@ -188,7 +188,7 @@ class QAgent(Agent):
             out, state = self.online(one, self.prepared(one.obs), state)
             out = out[0]
         q = self.expected(out)
-        mask = self.preparation.mask(inputs.obs)
+        mask = self.mask(inputs.obs)
         if mask is not None:
             q = q.masked_fill(~mask, MASKED)
         index = q.argmax(-1)
@@ -225,7 +225,7 @@ class QAgent(Agent):
 
     def legal(self, inputs: Inputs, q: Tensor) -> Tensor:
         """[..., A] q, illegal actions set to -1e9."""
-        mask = self.preparation.mask(inputs.obs)
+        mask = self.mask(inputs.obs)
         return q if mask is None else q.masked_fill(~mask.reshape(q.shape), MASKED)
 
     def index(self, action: Tensor) -> Tensor:

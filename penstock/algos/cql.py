@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.continuous import ControlAgent
-from penstock.agents.distributions import standard_normal
+from penstock.agents.distributions import squashed_sample, standard_normal
 from penstock.agents.networks import Net
 from penstock.agents.q_agent import QAgent
-from penstock.agents.squashed import squashed_sample
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, NotNegative, Number, Positive, Rate, Whole

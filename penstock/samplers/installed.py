@@ -104,4 +104,4 @@ def examples(agent: Agent, spec: EnvSpec) -> tuple[Tree, Tree]:
         _, info, _ = agent.act(inputs, state, torch.full((n, agent.noise_size), 0.5, device=device))
     if not isinstance(info, dict) or "env" in info:
         raise ConfigError(f"act() recorded {type(info).__name__} {list(info)}; expected a dict without the key 'env'")
-    return tree_map(lambda x: x[0].cpu().numpy(), info), tree_map(lambda x: x[0].cpu().numpy(), state)
+    return tree_map(lambda x: x[0].detach().cpu().numpy(), info), tree_map(lambda x: x[0].detach().cpu().numpy(), state)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from penstock.agents.squashed import LOG_STD_RANGE, squashed_sample
+from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample
 
 GOLDEN = [(0.0, -0.918939), (0.5, -0.803710), (1.0, -0.551377), (3.0, -0.800282), (10.0, -32.305233), (-10.0, -32.305233),
           (100.0, -4802.305233)]  # fmt: skip

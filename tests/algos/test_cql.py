@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import penstock as ps
-from penstock.agents.squashed import squashed_sample
+from penstock.agents.distributions import squashed_sample
 from penstock.algos.cql import CQL, agent_fn, loss_choices, loss_fn, postprocess_choices, postprocess_fn, replay_fn
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError

@@ -15,7 +15,6 @@ from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.pools.pool import PoolState
-from penstock.envs.pools.transfer import write_tree
 
 
 def has_state(env: Any) -> bool:
@@ -149,3 +148,16 @@ def replay(pool: Slots, b: int, actions: Tree, target: Tree) -> bool:
         return False  # the episode went well before, so this is one more way of not being reproducible
     pairs = zip(tree_leaves(scratch), tree_leaves(target))
     return all(x[0].tobytes() == np.ascontiguousarray(y).tobytes() for x, y in pairs)
+
+
+def write_tree(row: Tree, b: int, obs: Any) -> bool:
+    """Writes one slot's observation, known to be sound, into a row [B, *O]."""
+    if isinstance(row, dict):
+        for key, below in row.items():
+            write_tree(below, b, obs[key])
+    elif isinstance(row, tuple):
+        for below, part in zip(row, obs):
+            write_tree(below, b, part)
+    else:
+        row[b] = obs
+    return True
