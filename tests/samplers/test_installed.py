@@ -1,4 +1,4 @@
-"""The agent of a live sampler before, between and after `initialize` and `shutdown`, and examples of what it records."""
+"""The agent of a live sampler before and after `initialize` and `shutdown`, and examples of the rows it records."""
 
 from __future__ import annotations
 

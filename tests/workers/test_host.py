@@ -1,4 +1,4 @@
-"""A child process as it answers: faults by kind, messages read, reports written and bells rung. No process is started."""
+"""A child process names faults by kind, reads messages, writes reports and rings bells. No process is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place among the workers: what is sent to its process and what it reports, and environments that cannot be sent."""
+"""A place among the workers: messages to its process, reports from it, and environments that cannot be sent."""
 
 from __future__ import annotations
 
