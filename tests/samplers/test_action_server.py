@@ -1,4 +1,4 @@
-"""Which agent serves, what shares of the time are reported, and which buffers are locked in memory."""
+"""An ActionServer serves by agents or their copies, reports shares of the time, and locks buffers in memory."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_each_setting_that_cannot_be_is_named_with_what_to_change(settings: Any,
 def test_a_process_with_workers_of_its_own_shows_progress_once_a_batch(
     inner: Any, limit_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A SerialSampler's process after every step: 7 s; the others after 9 steps and a reset, each of which may take 7 s."""
+    """A SerialSampler's process after every step: 7 s; others after 9 steps and a reset, each of which may take 7 s."""
     made: list[Any] = []
 
     def workers(*args: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The agent of a live sampler before, between and after `initialize` and `shutdown`, and examples of what it records."""
+"""The agent of a live sampler before and after `initialize` and `shutdown`, and examples of the rows it records."""
 
 from __future__ import annotations
 
@@ -126,3 +126,20 @@ def test_batches_have_room_for_all_that_is_recorded_and_only_a_blank_one_is_vali
     assert not batch.valid.any()
     assert blank.valid.all()
     assert not blank.obs.any()
+
+
+class RecordsAParameter(EchoAgent):
+    def act(self, inputs: Any, state: Any, noise: Any) -> Any:
+        action, info, state = super().act(inputs, state, noise)
+        return action, {**info, "log_std": self.unused.expand(len(inputs.first))}, state
+
+
+def test_an_agent_may_record_a_parameter() -> None:
+    sampler = ps.SerialSampler(4, 2).build("CartPole-v1")
+    agent = RecordsAParameter(sampler.spec)
+    with torch.no_grad():
+        agent.unused.fill_(0.25)
+    assert sampler.initialize(agent)["info"]["log_std"].item() == 0.25
+    batch, _ = sampler.obtain_samples(0)
+    assert (batch.info["log_std"] == 0.25).all()
+    sampler.shutdown()

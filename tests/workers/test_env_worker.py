@@ -1,4 +1,4 @@
-"""Worker processes that step environments: what they import, and what they cannot make."""
+"""Worker processes that step environments: their imports, and environments that they cannot make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided about a worker that failed, by a clock that only the test moves, and what it is said to have died of."""
+"""Failed workers are replaced, dropped or raised by kind and policy, and their deaths named; only the test moves time."""
 
 from __future__ import annotations
 

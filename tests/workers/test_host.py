@@ -1,4 +1,4 @@
-"""A child process as it answers: faults by kind, messages read, reports written and bells rung. No process is started."""
+"""A child process names faults by kind, reads messages, writes reports and rings bells. No process is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.workers import control
 from penstock.workers.control import Bell, Control
 from penstock.workers.host import Host, _read_mail, describe
 from penstock.workers.messages import Boot, Start
-from penstock.workers.process import Child
+from penstock.workers.process import WorkerProcess
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_other_errors_bring_type_text_and_traceback(error: BaseException) -> Non
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
-    child = Child(1)
+def child() -> Iterator[WorkerProcess]:
+    child = WorkerProcess(1)
     yield child
     child.close()
 
@@ -58,7 +58,7 @@ def learner_bell() -> Iterator[Bell]:
 
 
 @pytest.fixture
-def host(child: Child, learner_bell: Bell) -> Iterator[Host]:
+def host(child: WorkerProcess, learner_bell: Bell) -> Iterator[Host]:
     """The other side of `child`, in this process."""
     fd = os.memfd_create("penstock-test")
     boot = Boot(1, 2, os.getpid(), fd, child.bell.fd, learner_bell.fd, child.mail, child.report, child.crash, -1, ())
@@ -72,7 +72,7 @@ def rings(bell: Bell) -> bool:
     return bool(poll.poll(0))
 
 
-def test_mail_is_read_as_it_was_written_the_last_one_only(child: Child, host: Host) -> None:
+def test_mail_is_read_as_it_was_written_the_last_one_only(child: WorkerProcess, host: Host) -> None:
     child.write(["a" * 10_000])
     child.write([{"pool": 1}, ("b", None)])
     path = list(sys.path)
@@ -81,7 +81,7 @@ def test_mail_is_read_as_it_was_written_the_last_one_only(child: Child, host: Ho
 
 
 def test_the_first_message_brings_the_import_path(
-    child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    child: WorkerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unpickling may import by it, so that path is set before anything is unpickled."""
     (tmp_path / "only_on_the_path_of_the_learner.py").write_text("class Env: pass\n")
@@ -102,7 +102,7 @@ def test_the_first_message_brings_the_import_path(
 
 
 def test_an_answer_is_there_before_the_command_is_done(
-    child: Child, host: Host, monkeypatch: pytest.MonkeyPatch
+    child: WorkerProcess, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     done = host.done
@@ -125,7 +125,7 @@ def test_only_a_learner_that_sleeps_is_woken(host: Host, learner_bell: Bell) -> 
     assert rings(learner_bell)
 
 
-def test_a_process_sleeps_until_it_is_called(host: Host, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_sleeps_until_it_is_called(host: Host, child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getppid", lambda: host.boot.learner_pid)
     looks: list[int] = []
 

@@ -45,6 +45,18 @@ class _Attaching(EnvPool):
         self.specs, self.groups, self.info_keys = self._pool.specs, self._pool.groups, self._pool.info_keys
         self._shared: Any = None
 
+    def restart(self, seed: int, episodes: Any = None) -> None:
+        self._pool.restart(seed, episodes)
+
+    def get_state(self) -> Any:
+        return self._pool.get_state()
+
+    def set_state(self, state: Any, outs: Any, journal: Any) -> list[int]:
+        return self._pool.set_state(state, outs, journal)
+
+    def for_evaluation(self, B: int) -> Any:
+        return self._pool.for_evaluation(B)
+
     def bind(self, outs: Any) -> None:
         (out,) = outs
         if self._shared is None:

@@ -1,4 +1,4 @@
-"""A place among the workers: what is sent to its process and what it reports, and environments that cannot be sent."""
+"""A place among the workers: messages to its process, reports from it, and environments that cannot be sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.workers import process
 from penstock.workers.messages import Boot, Start
-from penstock.workers.process import Child, pickled
+from penstock.workers.process import WorkerProcess, pickled
 from tests.workers.first_batches import PLACES, first_batches, no_process_is_left, refuse
 
 __all__ = ["no_process_is_left"]
@@ -118,8 +118,8 @@ def test_a_class_of_a_script_without_a_main_guard(way: str, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
-    child = Child(0)
+def child() -> Iterator[WorkerProcess]:
+    child = WorkerProcess(0)
     yield child
     child.close()
 
@@ -129,12 +129,12 @@ def packed(value: Any) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
-def test_nothing_reported_is_none(child: Child) -> None:
+def test_nothing_reported_is_none(child: WorkerProcess) -> None:
     assert child.read_report() is None
 
 
 @pytest.mark.parametrize("cut", [1, 7, 8, 9, -1])
-def test_half_a_report_is_none(child: Child, cut: int) -> None:
+def test_half_a_report_is_none(child: WorkerProcess, cut: int) -> None:
     whole = packed({"answer": [1, "two", None]})
     os.pwrite(child.report, whole[:cut], 0)
     assert child.read_report() is None
@@ -142,13 +142,13 @@ def test_half_a_report_is_none(child: Child, cut: int) -> None:
     assert child.read_report() == {"answer": [1, "two", None]}
 
 
-def test_a_report_may_lie_over_the_end_of_a_longer_one(child: Child) -> None:
+def test_a_report_may_lie_over_the_end_of_a_longer_one(child: WorkerProcess) -> None:
     os.pwrite(child.report, packed({"answer": "x" * 500}), 0)
     os.pwrite(child.report, packed({"answer": 1}), 0)
     assert child.read_report() == {"answer": 1}
 
 
-def test_mail_has_the_import_path_in_plain_text_with_the_first_message_alone(child: Child) -> None:
+def test_mail_has_the_import_path_in_plain_text_with_the_first_message_alone(child: WorkerProcess) -> None:
     start = Start((), 3, 0.0, ["m" * 10_000])
     for message in (start, ["again"]):
         child.write(message)
@@ -159,7 +159,7 @@ def test_mail_has_the_import_path_in_plain_text_with_the_first_message_alone(chi
         assert cloudpickle.loads(data[16 + path :]) == message
 
 
-def test_a_launch_forgets_what_an_earlier_process_left(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_forgets_what_an_earlier_process_left(child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def popen(args: list[str], **options: Any) -> Any:
@@ -191,7 +191,7 @@ def test_a_launch_forgets_what_an_earlier_process_left(child: Child, monkeypatch
 
 
 def test_a_place_without_a_process_has_exited_and_one_that_was_reaped_is_not_killed(
-    child: Child, monkeypatch: pytest.MonkeyPatch
+    child: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert child.exited
     monkeypatch.setattr(process, "kill_group", lambda pid: pytest.fail("its number may be another's by now"))
@@ -201,7 +201,7 @@ def test_a_place_without_a_process_has_exited_and_one_that_was_reaped_is_not_kil
 
 def test_the_descriptors_are_given_back() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    child = Child(0)
+    child = WorkerProcess(0)
     assert len(os.listdir("/proc/self/fd")) == before + 4
     child.close()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""Shares of a batch by hand-computed numbers: columns of workers, invalidated columns, and the activity of a dead one."""
+"""Shares of a batch by hand: columns of workers, invalidated columns, and the activity of a worker that died."""
 
 from __future__ import annotations
 

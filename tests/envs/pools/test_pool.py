@@ -53,7 +53,7 @@ def test_plain_data_and_back() -> None:
 
 
 def test_fields_that_earlier_versions_did_not_write_are_as_in_a_new_run() -> None:
-    """0.1.0 wrote neither `restarts` nor `faults` for pools of single environments, and only `restarts` for native ones."""
+    """0.1.0 wrote neither `restarts` nor `faults` for single environments, and only `restarts` for native ones."""
     plain = {name: value for name, value in a_state(2).to_plain().items() if name not in ("restarts", "faults")}
     state = PoolState.from_plain(plain)
     assert (state.restarts, state.faults, state.tick, state.episode) == (0, {}, 7, [10, 11])
