@@ -1,14 +1,16 @@
-"""Actor: runs the one loop over the slots of a CpuSampler's worker, with the worker's own copy of the agent."""
+"""Agents that act in a CpuSampler's workers: the loop over a worker's slots, and the learner's side of it."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import MutableSequence, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.agents.agent import Agent
-from penstock.agents.parameters import live_in
+from penstock.agents.parameters import copy_parameters, live_in, parameters_of
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map
@@ -16,6 +18,8 @@ from penstock.envs.pools.serial import SerialPool
 from penstock.samplers.collector import GroupViews
 from penstock.samplers.traced import loop
 from penstock.workers import control
+from penstock.workers.messages import Acting
+from penstock.workers.pool import ProcessPool
 
 DETERMINISTIC = -1
 """`mode` without noise; otherwise it is the Purpose."""
@@ -81,3 +85,40 @@ class _Counting:
     def recv(self) -> int:
         self.block[control.ROWS] = self._row
         return 0
+
+
+class WorkerActors:
+    """Has each worker run the one loop over its own slots, with its own copy of the agent."""
+
+    remote = True
+    """Recurrent states are in shared memory and updated there."""
+    device = None
+
+    def serve(
+        self,
+        pool: ProcessPool,
+        agents: Sequence[Agent],
+        batches: Sequence[SampleBatch],
+        views: Any,
+        states: list[Tree],
+        noise: Noise | None,
+    ) -> None:
+        """Publishes the parameters, between two batches, and has the batch filled; arguments as of `collect`."""
+        there = {name: torch.from_numpy(x) for name, x in pool.parameters.items()}
+        copy_parameters(agents[0], there)
+        mode = DETERMINISTIC if noise is None else int(noise.purpose)
+        pool.collect(batches[0], 0 if noise is None else noise.batch, mode)
+
+    def place(
+        self, pool: ProcessPool, batches: list[SampleBatch], states: Tree, agent: Agent
+    ) -> tuple[list[SampleBatch], Tree]:
+        """Moves buffers, recurrent states and parameters into shared memory, and sends every worker a copy of the agent."""
+        arrays = {name: np.ascontiguousarray(x.detach().cpu().numpy()) for name, x in parameters_of(agent).items()}
+        return pool.place(batches, states, Acting("penstock.samplers.actor:Actor", copy.deepcopy(agent).cpu(), arrays))
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing: workers wait for nobody."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing: the workers end with their pool."""

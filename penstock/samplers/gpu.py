@@ -13,33 +13,19 @@ from typing import Any
 
 from penstock.agents.parameters import require_device
 from penstock.core.errors import ConfigError, NativeEnvError
-from penstock.core.placement import Placement
-from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import resized
 from penstock.envs.pools.native_groups import NativeGroups
-from penstock.envs.pools.serial import Reset
 from penstock.samplers.action_server import ActionServer
-from penstock.samplers.cpu import check_process_settings, start_workers
+from penstock.samplers.cpu import WorkerSampler
 from penstock.samplers.live import LiveSampler
-from penstock.workers.faults import FaultPolicy
-from penstock.workers.pool import TRAINING, ProcessPool
 from penstock.workers.shares import Shared
 
 
 @dataclass(frozen=True)
-class GpuSampler:
+class GpuSampler(WorkerSampler):
     """Settings of a sampler whose workers step and whose agent acts here, on any device, for all slots at once."""
 
-    T: int = 128
-    """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
-    B: int = 16
-    """Slots: environments stepped side by side, usually 16 to 1024."""
-    workers: int = 2
-    """Processes, usually one for each core but one; any number gives the same batches. Native batched environments step
-    in threads of their own and have none: leave the default."""
-    groups: int = 1
-    """Groups of slots that take turns, 1 to 8; each worker has some slots of each."""
     overlap: bool = True
     """Groups may step at the same time; without it the next one starts when the one before has finished."""
     device: str | None = None
@@ -47,31 +33,6 @@ class GpuSampler:
     batch."""
     cuda_graph: bool = True
     """On a CUDA device: launch each group's forward as one graph, which needs an agent without data-dependent steps."""
-    reset: Reset = "next_step"
-    """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
-    max_decorrelation_steps: int = 0
-    """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
-    discount: float = 0.99
-    """Of the logged discounted episode return; no target is made with it."""
-    journal_steps: int = 100_000
-    """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
-    step_timeout_s: float = 60.0
-    """Seconds without progress of a `step` or `reset` after which a worker counts as hung and is killed."""
-    start_timeout_s: float = 300.0
-    """The same while a worker starts and makes its environments."""
-    fault_policy: FaultPolicy = "auto"
-    """After a fault: `auto` raises what an environment raised and replaces workers that died or hang; `raise`,
-    `restart`, or `drop` (go on without the slots of that worker)."""
-    affinity: Placement | None = None
-    """CPUs of each worker and of this process, as `penstock.run.affinity.plan` returns them; None leaves it to the kernel."""
-
-    def __post_init__(self) -> None:
-        check_process_settings(self)
-
-    @property
-    def spec(self) -> BatchSpec:
-        """T and B."""
-        return BatchSpec(self.T, self.B)
 
     def build(
         self,
@@ -98,37 +59,11 @@ class GpuSampler:
             require_device(self.device, "sampler.device")
         if resized(config, self.B) is not config:  # it takes `num_envs`
             return self._over_native_groups(config, seed, first_slot, total_slots, shared)
-        workers = start_workers(self, config, seed + first_slot, self.workers + 1, shared)
         try:
-            pool = ProcessPool(
-                workers,
-                TRAINING,
-                config,
-                seed,
-                self.B,
-                groups=self.groups,
-                reset=self.reset,
-                exclusive=not self.overlap,
-                max_decorrelation_steps=self.max_decorrelation_steps,
-                first_slot=first_slot,
-            )
-            return LiveSampler(
-                self.spec,
-                pool,
-                config,
-                seed,
-                self.discount,
-                self.journal_steps,
-                server=ActionServer(self.device, self.cuda_graph),
-                first_slot=first_slot,
-                total_slots=total_slots,
-            )
+            server = ActionServer(self.device, self.cuda_graph)
+            return self.over_workers(config, seed, first_slot, total_slots, shared, server, not self.overlap)
         except NativeEnvError:
-            workers.close()
             return self._over_native_groups(config, seed, first_slot, total_slots, shared)
-        except BaseException:
-            workers.close()
-            raise
 
     def _over_native_groups(
         self, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None, shared: Shared | None

@@ -94,12 +94,12 @@ def test_workers_are_told_of_their_places_seed_and_policy(monkeypatch: pytest.Mo
     monkeypatch.setattr(cpu, "Workers", lambda *args, **named: told.append((args, named)))
     placement = ps.Placement(workers=((0,), (1,)), server=(2, 3), learner=(3, 4))
     settings = ps.CpuSampler(8, 4, 2, step_timeout_s=7, start_timeout_s=9, fault_policy="drop", affinity=placement)
-    cpu.start_workers(settings, EnvConfig("CartPole-v1"), 5, 3, Shared(11, None))
+    settings.start_workers(EnvConfig("CartPole-v1"), 5, 3, Shared(11, None))
     (count, seed, faults, step_s, start_s, cpus, computing), named = told.pop()
     assert (count, seed, step_s, start_s, cpus, computing) == (2, 5, 7, 9, ((0,), (1,)), 3)
     assert faults.policy == "drop"
     assert named == {"slab": 11, "own": (2, 3, 4)}
-    cpu.start_workers(ps.GpuSampler(), EnvConfig("CartPole-v1"), 5, 3, None)
+    ps.GpuSampler().start_workers(EnvConfig("CartPole-v1"), 5, 3, None)
     (*_, cpus, _), named = told.pop()
     assert (cpus, named) == ((), {"slab": None, "own": ()})
 
@@ -107,7 +107,7 @@ def test_workers_are_told_of_their_places_seed_and_policy(monkeypatch: pytest.Mo
 def test_nothing_is_started_where_the_environment_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "Workers", lambda *args, **named: pytest.fail("started"))
     with pytest.raises(ConfigError, match="cannot be sent to a worker process"):
-        cpu.start_workers(ps.CpuSampler(), EnvConfig("CartPole-v1", {"lock": threading.Lock()}), 5, 3, None)
+        ps.CpuSampler().start_workers(EnvConfig("CartPole-v1", {"lock": threading.Lock()}), 5, 3, None)
 
 
 class Pool:

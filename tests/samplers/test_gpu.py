@@ -13,6 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.toy import SeedEcho
 from penstock.samplers import gpu
+from penstock.samplers.cpu import WorkerSampler
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_the_alternating_forms_differ_from_each_other_by_their_overlap_alone() -
 
 
 def test_a_device_that_is_not_here_is_refused_before_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "start_workers", lambda *args: pytest.fail("started"))
+    monkeypatch.setattr(WorkerSampler, "start_workers", lambda *args: pytest.fail("started"))
     with pytest.raises(ConfigError, match=r"sampler\.device='cuda:77' is not here: .*; use 'cpu'"):
         ps.GpuSampler(8, 4, device="cuda:77").build("CartPole-v1")
 
@@ -82,14 +83,14 @@ class Takes(SyncVectorEnv):
 def test_what_means_worker_processes_is_refused_for_native_environments(
     settings: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "start_workers", lambda *args: pytest.fail("started"))
+    monkeypatch.setattr(WorkerSampler, "start_workers", lambda *args: pytest.fail("started"))
     with pytest.raises(ConfigError, match=message):
         ps.GpuSampler(8, 4, **settings).build(Takes)
 
 
 @pytest.mark.parametrize("sampler", [ps.GpuSampler, ps.AlternatingSampler, ps.NoOverlapAlternatingSampler])
 def test_native_environments_step_in_groups_without_a_worker(sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "start_workers", lambda *args: pytest.fail("started"))
+    monkeypatch.setattr(WorkerSampler, "start_workers", lambda *args: pytest.fail("started"))
     made: list[Any] = []
 
     def groups(*args: Any, **named: Any) -> Any:

@@ -10,7 +10,6 @@ import penstock as ps
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool
-from penstock.samplers.cpu import start_workers
 from penstock.testing.pools import check_pool, echo_config
 from penstock.workers.pool import TRAINING, ProcessPool
 
@@ -37,7 +36,7 @@ class _Attaching(EnvPool):
     """A ProcessPool that copies to and from the suite's buffers, which are not in shared memory."""
 
     def __init__(self, settings: Any, config: EnvConfig) -> None:
-        self._workers = start_workers(settings, config, 3, 1, None)
+        self._workers = settings.start_workers(config, 3, 1, None)
         self._pool = ProcessPool(
             self._workers, TRAINING, config, 3, 7, groups=settings.groups, reset=settings.reset,
             exclusive=not settings.overlap, max_decorrelation_steps=settings.max_decorrelation_steps,

@@ -19,7 +19,7 @@ from penstock.core.spec import MASK_KEY, BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
-from penstock.samplers.cpu import CpuSampler, start_workers
+from penstock.samplers.cpu import CpuSampler
 from penstock.workers.pool import TRAINING, ProcessPool
 
 _HANDSHAKES = 512
@@ -100,7 +100,7 @@ def measure_handshake(seconds: float) -> float:
     """Median round trip of a row to one worker and back in us, with an environment that takes next to no time."""
     config = EnvConfig(_NOTHING)
     settings = CpuSampler(T=_HANDSHAKES, B=1, workers=1)
-    workers = start_workers(settings, config, 0, 2, None)
+    workers = settings.start_workers(config, 0, 2, None)
     try:
         pool = ProcessPool(workers, TRAINING, config, 0, 1)
         blank = allocate_batch(pool.spec, BatchSpec(_HANDSHAKES, 1), {}, None, pool.info_keys)
