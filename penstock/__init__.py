@@ -110,13 +110,10 @@ __all__ = ["__version__", *_WHERE, "ops"]  # pyright: ignore[reportUnsupportedDu
 
 if TYPE_CHECKING:
     from penstock import ops as ops
-    from penstock.agents.actor_critic import ActorCritic as ActorCritic
-    from penstock.agents.actor_critic import Output as Output
-    from penstock.agents.actor_critic import actor_critic as actor_critic
+    from penstock.agents.actor_critic import ActorCritic as ActorCritic, Output as Output, actor_critic as actor_critic
     from penstock.agents.agent import Agent as Agent
     from penstock.agents.networks import Net as Net
-    from penstock.agents.q_agent import QAgent as QAgent
-    from penstock.agents.q_agent import q_agent as q_agent
+    from penstock.agents.q_agent import QAgent as QAgent, q_agent as q_agent
     from penstock.algos.a2c import A2C as A2C
     from penstock.algos.bc import BC as BC
     from penstock.algos.cql import CQL as CQL
@@ -128,58 +125,58 @@ if TYPE_CHECKING:
     from penstock.algos.r2d1 import R2D1 as R2D1
     from penstock.algos.sac import SAC as SAC
     from penstock.algos.td3 import TD3 as TD3
-    from penstock.core.batch import Inputs as Inputs
-    from penstock.core.batch import MultiAgentBatch as MultiAgentBatch
-    from penstock.core.batch import SampleBatch as SampleBatch
-    from penstock.core.batch import TrainBatch as TrainBatch
+    from penstock.core.batch import (
+        Inputs as Inputs,
+        MultiAgentBatch as MultiAgentBatch,
+        SampleBatch as SampleBatch,
+        TrainBatch as TrainBatch,
+    )
     from penstock.core.config import override as override
-    from penstock.core.errors import CheckpointError as CheckpointError
-    from penstock.core.errors import ConfigError as ConfigError
-    from penstock.core.errors import EnvContractError as EnvContractError
-    from penstock.core.errors import EnvWorkerError as EnvWorkerError
-    from penstock.core.errors import NonFiniteError as NonFiniteError
-    from penstock.core.errors import PenstockError as PenstockError
-    from penstock.core.joining import concat_samples as concat_samples
-    from penstock.core.joining import split_by_episode as split_by_episode
+    from penstock.core.errors import (
+        CheckpointError as CheckpointError,
+        ConfigError as ConfigError,
+        EnvContractError as EnvContractError,
+        EnvWorkerError as EnvWorkerError,
+        NonFiniteError as NonFiniteError,
+        PenstockError as PenstockError,
+    )
+    from penstock.core.joining import concat_samples as concat_samples, split_by_episode as split_by_episode
     from penstock.core.placement import Placement as Placement
-    from penstock.core.schedule import Schedule as Schedule
-    from penstock.core.schedule import cosine as cosine
-    from penstock.core.schedule import linear as linear
-    from penstock.core.spec import BatchSpec as BatchSpec
-    from penstock.core.spec import EnvSpec as EnvSpec
+    from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear
+    from penstock.core.spec import BatchSpec as BatchSpec, EnvSpec as EnvSpec
     from penstock.envs.check import check_env as check_env
     from penstock.envs.make import EnvConfig as EnvConfig
-    from penstock.learn.algorithm import Loss as Loss
-    from penstock.learn.algorithm import ResultDict as ResultDict
+    from penstock.learn.algorithm import Loss as Loss, ResultDict as ResultDict
     from penstock.learn.minibatch import minibatches as minibatches
-    from penstock.learn.optimizers import adam as adam
-    from penstock.learn.optimizers import rmsprop as rmsprop
+    from penstock.learn.optimizers import adam as adam, rmsprop as rmsprop
     from penstock.learn.policy import Policy as Policy
     from penstock.learn.train_ops import train_one_step as train_one_step
     from penstock.replay.multi_agent import MultiAgentReplay as MultiAgentReplay
-    from penstock.replay.replay import Replay as Replay
-    from penstock.replay.replay import ReplaySchedule as ReplaySchedule
-    from penstock.replay.replay import ReplaySettings as ReplaySettings
-    from penstock.run.entry import load as load
-    from penstock.run.entry import resume as resume
-    from penstock.run.entry import train as train
-    from penstock.run.experiment import Experiment as Experiment
-    from penstock.run.experiment import RunConfig as RunConfig
+    from penstock.replay.replay import (
+        Replay as Replay,
+        ReplaySchedule as ReplaySchedule,
+        ReplaySettings as ReplaySettings,
+    )
+    from penstock.run.entry import load as load, resume as resume, train as train
+    from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
     from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
-    from penstock.run.runner import Result as Result
-    from penstock.run.runner import Runner as Runner
+    from penstock.run.runner import Result as Result, Runner as Runner
     from penstock.run.trainer import Trainer as Trainer
-    from penstock.samplers.asynchronous import AsyncAlternatingSampler as AsyncAlternatingSampler
-    from penstock.samplers.asynchronous import AsyncCpuSampler as AsyncCpuSampler
-    from penstock.samplers.asynchronous import AsyncGpuSampler as AsyncGpuSampler
-    from penstock.samplers.asynchronous import AsyncSampler as AsyncSampler
-    from penstock.samplers.asynchronous import AsyncSerialSampler as AsyncSerialSampler
+    from penstock.samplers.asynchronous import (
+        AsyncAlternatingSampler as AsyncAlternatingSampler,
+        AsyncCpuSampler as AsyncCpuSampler,
+        AsyncGpuSampler as AsyncGpuSampler,
+        AsyncSampler as AsyncSampler,
+        AsyncSerialSampler as AsyncSerialSampler,
+    )
     from penstock.samplers.cpu import CpuSampler as CpuSampler
     from penstock.samplers.episodes import Episodes as Episodes
-    from penstock.samplers.gpu import AlternatingSampler as AlternatingSampler
-    from penstock.samplers.gpu import GpuSampler as GpuSampler
-    from penstock.samplers.gpu import NoOverlapAlternatingSampler as NoOverlapAlternatingSampler
+    from penstock.samplers.gpu import (
+        AlternatingSampler as AlternatingSampler,
+        GpuSampler as GpuSampler,
+        NoOverlapAlternatingSampler as NoOverlapAlternatingSampler,
+    )
     from penstock.samplers.offline import OfflineSampler as OfflineSampler
     from penstock.samplers.serial import SerialSampler as SerialSampler
 

@@ -81,7 +81,9 @@ def check_settings(settings: Any, prefix: str = "") -> None:
     for name, limit in _limits(type(settings)).items():
         value = getattr(settings, name)
         if not all(map(limit.holds, value if isinstance(value, tuple) else (value,))):
-            raise ConfigError(f"{prefix}{name}={value}; expected {limit}")
+            raise ConfigError(
+                f"{prefix}{name}={value}; expected {limit}" + ", finite" * (value in (math.inf, -math.inf))
+            )
 
 
 @functools.cache

@@ -127,7 +127,7 @@ def oom_kills(root: Path = _ROOT) -> int:
 
 def counted(n: int, noun: str) -> str:
     """`1 core`, `3 cores`."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _nodes(root: Path) -> dict[int, int]:

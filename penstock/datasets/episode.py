@@ -41,25 +41,14 @@ class Episode:
 class EpisodeSource(Protocol):
     """A dataset on disk in any format: whole episodes by number, each read when asked for."""
 
-    @property
-    def name(self) -> str:
-        """Its path, for messages."""
-        ...
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The spec of its observations and actions."""
-        ...
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """[E] steps of each episode."""
-        ...
-
-    @property
-    def info(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """dtype and shape of one step of each info column."""
-        ...
+    name: str
+    """Its path, for messages."""
+    spec: EnvSpec
+    """The spec of its observations and actions."""
+    lengths: npt.NDArray[np.int64]
+    """[E] steps of each episode."""
+    info: Mapping[str, tuple[str, tuple[int, ...]]]
+    """dtype and shape of one step of each info column."""
 
     @property
     def fingerprint(self) -> str:

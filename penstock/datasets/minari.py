@@ -53,11 +53,12 @@ class MinariEpisodes:
 
     def __init__(self, directory: str | Path) -> None:
         self.path = _data(Path(directory))
+        self.name = str(self.path)
         h5py = import_h5py()
         metadata = _read_metadata(self.path)
         self._metadata = metadata
         self._fingerprint: str | None = None
-        self._spec = stored_spec(metadata, str(self.path / _METADATA))
+        self.spec = stored_spec(metadata, str(self.path / _METADATA))
         try:
             self._file: Any = h5py.File(self.path / _MAIN, "r")
         except OSError as error:
@@ -71,25 +72,11 @@ class MinariEpisodes:
                 f"{self.path / _MAIN} holds {len(names)} episodes{f', {absent[0]} not whole' if absent else ''}; "
                 f"{_METADATA} says {metadata['total_episodes']}: it is half-written, record it anew"
             )
-        self._lengths = np.array([self._file[name]["rewards"].shape[0] for name in names], np.int64)
+        self.lengths = np.array([self._file[name]["rewards"].shape[0] for name in names], np.int64)
         infos = self._file[names[0]].get("infos", {})
-        self._info = {f"{ENV}{key}": ("float32", ()) for key, x in infos.items() if _is_number(x)}
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        return self._lengths
-
-    @property
-    def info(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        return self._info
+        self.info: Mapping[str, tuple[str, tuple[int, ...]]] = {
+            f"{ENV}{key}": ("float32", ()) for key, x in infos.items() if _is_number(x)
+        }
 
     @property
     def fingerprint(self) -> str:
@@ -103,7 +90,7 @@ class MinariEpisodes:
     def episode(self, i: int) -> Episode:
         where = f"{self.path / _MAIN}: episode_{i}"
         try:
-            group, L = self._file[f"episode_{i}"], int(self._lengths[i])
+            group, L = self._file[f"episode_{i}"], int(self.lengths[i])
             ends = {name: np.asarray(group[name][()]).astype(bool) for name in ("terminations", "truncations")}
             early = np.flatnonzero((ends["terminations"] | ends["truncations"])[:-1])
             if len(early):
@@ -113,23 +100,23 @@ class MinariEpisodes:
             infos = group.get("infos", {})
             terminated = bool(ends["terminations"][-1])
             found = Episode(
-                _tree(group["observations"], self._spec.obs),
-                _tree(group["actions"], self._spec.action),
+                _tree(group["observations"], self.spec.obs),
+                _tree(group["actions"], self.spec.action),
                 np.asarray(group["rewards"][()], np.float32),
                 terminated,
                 bool(ends["truncations"][-1]) or not terminated,  # a recording that stops without an end was cut there
-                {key: _info_rows(infos, key.removeprefix(ENV), L) for key in self._info},
+                {key: _info_rows(infos, key.removeprefix(ENV), L) for key in self.info},
             )
         except (OSError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"{where} is damaged or of another layout ({type(error).__name__}: {error})") from error
-        check_episode(found, self._spec, where)
+        check_episode(found, self.spec, where)
         return found
 
     def verify(self) -> None:
         _ = self.fingerprint  # of the file that is read here, should another take its name during a run
-        for i in range(len(self._lengths)):
+        for i in range(len(self.lengths)):
             self.episode(i)
 
     def close(self) -> None:

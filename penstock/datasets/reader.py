@@ -70,6 +70,7 @@ class Dataset:
 
     def __init__(self, directory: str | Path) -> None:
         self.path = Path(directory)
+        self.name = str(self.path)
         self.index = read_index(self.path)
         if not self.index["complete"]:
             shards = self.index["shards"]
@@ -82,37 +83,23 @@ class Dataset:
             )
             raise ConfigError(f"dataset {self.path} is half-written: its recorder ended before it was complete. {kept}")
         self.env = str(self.index["env"])
-        self._spec = EnvSpec.from_plain(self.index["spec"])
-        self._info = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self.index["info"].items()}
+        self.spec = EnvSpec.from_plain(self.index["spec"])
+        self.info: Mapping[str, tuple[str, tuple[int, ...]]] = {
+            key: (dtype, tuple(shape)) for key, (dtype, shape) in self.index["info"].items()
+        }
         self._shards: list[dict[str, Any]] = self.index["shards"]
         self._open: OrderedDict[int, dict[str, npt.NDArray[Any]]] = OrderedDict()
         for shard in self._shards:
             for file, entry in shard["files"].items():
                 _check_size(self.path / shard["dir"] / file, entry["size"])
         lengths = [self._array(shard, "length") for shard in self._shards]
-        self._lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
+        self.lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
         self._ends = np.cumsum([len(x) for x in lengths])
         self._starts = [np.cumsum(x) - x for x in lengths]
-        if not len(self._lengths):
+        if not len(self.lengths):
             raise ConfigError(
                 f"dataset {self.path} holds no episode; record some: penstock record RUN --dataset DIR --append"
             )
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        return self._lengths
-
-    @property
-    def info(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        return self._info
 
     @property
     def fingerprint(self) -> str:
@@ -122,21 +109,21 @@ class Dataset:
         number = int(np.searchsorted(self._ends, i, side="right"))
         shard = self._mapped(number)
         at = i - int(self._ends[number] - len(self._starts[number]))
-        start, L = int(self._starts[number][at]), int(self._lengths[i])
+        start, L = int(self._starts[number][at]), int(self.lengths[i])
 
         def leaves(name: str, count: int, first: int, rows: int) -> list[npt.NDArray[Any]]:
             return [np.array(shard[f"{name}-{k}"][first : first + rows]) for k in range(count)]
 
-        obs = leaves("obs", len(tree_leaves(self._spec.obs)), start + at, L + 1)
-        action = leaves("action", len(tree_leaves(self._spec.action)), start, L)
-        info = leaves("info", len(self._info), start, L)
+        obs = leaves("obs", len(tree_leaves(self.spec.obs)), start + at, L + 1)
+        action = leaves("action", len(tree_leaves(self.spec.action)), start, L)
+        info = leaves("info", len(self.info), start, L)
         return Episode(
-            tree_unflatten(tree_structure(self._spec.obs), obs),
-            tree_unflatten(tree_structure(self._spec.action), action),
+            tree_unflatten(tree_structure(self.spec.obs), obs),
+            tree_unflatten(tree_structure(self.spec.action), action),
             np.array(shard["reward"][start : start + L]),
             bool(shard["terminated"][at]),
             bool(shard["truncated"][at]),
-            dict(zip(self._info, info)),
+            dict(zip(self.info, info)),
         )
 
     def verify(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.algos import ALGOS
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.limits import Count, Whole, check_settings
 from penstock.core.protocols import require_members
 from penstock.envs.make import Checks, EnvConfig
 
@@ -23,32 +24,32 @@ else:  # settings are read where torch is not loaded, such as for help
 class RunConfig:
     """Length, seed, evaluation and files of a run."""
 
-    steps: int = 1_000_000
+    steps: Count = 1_000_000
     """Environment steps; the run ends with the batch that reaches them."""
-    seed: int = 0
+    seed: Whole = 0
     """The seed of every random number of the run."""
     dir: str | None = None
     """Run directory; must be new or empty. None: runs/ENV/ALGO/TIME-sSEED."""
     stop: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics that end the run once all are reached: `--run.stop rollout/ep_rew_mean 475`, or the same as a dict."""
-    eval_interval: int = 0
+    eval_interval: Whole = 0
     """Environment steps between evaluations; 0: only one at the end."""
-    eval_episodes: int = 20
+    eval_episodes: Whole = 20
     """Episodes of an evaluation; 0 for none at all."""
-    checkpoint_interval: int = 100_000
+    checkpoint_interval: Whole = 100_000
     """Environment steps between checkpoints, besides one at the end; 0: only that."""
-    keep: int = 3
+    keep: Count = 3
     """Checkpoints kept, besides the best by evaluation."""
-    keep_replays: int = 2
+    keep_replays: Count = 2
     """Newest checkpoints that keep their replay; from the others the policy is loaded, but no run resumed."""
     device: str = "cpu"
     """Device of the networks: cpu, cuda or cuda:1."""
-    learner_threads: int | Literal["auto"] = 1
+    learner_threads: Count | Literal["auto"] = 1
     """Torch's threads, in the whole process from then on.
 
     "auto" times 1 to all cores on a copy before training and keeps the answer in the run.
     """
-    log_interval: int = 1_000
+    log_interval: Whole = 1_000
     """Environment steps between rows of metrics; 0: a row for every batch. Evaluations are always logged."""
     tensorboard: bool = True
     """Write TensorBoard events besides metrics.jsonl and progress.csv."""
@@ -58,26 +59,16 @@ class RunConfig:
     """File name in .json for a timeline of 20 batches, process by process, which Perfetto opens; None for none."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("steps", "eval_episodes", "eval_interval", "checkpoint_interval", "log_interval"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"run.{name}={getattr(self, name)}; expected 0 or more")
+        check_settings(self, "run.")
         for name, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ConfigError(f"run.stop[{name!r}]={value!r}; expected the number to reach, e.g. 475")
-        for name in ("steps", "keep", "keep_replays"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"run.{name}={getattr(self, name)}; expected at least 1")
-        if self.seed < 0:
-            raise ConfigError(f"run.seed={self.seed}; expected 0 or more")
         if self.eval_interval and not self.eval_episodes:
             raise ConfigError(
                 f"run.eval_interval={self.eval_interval} with eval_episodes=0; set eval_episodes, usually 20"
             )
         if self.trace is not None and not self.trace.endswith(".json"):
             raise ConfigError(f"run.trace={self.trace!r}; expected a name that ends in .json, e.g. trace.json")
-        if isinstance(self.learner_threads, int) and self.learner_threads < 1:
-            raise ConfigError(f"run.learner_threads={self.learner_threads}; expected 1 or more, or 'auto'")
 
 
 @dataclass(frozen=True)

@@ -175,11 +175,6 @@ def print_summary(title: str, rows: Mapping[str, str]) -> None:
     Console(highlight=False).print(Panel(table, title=Text(title, style="bold"), title_align="left", expand=False))
 
 
-def counted(n: int, word: str) -> str:
-    """A number with its noun: `1 worker`, `2,000 workers`."""
-    return f"{n:,} {word}" if n == 1 else f"{n:,} {word}s"
-
-
 def _stop(live: Live, pid: int) -> None:
     if os.getpid() == pid:  # a forked worker's exit must not draw on the learner's terminal
         live.stop()

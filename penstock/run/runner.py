@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
 from penstock.run.log import MetricsLog, cut_rows
-from penstock.run.progress import Progress, counted, print_summary
+from penstock.run.progress import Progress, print_summary
 from penstock.run.rundir import changes_since
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.run.trainer import Trainer

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.limits import Positive, Whole, check_settings
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.async_live import AsyncLive
@@ -33,22 +33,20 @@ class AsyncSampler:
 
     inner: Any = SerialSampler()
     """Settings of the sampler that collects, in a process of its own."""
-    depth: int = 1
+    depth: Whole = 1
     """How many batches it may be ahead, usually 1; 0 waits for the learner as the inner sampler would."""
     weights: Weights = "exact"
     """Parameters that batch k acts with: `exact`, those of version k - depth, is reproducible; `newest` is freshest."""
-    step_timeout_s: float = 60.0
+    step_timeout_s: Positive = 60.0
     """Seconds without progress after which the sampling process counts as hung; its workers have their own limit."""
-    start_timeout_s: float = 300.0
+    start_timeout_s: Positive = 300.0
     """The same while it starts and makes its environments."""
     fault_policy: FaultPolicy = "auto"
     """After the sampling process itself died: `auto` and `restart` start it anew, every slot with its next episode;
     `raise`. What happens in its workers is a matter of the inner sampler's policy."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.depth < 0:
-            raise ConfigError(f"sampler.depth={self.depth}; expected 0 or more, usually 1")
+        check_settings(self, "sampler.")
         if isinstance(self.inner, AsyncSampler) or not callable(getattr(self.inner, "build", None)):
             raise ConfigError(
                 f"sampler.inner={self.inner!r}; expected a synchronous sampler's settings, e.g. "

@@ -9,47 +9,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.limits import Count, Limit, Positive, Unit, Whole, check_settings
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.serial import Reset
 from penstock.samplers.actor import WorkerActors
 from penstock.samplers.live import LiveSampler, Server
+from penstock.workers.control import MAX_GROUPS
 from penstock.workers.faults import FaultPolicy, Faults
 from penstock.workers.pool import TRAINING, ProcessPool
 from penstock.workers.process import pickled
 from penstock.workers.shares import Shared
 from penstock.workers.supervisor import Workers
 
+Groups = Annotated[int, Limit(1, MAX_GROUPS)]
+"""1, 2, ..., as many as a worker can tell apart."""
+
 
 @dataclass(frozen=True)
 class WorkerSampler:
     """Settings of every sampler whose worker processes step environments."""
 
-    T: int = 128
+    T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
-    B: int = 16
+    B: Count = 16
     """Slots: environments stepped side by side, usually 4 or more for each worker; 16 to 1024 where a device acts."""
-    workers: int = 2
+    workers: Count = 2
     """Processes, usually one for each core, less one where an action server acts; any number gives the same batches. Native
     batched environments step in threads of their own and have none: leave the default."""
-    groups: int = 1
+    groups: Groups = 1
     """Groups of slots that take turns, 1 to 8, each worker having some slots of each; always 1 for a CpuSampler."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
-    max_decorrelation_steps: int = 0
+    max_decorrelation_steps: Whole = 0
     """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
-    discount: float = 0.99
+    discount: Unit = 0.99
     """Of the logged discounted episode return; no target is made with it."""
-    journal_steps: int = 100_000
+    journal_steps: Whole = 100_000
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
-    step_timeout_s: float = 60.0
+    step_timeout_s: Positive = 60.0
     """Seconds without progress of a `step` or `reset` after which a worker counts as hung and is killed."""
-    start_timeout_s: float = 300.0
+    start_timeout_s: Positive = 300.0
     """The same while a worker starts and makes its environments."""
     fault_policy: FaultPolicy = "auto"
     """After a fault: `auto` raises what an environment raised and replaces workers that died or hang; `raise`,
@@ -58,21 +62,7 @@ class WorkerSampler:
     """CPUs of each worker and of an action server, as `penstock.run.affinity.plan` returns them; None leaves it to the kernel."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if min(self.T, self.B, self.workers, self.groups) < 1:
-            raise ConfigError(
-                f"sampler.T={self.T}, B={self.B}, workers={self.workers}, groups={self.groups}; each must be at least 1"
-            )
-        if self.max_decorrelation_steps < 0 or self.journal_steps < 0:
-            raise ConfigError(
-                f"sampler.max_decorrelation_steps={self.max_decorrelation_steps}, "
-                f"journal_steps={self.journal_steps}; neither may be negative"
-            )
-        if min(self.step_timeout_s, self.start_timeout_s) <= 0:
-            raise ConfigError(
-                f"sampler.step_timeout_s={self.step_timeout_s}, start_timeout_s={self.start_timeout_s}; both "
-                "must be positive, usually 60 and 300"
-            )
+        check_settings(self, "sampler.")
         needed = self.workers * self.groups
         if needed > self.B:
             text = f"{self.workers} workers" + (f" x {self.groups} groups" if self.groups > 1 else "")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.limits import Count, Unit, check_settings
 from penstock.core.spec import BatchSpec
 from penstock.datasets.episode import check_spec
 from penstock.datasets.reader import open_dataset
@@ -44,21 +44,19 @@ class OfflineSampler:
 
     dataset: str = ""
     """Folder of a dataset, as `penstock record RUN --dataset DIR` or Minari (HDF5) writes it."""
-    T: int = 128
+    T: Count = 128
     """Time steps of a batch, usually 1 to 1000; returns are bootstrapped where a batch cuts an episode."""
-    B: int = 16
+    B: Count = 16
     """Slots: episodes played side by side, usually 1 to 64."""
     shuffle: bool = True
     """Each pass over the data plays its episodes in an order of its own, by the run's seed; else as they were recorded."""
     verify: bool = True
     """Read all of the dataset once before training, so that a damaged file is found now and not hours later."""
-    discount: float = 0.99
+    discount: Unit = 0.99
     """Of the logged discounted episode return; no target is made with it."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.T < 1 or self.B < 1:
-            raise ConfigError(f"sampler.T={self.T}, sampler.B={self.B}; both must be at least 1")
+        check_settings(self, "sampler.")
 
     @property
     def spec(self) -> BatchSpec:

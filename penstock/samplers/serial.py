@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.core.limits import Count, Unit, Whole, check_settings
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import makes_vector_env
@@ -21,28 +21,21 @@ from penstock.workers.shares import Shared
 class SerialSampler:
     """Settings of a sampler that steps B environments here, one by one, or one native batched environment."""
 
-    T: int = 128
+    T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
-    B: int = 16
+    B: Count = 16
     """Slots: environments stepped side by side, usually 1 to 64."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
-    max_decorrelation_steps: int = 0
+    max_decorrelation_steps: Whole = 0
     """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
-    discount: float = 0.99
+    discount: Unit = 0.99
     """Of the logged discounted episode return; no target is made with it."""
-    journal_steps: int = 100_000
+    journal_steps: Whole = 100_000
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.T < 1 or self.B < 1:
-            raise ConfigError(f"sampler.T={self.T}, sampler.B={self.B}; both must be at least 1")
-        if self.max_decorrelation_steps < 0 or self.journal_steps < 0:
-            raise ConfigError(
-                f"sampler.max_decorrelation_steps={self.max_decorrelation_steps}, "
-                f"journal_steps={self.journal_steps}; neither may be negative"
-            )
+        check_settings(self, "sampler.")
 
     @property
     def spec(self) -> BatchSpec:

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from penstock.envs.toy.plumbing import SeedEcho as SeedEcho
     from penstock.testing.agents import check_agent as check_agent
     from penstock.testing.algorithms import check_algorithm as check_algorithm
-    from penstock.testing.pools import check_pool as check_pool
-    from penstock.testing.pools import echo_config as echo_config
-    from penstock.testing.samplers import EchoAgent as EchoAgent
-    from penstock.testing.samplers import check_resume as check_resume
-    from penstock.testing.samplers import check_sampler as check_sampler
+    from penstock.testing.pools import check_pool as check_pool, echo_config as echo_config
+    from penstock.testing.samplers import (
+        EchoAgent as EchoAgent,
+        check_resume as check_resume,
+        check_sampler as check_sampler,
+    )
 
 
 def __getattr__(name: str) -> Any:

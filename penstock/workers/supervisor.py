@@ -84,7 +84,6 @@ class Workers:
         self.spin = Spin(self.spin_s)
         self.supervised: list[Supervised] = []
         self.dropped: set[int] = set()
-        self.starting_s: float | None = None
         self._closed, self._pinned, self._looked_at = False, bool(own), 0.0
         fds = [self._control_fd, self.bell.fd, *self.slabs, self._alive, self._alive_end]
         self._finalizer = weakref.finalize(self, _abandon, self.workers, fds)

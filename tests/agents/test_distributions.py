@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch import distributions as td
+from torch import Tensor, distributions as td
 
 from penstock.agents.distributions import (
     Bernoulli,

@@ -70,7 +70,11 @@ WRONG = {
     "algorithm last": (["train", "--env", "X-v0", "dqn"], 2, "it comes first; did you mean: penstock train dqn --env X-v0?"),
     "another's preset": (["train", "dqn", "--env", "CartPole-v1", "--preset", "sac/Pendulum-v1"], 2, "is not one of dqn, which has"),
     "ratio": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.replay-ratio", "1e9"], 2, "expected at most 1,000"),
-    "ratio without end": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.replay-ratio", "inf"], 2, "at most 1,000"),
+    "ratio without end": (
+        ["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.replay-ratio", "inf"],
+        2,
+        "replay_ratio=inf; expected more than 0, finite",
+    ),
     "no number": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.alpha", "nan"], 2, "alpha=nan"),
     "no step size": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.lr", "inf"], 2, "no finite number"),
     "no support": (["train", "dqn", "--env", "CartPole-v1", *QUIET, "--algo.v-max", "inf"], 2, "v_max=inf"),

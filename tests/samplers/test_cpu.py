@@ -35,8 +35,8 @@ def test_groups_with_a_cpu_sampler_name_the_sampler_that_has_them() -> None:
     ("make", "message"),
     [
         (lambda: ps.CpuSampler(8, 2, workers=4), r"leaves 2 of 4 workers without a slot; use B>=4 or workers<=2"),
-        (lambda: ps.CpuSampler(0, 2, workers=1), "each must be at least 1"),
-        (lambda: ps.CpuSampler(8, 4, 2, step_timeout_s=0), "both must be positive"),
+        (lambda: ps.CpuSampler(0, 2, workers=1), "sampler.T=0; expected 1 or more"),
+        (lambda: ps.CpuSampler(8, 4, 2, step_timeout_s=0), "sampler.step_timeout_s=0; expected more than 0"),
         (lambda: ps.CpuSampler(8, 4, 2, affinity=ps.Placement(workers=((0,),))), "places 1 workers"),
     ],
 )  # fmt: skip
@@ -52,19 +52,19 @@ SAMPLERS = (ps.CpuSampler, ps.GpuSampler, ps.AlternatingSampler, ps.NoOverlapAlt
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"T": 0}, r"^sampler\.T=0, B=16, workers=2, groups=\d; each must be at least 1$"),
-        ({"B": 0}, r"^sampler\.T=128, B=0, workers=2, groups=\d; each must be at least 1$"),
-        ({"workers": 0}, r"^sampler\.T=128, B=16, workers=0, groups=\d; each must be at least 1$"),
+        ({"T": 0}, r"^sampler\.T=0; expected 1 or more$"),
+        ({"B": 0}, r"^sampler\.B=0; expected 1 or more$"),
+        ({"workers": 0}, r"^sampler\.workers=0; expected 1 or more$"),
         (
             {"max_decorrelation_steps": -1},
-            r"^sampler\.max_decorrelation_steps=-1, journal_steps=100000; neither may be negative$",
+            r"^sampler\.max_decorrelation_steps=-1; expected 0 or more$",
         ),
-        ({"journal_steps": -3}, r"^sampler\.max_decorrelation_steps=0, journal_steps=-3; neither may be negative$"),
+        ({"journal_steps": -3}, r"^sampler\.journal_steps=-3; expected 0 or more$"),
         (
             {"step_timeout_s": 0.0},
-            r"^sampler\.step_timeout_s=0\.0, start_timeout_s=300\.0; both must be positive, usually 60 and 300$",
+            r"^sampler\.step_timeout_s=0\.0; expected more than 0$",
         ),
-        ({"start_timeout_s": -1.0}, r"^sampler\.step_timeout_s=60\.0, start_timeout_s=-1\.0; both must be positive"),
+        ({"start_timeout_s": -1.0}, r"^sampler\.start_timeout_s=-1\.0; expected more than 0$"),
         (
             {"affinity": ps.Placement(workers=((0,), (1,), (2,)))},
             r"^sampler\.affinity places 3 workers and sampler\.workers=2; make them equal$",

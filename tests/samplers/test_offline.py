@@ -22,6 +22,7 @@ from penstock.samplers.offline_live import OfflineLive
 from penstock.testing.pools import echo_config
 from penstock.testing.records import RecordCheck
 from penstock.testing.samplers import EchoAgent
+from penstock.workers.shares import Shared
 
 FIELDS = ("obs", "first", "prev_action", "prev_reward", "terminated", "truncated", "valid")
 
@@ -216,12 +217,12 @@ def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
     path, _ = recorded(tmp_path / "d", batches=3)
     with pytest.raises(ConfigError, match=r"sampler.dataset is empty"):
         ps.OfflineSampler().build(echo_config())
-    with pytest.raises(ConfigError, match=r"T=0, sampler.B=16; both must be at least 1"):
+    with pytest.raises(ConfigError, match=r"sampler.T=0; expected 1 or more"):
         ps.OfflineSampler("x", T=0)
     with pytest.raises(ConfigError, match=r"other spaces than .*Counter: low of obs is|shape of obs is \(3,\)"):
         ps.OfflineSampler(str(path)).build(Counter)
     with pytest.raises(ConfigError, match="leaves nothing to overlap"):
-        ps.OfflineSampler(str(path)).build(echo_config(), 0, slab=3)
+        ps.OfflineSampler(str(path)).build(echo_config(), 0, shared=Shared(3, None))
     file = path / "000000" / "reward.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ConfigError, match=r"reward.npy is damaged"):

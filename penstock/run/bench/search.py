@@ -16,7 +16,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.parameters import require_device
 from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
-from penstock.core.machine import Machine, read_machine
+from penstock.core.machine import Machine, counted, read_machine
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import check_env
 from penstock.envs.pools.native import makes_vector_env
@@ -24,7 +24,6 @@ from penstock.learn.policy import Policy
 from penstock.run.affinity import default_workers
 from penstock.run.bench.costs import Costs, measure_env, measure_forward, measure_handshake
 from penstock.run.experiment import Experiment
-from penstock.run.progress import counted
 from penstock.samplers import SAMPLERS, find_sampler
 from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import GpuSampler

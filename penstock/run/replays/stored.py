@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.machine import counted
 from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
 from penstock.run.checkpoints.pruning import candidates
-from penstock.run.progress import counted
 
 
 @dataclass(frozen=True)
