@@ -12,7 +12,7 @@ from penstock.agents.networks import Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
-from penstock.core.protocols import members, require_members
+from penstock.core.protocols import require_members, required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
 
@@ -40,6 +40,7 @@ class Agent(nn.Module):
         """Recurrent state [B, ...] before an episode; None without memory."""
         return None
 
+    @required
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         """One step for B slots, called without gradients.
 
@@ -52,6 +53,7 @@ class Agent(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must define act(inputs, state, noise)")
 
+    @required
     def forward(self, inputs: Inputs, state: Tree = None) -> Any:
         """Outputs that the loss reads, for [N, ...] rows, or for [T, B, ...] rows from `state` if recurrent."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(inputs, state)")
@@ -106,11 +108,5 @@ class Agent(nn.Module):
 def check_agent_members(agent: object) -> None:
     """Raises ConfigError that names the member of `Agent` that an object lacks, its signature, and a page."""
     if not isinstance(agent, Agent):
-        raise ConfigError(f"agent_fn gave {type(agent).__name__}; expected a penstock.Agent; see {_PAGE}")
+        raise ConfigError(f"agent_fn returned {type(agent).__name__}; expected a penstock.Agent; see {_PAGE}")
     require_members(agent, Agent, _PAGE)
-    for name in ("act", "forward"):
-        if getattr(getattr(agent, name), "__func__", None) is getattr(Agent, name):
-            owner, member = type(agent), members(Agent)[name]
-            raise ConfigError(
-                f"{owner.__module__}.{owner.__qualname__} has no {member}, which Agent asks for; see {_PAGE}"
-            )

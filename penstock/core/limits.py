@@ -82,7 +82,7 @@ def check_settings(settings: Any, prefix: str = "") -> None:
         value = getattr(settings, name)
         if not all(map(limit.holds, value if isinstance(value, tuple) else (value,))):
             raise ConfigError(
-                f"{prefix}{name}={value}; expected {limit}" + ", finite" * (value in (math.inf, -math.inf))
+                f"{prefix}{name}={value}; expected {limit}" + ", finite" * (value == math.inf and limit.low == 0)
             )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agent, check_agent_members
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
+from penstock.core.errors import CheckpointError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec
@@ -65,10 +65,7 @@ class Policy:
         with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
             torch.manual_seed(derived_seed(seed, Purpose.INIT))
             agent = agent_fn(spec, self.settings)
-        if not isinstance(agent, Agent) or getattr(agent, "noise_size", None) is None:
-            raise ConfigError(
-                f"agent_fn returned {type(agent).__name__}; expected a penstock.Agent with spec and noise_size"
-            )
+        check_agent_members(agent)
         self.agent: Agent = agent.to(device)
         self.optimizers = optimizer_fn(self.agent, self.settings)
         self.replay_schedule = None if replay_fn is None else replay_fn(self.agent, self.settings)

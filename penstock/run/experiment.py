@@ -99,14 +99,18 @@ class Experiment:
         if isinstance(self.algo, type) or not (is_dataclass(self.algo) or hasattr(self.algo, "build")):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
-        from penstock.learn.algorithm import Algorithm  # imports torch, as every algorithm does and help must not
+        # They import torch, as every algorithm and sampler does and help must not.
+        from penstock.learn.algorithm import Algorithm
+        from penstock.samplers.sampler import SamplerSettings
 
         require_members(self.algo, Algorithm, "docs/writing-an-algorithm.md")
-        if self.sampler not in (None, "auto") and not callable(getattr(self.sampler, "build", None)):
+        if isinstance(self.sampler, (str, type)) and self.sampler != "auto":
             raise ConfigError(
                 f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16), "
                 "or 'auto'"
             )
+        if self.sampler not in (None, "auto"):
+            require_members(self.sampler, SamplerSettings, "docs/writing-a-sampler.md")
         given = self.env_kwargs or self.wrappers or self.info_keys or self.imports or self.env_checks != "sampled"
         if isinstance(self.env, EnvConfig) and given:
             raise ConfigError(

@@ -16,6 +16,7 @@ import torch
 from penstock.agents.parameters import require_device
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
+from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport, check_env
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
@@ -28,6 +29,7 @@ from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.offline import check_teacher
+from penstock.samplers.sampler import Sampler
 
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
@@ -75,6 +77,7 @@ class Trainer:
             self._end_trace()
             raise
         try:
+            require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
             self.policy.prepare(settings.spec, self.sampler.initialize(self.policy.agent)["info"])
         except BaseException:
             self._end_trace()

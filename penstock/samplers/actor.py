@@ -112,7 +112,7 @@ class WorkerActors:
     def place(
         self, pool: ProcessPool, batches: list[SampleBatch], states: Tree, agent: Agent
     ) -> tuple[list[SampleBatch], Tree]:
-        """Moves buffers, recurrent states and parameters into shared memory, and sends every worker a copy of the agent."""
+        """Moves buffers, states and parameters into shared memory, and sends every worker a copy of the agent."""
         arrays = {name: np.ascontiguousarray(x.detach().cpu().numpy()) for name, x in parameters_of(agent).items()}
         return pool.place(batches, states, Acting("penstock.samplers.actor:Actor", copy.deepcopy(agent).cpu(), arrays))
 

@@ -39,8 +39,8 @@ class WorkerSampler:
     B: Count = 16
     """Slots: environments stepped side by side, usually 4 or more for each worker; 16 to 1024 where a device acts."""
     workers: Count = 2
-    """Processes, usually one for each core, less one where an action server acts; any number gives the same batches. Native
-    batched environments step in threads of their own and have none: leave the default."""
+    """Processes, usually one for each core, less one where an action server acts; any number gives the same batches.
+    Native batched environments step in threads of their own and have none: leave the default."""
     groups: Groups = 1
     """Groups of slots that take turns, 1 to 8, each worker having some slots of each; always 1 for a CpuSampler."""
     reset: Reset = "next_step"
@@ -59,7 +59,7 @@ class WorkerSampler:
     """After a fault: `auto` raises what an environment raised and replaces workers that died or hang; `raise`,
     `restart`, or `drop` (go on without the slots of that worker)."""
     affinity: Placement | None = None
-    """CPUs of each worker and of an action server, as `penstock.run.affinity.plan` returns them; None leaves it to the kernel."""
+    """CPUs of each worker and of an action server, as `penstock.run.affinity.plan` returns them; None for any."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")

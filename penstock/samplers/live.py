@@ -274,9 +274,9 @@ class LiveSampler:
                 t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()
                 action = tree_map(lambda a, t=t, b=b: a[t, b].tolist(), batch.prev_action)
                 message = (
-                    f"slot {self._first_slot + b} of {self._config.name}, row {t} of the batch: obs{path}{element}: got "
-                    f"{x[t, b][tuple(element)]}, expected a finite number; last action {action}; env_checks='always' "
-                    "names the episode and step"
+                    f"slot {self._first_slot + b} of {self._config.name}, row {t} of the batch: obs{path}{element}: "
+                    f"got {x[t, b][tuple(element)]}, expected a finite number; last action {action}; "
+                    "env_checks='always' names the episode and step"
                 )
                 return b, max(t - 1, 0), message
         return None

@@ -49,7 +49,7 @@ class OfflineSampler:
     B: Count = 16
     """Slots: episodes played side by side, usually 1 to 64."""
     shuffle: bool = True
-    """Each pass over the data plays its episodes in an order of its own, by the run's seed; else as they were recorded."""
+    """Each pass over the data plays its episodes in an order of its own, by the run's seed; else as recorded."""
     verify: bool = True
     """Read all of the dataset once before training, so that a damaged file is found now and not hours later."""
     discount: Unit = 0.99

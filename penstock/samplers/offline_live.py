@@ -2,8 +2,8 @@
 
 Episodes are numbered over all passes: number n is episode `order(n // E)[n % E]` of E. A slot whose episode has ended
 spends a reset row and takes the next number; slots that end in the same row take theirs in order. So every batch is a
-function of seed, data and the position, and the position is all that a resumed run needs. A sampler of some of the slots
-counts the others' rows too, by the lengths of their episodes, and reads only its own.
+function of seed, data and the position, and the position is all that a resumed run needs. A sampler of some of the
+slots counts the others' rows too, by the lengths of their episodes, and reads only its own.
 """
 
 from __future__ import annotations

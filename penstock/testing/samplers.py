@@ -119,7 +119,7 @@ def check_sampler(
 
 
 def check_resume(build: Build, *, nested: bool = False, seed: int = 3, before: int = 4, after: int = 4) -> None:
-    """Raises AssertionError unless a new sampler goes on from another's `state_dict` bit by bit, wherever it was cut."""
+    """Raises AssertionError unless a new sampler goes on from another's `state_dict` bit by bit, at any batch."""
     config = echo_config(nested)
     whole = build(config, seed)
     states: list[dict[str, Any]] = []

@@ -69,7 +69,7 @@ class Control:
 
 
 class Spin:
-    """A look at the counters before sleeping, as long as recent waits lasted, at most `limit_s`; shorter if they last longer.
+    """A look at the counters before sleeping, as long as recent waits lasted, at most `limit_s`; else an eighth of it.
 
     Args:
         limit_s: 0 where waiters and workers outnumber the cores.

@@ -45,7 +45,7 @@ class Start:
 
 @dataclass(frozen=True)
 class MakePool:
-    """Message: make the environments of a pool (0 training, 1 evaluation) for `shares[group]`, slices of its B slots."""
+    """Message: make the environments of a pool (0 training, 1 evaluation) for `shares[group]`, slices of its slots."""
 
     pool: int
     config: EnvConfig

@@ -35,7 +35,7 @@ PARAMETERS = 4
 
 
 class ProcessPool(EnvPool):
-    """B slots of one of a sampler's two pools, spread over its workers, which are told and watched as `Supervised` says.
+    """B slots of one of a sampler's two pools, spread over its workers; `Supervised` by the workers' supervisor.
 
     Args:
         number: TRAINING or EVALUATION. first_slot: number of the first slot among those of all samplers of the run.
@@ -202,7 +202,12 @@ class ProcessPool(EnvPool):
         self.wait_s += time.perf_counter() - started
 
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
-        return self._gather("warmup", [([], [])] * slots_of(self))
+        out: list[tuple[list[Tree], list[float]]] = [([], [])] * slots_of(self)
+        for w, answer in enumerate(self._call("warmup", lambda slots: None if slots is None else ())):
+            for slots, mine in zip(self.shares[w], answer or ()):
+                if slots is not None and mine is not None:
+                    out[slots] = mine
+        return out
 
     def get_state(self) -> PoolState:
         B, ledger = slots_of(self), self.ledger.tolist()
@@ -340,13 +345,6 @@ class ProcessPool(EnvPool):
             ]
         )
         return [answer and answer[0] for answer in answers]
-
-    def _gather(self, method: str, out: list[Any]) -> list[Any]:
-        for w, answer in enumerate(self._call(method, lambda slots: None if slots is None else ())):
-            for slots, mine in zip(self.shares[w], answer or ()):
-                if slots is not None and mine is not None:
-                    out[slots] = mine
-        return out
 
     def _cut(self, slots: slice, row: int) -> None:
         """From this row on nothing in these columns of the current batch is valid."""

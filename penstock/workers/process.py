@@ -141,5 +141,6 @@ def require_linux() -> None:
     """Raises ConfigError where worker processes cannot work."""
     if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(os, "eventfd")):
         raise errors.ConfigError(
-            f"worker processes need Linux 5.3 or newer; this is {sys.platform}: use SerialSampler, which works everywhere"
+            f"worker processes need Linux 5.3 or newer; this is {sys.platform}: use SerialSampler, which works "
+            "everywhere"
         )

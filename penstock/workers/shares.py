@@ -44,8 +44,8 @@ def one_spec(specs: list[EnvSpec], config: EnvConfig) -> EnvSpec:
         if spec != specs[0]:
             raise ConfigError(
                 f"{config.name} differs between workers: one shows {describe(specs[0].obs)} and takes "
-                f"{describe(specs[0].action)}, another shows {describe(spec.obs)} and takes {describe(spec.action)}; make its "
-                "spaces the same in every instance"
+                f"{describe(specs[0].action)}, another shows {describe(spec.obs)} and takes {describe(spec.action)}; "
+                "make its spaces the same in every instance"
             )
     return specs[0]
 

@@ -108,7 +108,7 @@ class Workers:
         self._wait(lambda: all(worker.up or worker.index in self.dropped for worker in self.workers))
 
     def call(self, messages: Sequence[list[Any] | None], watch: Callable[[], None] | None = None) -> list[Any]:
-        """Sends each worker its messages; returns their answers, None where there were none or the worker died of it."""
+        """Sends each worker its messages; returns their answers, None where there were none or the worker died."""
         self.settle()
         called = [w for w in self.live if messages[w] is not None]
         for w in called:

@@ -69,7 +69,7 @@ def test_a_missing_member_is_named_with_its_signature_and_a_page(agent: Agent, m
 
 def test_what_is_no_agent_is_refused() -> None:
     for value in (nn.Linear(2, 2), None, Agent):
-        with pytest.raises(ConfigError, match=rf"agent_fn gave \w+; expected a penstock.Agent; see {PAGE}"):
+        with pytest.raises(ConfigError, match=rf"agent_fn returned \w+; expected a penstock.Agent; see {PAGE}"):
             check_agent_members(value)
 
 

@@ -109,3 +109,49 @@ def test_without_a_sampler_the_settings_are_those_of_the_algorithms_batch() -> N
         exp = ps.Experiment("CartPole-v1", ps.PPO(), given)
         assert exp.sampler_settings == expected
         assert exp.sampler == given
+
+
+@dataclasses.dataclass(frozen=True)
+class Unbuilt:
+    """Settings of a sampler without `build`."""
+
+    spec: ps.BatchSpec = ps.BatchSpec(4, 2)
+
+
+class Half:
+    """A live sampler without `evaluate_agent`."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole, self.spec, self.batch_spec, self.cut_slots = whole, whole.spec, whole.batch_spec, []
+        for name in (
+            "initialize",
+            "obtain_samples",
+            "metrics",
+            "blank_batch",
+            "state_dict",
+            "load_state_dict",
+            "shutdown",
+        ):
+            setattr(self, name, getattr(whole, name))
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfBuilt:
+    """Settings that build one."""
+
+    spec: ps.BatchSpec = ps.BatchSpec(4, 2)
+
+    def build(self, env: Any, seed: int = 0, **place: Any) -> Any:
+        return Half(ps.SerialSampler(4, 2).build(env, seed))
+
+
+def test_a_sampler_that_lacks_a_member_is_refused_with_its_signature_and_a_page() -> None:
+    with pytest.raises(
+        ConfigError, match=r"Unbuilt has no build\(env: Any, .*SamplerSettings asks for; see docs/writing-a-sampler.md"
+    ):
+        ps.Experiment("CartPole-v1", ps.PPO(), sampler=Unbuilt())  # pyright: ignore
+    exp = ps.Experiment("CartPole-v1", ps.PPO(), sampler=HalfBuilt())
+    with pytest.raises(
+        ConfigError, match=r"Half has no evaluate_agent\(itr: int, .*Sampler asks for; see docs/writing-a-sampler.md"
+    ):
+        ps.Trainer(exp)

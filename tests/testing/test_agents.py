@@ -357,7 +357,7 @@ def test_each_broken_promise_is_named(agent: type[Agent]) -> None:
 
 
 def test_a_member_that_is_missing_is_named_first() -> None:
-    with pytest.raises(ConfigError, match=r"has no act\(inputs: Inputs, state: Tree"):
+    with pytest.raises(ConfigError, match=r"has no forward\(inputs: Inputs, state: Tree"):
         check_agent(_without_act(), SPEC)
 
 

@@ -11,6 +11,7 @@ import pytest
 from penstock.core.batch import SampleBatch, allocate_batch, poison
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves, tree_map
+from penstock.envs.pools.pool import Group
 from penstock.envs.pools.serial import SerialPool
 from penstock.envs.toy import SeedEcho
 from penstock.testing.pools import check_pool, echo_config
@@ -254,7 +255,7 @@ class LeavesPoison(Broken):
 class SkipsAGroup(Broken):
     def __init__(self) -> None:
         super().__init__()
-        self.groups = (slice(0, 1), slice(2, 3))
+        self.groups = (Group(0, slice(0, 1)), Group(0, slice(2, 3)))
 
 
 class Restarts(Broken):

@@ -224,8 +224,8 @@ class NativeEnv:
 def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig:
     """Settings whose factory is asked for `num_envs` environments, if it can be asked.
 
-    It can if it names such a parameter, if the settings give it already, and if it is EnvPool's. A number that was given
-    and is not `B`, that of all groups together, stays.
+    It can if it names such a parameter, if the settings give it already, and if it is EnvPool's. A number that was
+    given and is not `B`, that of all groups together, stays.
     """
     factory = _factory(config)
     named: inspect.Parameter | None = None

@@ -20,10 +20,10 @@ from penstock.envs.pools.pool import EnvPool, Group, PoolState
 class NativeGroups(EnvPool):
     """An `EnvPool` of `groups` VectorEnvs of about B / groups environments each, served in the order they were sent.
 
-    With one group each step is a single call of the environment's `step`. A factory that accepts `num_envs` is asked for
-    a group's share; any other must make that many. Each takes one seed for all its environments, so batches depend on B
-    and `groups`, and a resumed run cannot bring its episodes back: this pool stands outside placement invariance and
-    exact resume.
+    With one group each step is a single call of the environment's `step`. A factory that accepts `num_envs` is asked
+    for a group's share; any other must make that many. Each takes one seed for all its environments, so batches depend
+    on B and `groups`, and a resumed run cannot bring its episodes back: this pool stands outside placement invariance
+    and exact resume.
 
     Args:
         first_slot: number of the first slot among those of all samplers of the run, of which seeds are a function.
@@ -69,7 +69,7 @@ class NativeGroups(EnvPool):
         self.specs = (self.spec,)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
-        """Forgets every episode: the next batch begins with a reset of all environments, which play on without limit."""
+        """Forgets every episode: the next batch begins with a reset of all; environments play on without limit."""
         self._seed, self._restarts = seed, 0
         self._out: SampleBatch | None = None
 
@@ -133,7 +133,7 @@ class NativeGroups(EnvPool):
         return list(range(self._B))
 
     def _seed_of(self, group: int) -> int:
-        """31 bits with room for one seed for each environment after it, since native libraries keep seeds in a C int."""
+        """31 bits with room for a seed for each environment after it: native libraries keep seeds in a C int."""
         slots = self.groups[group].slots
         seed = env_seed(self._seed, self._first_slot + slots.start, self._restarts, self.evaluation) >> 1
         return min(seed, (1 << 31) - 1 - (slots.stop - slots.start))

@@ -40,8 +40,8 @@ class SerialPool(EnvPool):
         max_decorrelation_steps: each slot takes 1 to this many random steps before the first batch; 0 for none.
         episodes: for each slot how many episodes it plays before it idles for good; None for no limit.
         evaluation: use the evaluation seeds, which no training episode uses.
-        mark: six words kept up to date, for messages about a process that died: slot within this pool, activity, a count
-            that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation.
+        mark: six words kept up to date, for messages about a process that died: slot within this pool, activity, a
+            count that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation.
         ledger: [B, 3] int64 of each slot: number of its episode, episodes left or -1, tick of its reset.
     """
 
@@ -311,7 +311,7 @@ class SerialPool(EnvPool):
         write_tree(obs_row, b, obs)
 
     def _violation(self, b: int, result: Any, action: Any, obs_row: Tree) -> Any:
-        """Raises if the step broke the contract; else writes the observation, returns the reward: both of unusual types."""
+        """Raises if the step broke the contract; else writes the unusual observation and returns the reward."""
         refuse_step(self.where(b, "step"), result, action)
         self.write_unusual(obs_row, b, result[0], "step", action)
         return float(result[1])
@@ -368,7 +368,7 @@ def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
 
 
 def action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
-    """A function from a row of actions [B, *A] to one action for each environment: numpy integers, or arrays of its own."""
+    """A function from a row of actions [B, *A] to one for each environment: numpy integers, or arrays of its own."""
     if not is_leaf(spec):
         structure = tree_structure(spec)
         readers = [action_reader(leaf) for leaf in tree_leaves(spec)]

@@ -79,7 +79,7 @@ def test_a_state_may_be_restored_into_another_buffer():
     used = allocate_batch(pool.spec, BatchSpec(4, 3), env_info=pool.info_keys)
     rows(pool, 4, 2, used)
     other = used.copy()
-    assert pool.set_state(pool.get_state(), other, [None] * 3) != []
+    assert pool.set_state(pool.get_state(), [other], [None] * 3) != []
     kept = used.copy()
     rows(pool, 4, 1, other)
     assert other.valid[1:].any()

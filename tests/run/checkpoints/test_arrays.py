@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import CheckpointError
-from penstock.core.mapped import chunks, copy_rows, mapping, stretches
+from penstock.core.mapped import chunks, copy_rows, mapping
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from tests.run.checkpoints.saved_replay import loaded, save_replay
 
@@ -116,4 +116,4 @@ def test_private_memory_is_never_given_back(tmp_path: Path) -> None:
 def test_stretches_are_of_16_mb_and_at_least_a_row() -> None:
     assert [at.stop for at in chunks(np.zeros((40, 1 << 20), np.uint8))] == [16, 32, 40]
     assert [at.stop for at in chunks(np.zeros((2, 1 << 25), np.uint8))] == [1, 2]
-    assert list(stretches(np.zeros((0, 5)))) == []
+    assert list(chunks(np.zeros((0, 5)))) == []
