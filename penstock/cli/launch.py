@@ -153,9 +153,9 @@ def _cores(experiments: Sequence[Experiment]) -> int:
     """Cores that the largest run keeps busy: its workers, and a learner that acts for them or trains meanwhile."""
     from penstock.samplers.cpu import CpuSampler
 
-    def cores(sampler: Any) -> int:
+    def cores(sampler: object) -> int:
         if hasattr(sampler, "inner"):
-            return 1 + cores(sampler.inner)
+            return 1 + cores(sampler.inner)  # pyright: ignore[reportAttributeAccessIssue]
         return getattr(sampler, "workers", 0) + (not isinstance(sampler, CpuSampler))
 
     return max(cores(exp.sampler_settings) for exp in experiments)

@@ -14,9 +14,11 @@ from penstock.agents.parameters import agent_device
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import Noise
 from penstock.core.tree import Tree
+from penstock.envs.pools.native_groups import NativeGroups
 from penstock.samplers.collector import GroupViews
 from penstock.samplers.cuda import GraphedAgent, cuda_capture, pin, unpin
 from penstock.samplers.traced import loop
+from penstock.workers.pool import ProcessPool
 
 
 class ActionServer:
@@ -39,7 +41,7 @@ class ActionServer:
 
     def serve_actions(
         self,
-        pool: Any,
+        pool: ProcessPool | NativeGroups,
         agents: Sequence[Agent],
         batches: Sequence[SampleBatch],
         views: Sequence[GroupViews],
@@ -58,7 +60,7 @@ class ActionServer:
 
     def serve_actions_evaluation(
         self,
-        pool: Any,
+        pool: ProcessPool | NativeGroups,
         agents: Sequence[Agent],
         batches: Sequence[SampleBatch],
         views: Sequence[GroupViews],
@@ -68,7 +70,7 @@ class ActionServer:
         """Fills batches of an evaluation, whose waits are not counted."""
         self._collect(pool, self._acting(agents), batches, views, states, noise)
 
-    def serve(self, pool: Any, *rest: Any) -> None:
+    def serve(self, pool: ProcessPool | NativeGroups, *rest: Any) -> None:
         """`serve_actions` or `serve_actions_evaluation`, as the pool is."""
         serve = self.serve_actions_evaluation if pool.evaluation else self.serve_actions
         serve(pool, *rest)
@@ -81,7 +83,7 @@ class ActionServer:
         return {"sampler/env_wait": share, "sampler/agent_wait": 1.0 - share}
 
     def place(
-        self, pool: Any, batches: list[SampleBatch], states: Tree, agent: Agent
+        self, pool: ProcessPool | NativeGroups, batches: list[SampleBatch], states: Tree, agent: Agent
     ) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers to where the workers see them; they are locked in memory where a CUDA device reads them."""
         there, states = pool.place(batches, states)

@@ -15,11 +15,12 @@ from penstock.datasets.reader import open_dataset
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import makes_vector_env
 from penstock.samplers.offline_live import OfflineLive
+from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.shares import Shared
 
 
-def check_teacher(algo: Any, sampler: Any, replays: bool) -> None:
+def check_teacher(algo: object, sampler: SamplerSettings, replays: bool) -> None:
     """Raises ConfigError if an algorithm cannot learn from this source of steps: a dataset, or its own policy.
 
     Args:

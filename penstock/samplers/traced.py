@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.core import trace
-from penstock.samplers.collector import Collect, collect
+from penstock.samplers.collector import Acting, Collect, Stepping, collect
 
 
 def loop() -> Collect:
@@ -14,14 +14,14 @@ def loop() -> Collect:
     return collect if trace.ring is None else _collect_traced
 
 
-def _collect_traced(pool: Any, agents: Sequence[Any], *rest: Any) -> None:
+def _collect_traced(pool: Stepping, agents: Sequence[Acting], *rest: Any) -> None:
     collect(_TracedPool(pool), [_TracedAgent(agent, getattr(pool, "remote", False)) for agent in agents], *rest)
 
 
 class _TracedPool:
     """An `EnvPool` whose waits and steps are noted."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Stepping) -> None:
         remote = getattr(pool, "remote", False)
         self.groups, self.bind = pool.groups, pool.bind
         self.send = trace.timed(trace.SEND if remote else trace.STEP, pool.send)
@@ -31,6 +31,6 @@ class _TracedPool:
 class _TracedAgent:
     """An agent whose acting is noted."""
 
-    def __init__(self, agent: Any, remote: bool) -> None:
+    def __init__(self, agent: Acting, remote: bool) -> None:
         self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks
         self.act = trace.timed(trace.SERVE if remote else trace.ACT, agent.act)

@@ -88,7 +88,7 @@ class _Live:
         states = encode({"policy": self.policy.state_dict(), "sampler": self.sampler.state_dict()})
         return copy.deepcopy((*decode(states).values(), self.policy.arrays()))
 
-    def load(self, policy: Any, sampler: Any, arrays: Any) -> None:
+    def load(self, policy: dict[str, Any], sampler: dict[str, Any], arrays: dict[str, Any]) -> None:
         """The inverse of `stored`."""
         self.policy.load_state_dict(policy, arrays)
         self.sampler.load_state_dict(sampler)
