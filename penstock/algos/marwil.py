@@ -106,7 +106,7 @@ class MARWIL(InMinibatches):
     discount: Unit = 0.99
     """Weight of the next step's reward in returns, usually 0.9 to 0.999."""
     beta: NotNegative = 1.0
-    """How much better actions count for more, usually 0.5 to 3; 0 imitates all alike."""
+    """Weight of the advantage in an action's weight, usually 0.5 to 3; 0 imitates all actions alike."""
     value_coef: NotNegative = 1.0
     """Weight of half the squared value error in units of c^2, whatever the size of rewards."""
     entropy_coef: Weight = 0.0

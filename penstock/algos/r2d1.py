@@ -107,7 +107,7 @@ def replay_fn(agent: QAgent, cfg: R2D1) -> ReplaySchedule:
     view = Sequences(cfg.state_interval, cfg.burn_in, cfg.train_length, cfg.n_step, cfg.net.clip_reward, agent.fed)
 
     def recorded_priority(storage: Storage, t: Rows) -> Array:
-        """[n, B] as `loss_fn` gives it, by the values that the agent saw when it acted."""
+        """[n, B] as `loss_fn` returns it, by the values that the agent saw when it acted."""
         at = t[:, None] + np.arange(view.span)[:, None, None]
         rows, slots = (x.reshape(len(at), -1) for x in np.broadcast_arrays(at, np.arange(storage.slots)))
         valid = view.valid(storage, rows, slots)[cfg.burn_in : -1]

@@ -119,7 +119,7 @@ class Policy:
             self.replay_schedule.replay.prepare(batch.T, batch.B, info)
 
     def postprocess(self, batch: SampleBatch | TrainBatch) -> TrainBatch:
-        """The rows that the loss is given of a batch of tensors [T, B, ...], or of a sample of replay."""
+        """The post-processed rows for the loss, of a batch of tensors [T, B, ...], or of a sample of replay."""
         return self.postprocess_fn(self.agent, batch, self.settings)
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:

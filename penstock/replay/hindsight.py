@@ -41,7 +41,7 @@ class HindsightTransitions:
 
     stride, episodes = 1, True
     noise = 2
-    """Whether the goal is replaced, and by which row's."""
+    """Uniforms for a sample: one decides on replacing the goal, one picks the row it comes from."""
 
     def __init__(self, plain: Transitions, spec: EnvSpec, reward_fn: RewardFn, k: int = 4) -> None:
         if plain.n_step != 1:

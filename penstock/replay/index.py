@@ -30,12 +30,12 @@ class Drawn(NamedTuple):
 
 
 class Index(Protocol):
-    """Who chooses."""
+    """An index: adds units, draws them, and updates their priorities."""
 
     head: int
     """Number of the unit that is added next."""
     bytes: int
-    """What it takes."""
+    """Bytes of its arrays."""
 
     def extend(self, usable: Array, priority: Array | None) -> None:
         """Adds the next units [n, B]; where not `usable` they are never drawn. `priority` None: the largest so far."""

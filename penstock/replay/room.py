@@ -1,4 +1,4 @@
-"""Where do the replay's arrays lie, and is there room for them? Asked before any is made."""
+"""The memory or files of a replay's arrays, reserved only if there is room for all of them."""
 
 from __future__ import annotations
 

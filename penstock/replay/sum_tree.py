@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.mapped import chunks, releaser
 
 TOP = 2048
-"""To accumulate and search so many sums costs about as much as one more level below an eighth of them."""
+"""Largest size of the top level: searching it costs as much as one more level over an eighth as many sums."""
 FAN = 8
 _LOG_FAN = 3
 # Arrays and dtypes, since numpy spends as long on converting a Python number as on a batch of 256.

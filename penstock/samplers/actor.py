@@ -22,7 +22,7 @@ from penstock.workers.messages import Acting
 from penstock.workers.pool import ProcessPool
 
 DETERMINISTIC = -1
-"""`mode` without noise; otherwise it is the Purpose."""
+"""The `mode` word for acting without noise; any other value is a Purpose."""
 
 
 class Actor:
@@ -68,7 +68,7 @@ class Actor:
 
 
 class _Counting:
-    """An EnvPool that publishes how many rows are whole."""
+    """A SerialPool that writes the number of finished rows into the worker's block."""
 
     def __init__(self, pool: SerialPool) -> None:
         self._pool, self.groups = pool, pool.groups

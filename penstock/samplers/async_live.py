@@ -93,7 +93,7 @@ class AsyncLive:
         return f"the process of {self._name}, in batch {block[control.DONE]}"
 
     def lost(self, w: int) -> None:
-        """Prepares a new tree to go on after the last whole batch, every slot with an episode of its own."""
+        """Prepares the state from which a new process tree goes on after the last whole batch, with new episodes."""
         done = self._block[control.DONE]
         if self._attached is None or not self._batches:
             return

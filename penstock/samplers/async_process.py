@@ -42,7 +42,7 @@ class MakeInner:
 
 @dataclass(frozen=True)
 class AttachInner:
-    """Message: the agent, where versions of its parameters are (the last one for evaluations), and the rules."""
+    """Message: the agent, the places of its parameters' versions (the last is for evaluations), and the depth."""
 
     agent: Agent
     parameters: list[Tree]
@@ -100,7 +100,7 @@ class AsyncHost(Host):
                 self.answer([self.read(message) for message in self.mail()])
 
     def collect(self, itr: int) -> None:
-        """Batch `itr`, with the parameters that the rules say; its episodes and metrics are stored beside it."""
+        """Batch `itr`, collected with the version that depth and `exact` choose; episodes and metrics are stored beside it."""
         block, rules = self.block, self.rules
         version = max(itr - rules.depth, block[FIRST]) if rules.exact else block[NEWEST]
         self.load(version % (rules.depth + 2))

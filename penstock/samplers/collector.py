@@ -1,4 +1,4 @@
-"""The one loop in which agents meet environments; every sampler and every evaluation call it."""
+"""The one loop in which agents meet environments; every sampler that steps them and every evaluation call it."""
 
 from __future__ import annotations
 

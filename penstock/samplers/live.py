@@ -251,7 +251,7 @@ class LiveSampler:
         return self._training
 
     def _evaluation_buffers(self, agent: Agent, B: int) -> Buffers:
-        """Where evaluations of B slots are played; kept, since making environments takes long."""
+        """The buffers of evaluations with B slots; kept between them, since making environments takes long."""
         if self._evaluation is None or slots_of(self._evaluation.pool) != B:
             if self._evaluation is not None:
                 stale, self._evaluation = self._evaluation, None  # making the next one may fail
@@ -261,14 +261,14 @@ class LiveSampler:
         return self._evaluation
 
     def _begin(self) -> None:
-        """Steps from before the first batch belong to each slot's first episode."""
+        """Counts the random steps from before the first batch to each slot's first episode."""
         self._collected = True
         for b, (actions, rewards) in enumerate(self._pool.warmup()):
             self._stats.begin(b, rewards)
             self._journal.begin(b, tree_map(lambda *xs: np.stack(xs), *actions) if actions else None)
 
     def _not_finite(self, batch: SampleBatch) -> tuple[int, int, str] | None:
-        """Slot, row and message of a NaN or infinite observation that sampled checks missed: no learner must see it."""
+        """Slot, row and message of the first NaN or infinite observation, which sampled checks missed; None if all are finite."""
         for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
             if x.dtype.kind == "f" and not np.isfinite(x).all():
                 t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()

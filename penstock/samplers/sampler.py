@@ -12,7 +12,7 @@ from penstock.samplers.episodes import Episodes
 
 
 class Sampler(Protocol):
-    """A live sampler: `initialize(agent)`, then `obtain_samples(itr)` as often as wanted, then `shutdown()`."""
+    """A live sampler, asked for every member by `Trainer`: `initialize(agent)`, then `obtain_samples(itr)` as often as wanted, then `shutdown()`."""
 
     spec: EnvSpec
     batch_spec: BatchSpec
@@ -66,7 +66,7 @@ class Sampler(Protocol):
 
 
 class SamplerSettings(Protocol):
-    """Frozen settings of a sampler: any frozen dataclass with these two members."""
+    """Frozen settings of a sampler: any frozen dataclass with these two members, which `Experiment` asks for."""
 
     @property
     def spec(self) -> BatchSpec:

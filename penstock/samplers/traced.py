@@ -10,7 +10,7 @@ from penstock.samplers.collector import Acting, Collect, Stepping, collect
 
 
 def loop() -> Collect:
-    """`collect`; while a trace is going on, one that notes each act, step and wait."""
+    """Returns `collect`, or its traced form while a trace is going on."""
     return collect if trace.ring is None else _collect_traced
 
 

@@ -218,7 +218,7 @@ def _check_agent(batch: SampleBatch, ages: Any, noise: Any, itr: int) -> Any:
 def _check_episodes(
     episodes: Episodes, finished: Sequence[Finished], discount: float, decorrelated: bool, place: str
 ) -> None:
-    """Are these the episodes that ended in the record, in the order in which they did?"""
+    """Raises AssertionError unless these are the episodes that ended in the record, in their order."""
     expect(len(episodes) == len(finished), place, f"{len(episodes)} episodes; {len(finished)} ended")
     for i, one in enumerate(finished):
         where = f"{place}, slot {one.slot}, episode of seed {one.seed}"

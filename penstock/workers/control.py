@@ -69,7 +69,7 @@ class Control:
 
 
 class Spin:
-    """A look at the counters before sleeping, as long as recent waits lasted, at most `limit_s`; else an eighth of it.
+    """Polls counters before sleeping: for `limit_s` if recent waits were shorter than that, else for an eighth of it.
 
     Args:
         limit_s: 0 where waiters and workers outnumber the cores.

@@ -1,4 +1,4 @@
-"""A worker process, `python -m penstock.workers.env_worker`: steps its slots, and can make no other one wait.
+"""A worker process, `python -m penstock.workers.env_worker`: steps its slots; no other worker waits for it.
 
 It imports torch only if it is given an agent.
 """

@@ -29,7 +29,7 @@ from penstock.workers.messages import Boot, Start
 
 _F_SETSIG = 10
 _LOOK_AROUND_S = 2.0
-"""Seconds of sleep after which a process looks whether its parent lives, should everything else have failed."""
+"""Seconds between checks that the parent lives, in case the pipe fails."""
 
 
 def initialize_worker(boot: Boot, cpus: Sequence[int], seed: int) -> None:

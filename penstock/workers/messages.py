@@ -59,11 +59,11 @@ class MakePool:
     first_slot: int = 0
     """Number of the batch's first slot among those of all samplers of the run."""
     keep: bool = False
-    """The ledger tells of a worker that died, and is not to be written anew."""
+    """True for a replacement: it goes on from the ledger instead of clearing it."""
 
 
 class Acting(NamedTuple):
-    """An agent for workers that act themselves."""
+    """The agent that a worker acts with, its parameters, and the class that runs the loop."""
 
     actor: str
     """`module:class` that runs the loop in a worker, made from (pool, agent, parameters, batches, states): its
@@ -83,13 +83,13 @@ class Attach:
     batches: list[SampleBatch]
     states: Tree = None
     acting: Acting | None = None
-    """With places in `parameter_slab` for `parameters`."""
+    """The agent to act with, its `parameters` places in `parameter_slab`; None: the worker only steps."""
     parameter_slab: int = 0
 
 
 @dataclass(frozen=True)
 class TakeOver:
-    """Message: go on for a worker that died after it wrote this buffer; -1: it wrote none."""
+    """Message: take the place of a dead worker, from the last buffer that it wrote (-1: none)."""
 
     pool: int
     buffer: int

@@ -275,7 +275,7 @@ class ProcessPool(EnvPool):
         return self._batches, states
 
     def disown(self, slot: int, row: int, message: str) -> list[int]:
-        """A row that is in the batch already broke the contract: its worker counts as failed there.
+        """Called for a row of the batch that broke the contract; its worker counts as failed from that row on.
 
         Returns:
             the slots that lost their rows from `row` on.
@@ -347,7 +347,7 @@ class ProcessPool(EnvPool):
         return [answer and answer[0] for answer in answers]
 
     def _cut(self, slots: slice, row: int) -> None:
-        """From this row on nothing in these columns of the current batch is valid."""
+        """Marks these columns of the current batch invalid from this row on."""
         lost = cut(self._batches[self._current], slots, row, self.spec.null_action)
         if lost:
             self._workers.faults.counts["lost_steps"] += lost

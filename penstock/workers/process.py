@@ -41,14 +41,14 @@ class WorkerProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self.up = False
-        """It has answered its first message, and not died since."""
+        """True between the answer to the first message and the end of the process."""
         self.start_at: float | None = None
         """When a replacement is due to be started."""
         self.oom_before = 0
         self.token, self.moved_at = b"", 0.0
 
     def close(self) -> None:
-        """Gives the descriptors back."""
+        """Closes the descriptors."""
         self.bell.close()
         for fd in (self.mail, self.report, self.crash):
             os.close(fd)
@@ -112,7 +112,7 @@ class WorkerProcess:
 
     @property
     def exited(self) -> bool:
-        """It is over, though not reaped: until then its number, and that of its process group, stay its own."""
+        """True if the process has ended; it is not reaped yet, so its number cannot be another's."""
         if self.pidfd < 0:
             return True
         poll = select.poll()

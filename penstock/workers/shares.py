@@ -18,7 +18,7 @@ from penstock.envs.pools.serial import MAKING, RESETTING
 
 
 class Shared(NamedTuple):
-    """Memory of another process into which a sampler in this one writes."""
+    """Shared memory of a parent process, into which this process's sampler writes batches and activity."""
 
     slab: int
     """Descriptor of the file that holds the batches."""

@@ -36,7 +36,7 @@ class Supervised(Protocol):
         ...
 
     def whereabouts(self, w: int, block: Any) -> str:
-        """Start of a message: the slot at work and all that is known of it; empty if it is another's."""
+        """Start of a fault message: the slot at work and its activity; empty if the slot is of another pool."""
         ...
 
     def lost(self, w: int) -> None:
@@ -294,7 +294,7 @@ class Workers:
         self._replace(worker, fault)
 
     def condemn(self, w: int, message: str) -> None:
-        """Has a worker count as failed by a violation of the contract that came to light later."""
+        """Replaces a worker whose environment broke the contract in a row that was found bad only afterwards."""
         self.workers[w].kill()
         self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
 

@@ -151,7 +151,7 @@ class NativeEnv:
         env.closed = True
 
     def _make(self, seed: int) -> None:
-        """EnvPool takes its seed when it is made, and warns of any other."""
+        """Makes the environment; the library envpool takes its seed now, all others at `reset`."""
         config = resized(self._config, self.num_envs, self._B)
         self._built_with = seed if _is_envpool(_factory(config)) else None
         self._used = False

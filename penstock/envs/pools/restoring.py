@@ -18,7 +18,7 @@ from penstock.envs.pools.pool import PoolState
 
 
 def has_state(env: Any) -> bool:
-    """Asks the outermost wrapper only: a state from below it would lack the wrapper's own, such as a step count."""
+    """True if the outermost wrapper can save and restore its state; one below it would lack the wrapper's own."""
     return callable(getattr(env, "get_state", None)) and callable(getattr(env, "set_state", None))
 
 

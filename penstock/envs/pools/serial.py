@@ -103,7 +103,7 @@ class SerialPool(EnvPool):
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
 
     def take_over(self, previous: SampleBatch | None) -> None:
-        """Goes on for a pool that died, of which the ledger and the last batch are left (None: there was none).
+        """Takes the place of a pool whose worker died, from the ledger and the batch before (None: there is none).
 
         Every slot resets into its next episode in the row that comes next.
         """
