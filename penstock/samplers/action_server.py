@@ -50,7 +50,7 @@ class ActionServer:
     ) -> None:
         """Fills training batches; arguments as of `collect`."""
         started, waited = time.perf_counter(), pool.wait_s
-        acting: list[Any] = self._acting(agents)
+        acting: list[Any] = [self._there(policy, agent) for policy, agent in enumerate(agents)]
         if self._graph and views[0].device.type == "cuda":
             for policy, agent in enumerate(acting):
                 acting[policy] = self._graphed.setdefault(policy, GraphedAgent(agent, cuda_capture))
@@ -68,12 +68,11 @@ class ActionServer:
         noise: Noise | None,
     ) -> None:
         """Fills batches of an evaluation, whose waits are not counted."""
-        self._collect(pool, self._acting(agents), batches, views, states, noise)
+        self._collect(pool, [self._there(*each) for each in enumerate(agents)], batches, views, states, noise)
 
     def serve(self, pool: ProcessPool | NativeGroups, *rest: Any) -> None:
         """`serve_actions` or `serve_actions_evaluation`, as the pool is."""
-        serve = self.serve_actions_evaluation if pool.evaluation else self.serve_actions
-        serve(pool, *rest)
+        (self.serve_actions_evaluation if pool.evaluation else self.serve_actions)(pool, *rest)
 
     def metrics(self) -> dict[str, float]:
         """Shares of the sampling time: waiting for environments, and acting."""
@@ -99,9 +98,6 @@ class ActionServer:
         self._pinned = []
         self._graphed.clear()
         self._copies.clear()
-
-    def _acting(self, agents: Sequence[Agent]) -> list[Agent]:
-        return [self._there(policy, agent) for policy, agent in enumerate(agents)]
 
     def _there(self, policy: int, agent: Agent) -> Agent:
         """The agent, or its copy on the server's device with the same parameters."""

@@ -100,7 +100,7 @@ class AsyncHost(Host):
                 self.answer([self.read(message) for message in self.mail()])
 
     def collect(self, itr: int) -> None:
-        """Batch `itr`, collected with the version that depth and `exact` choose; episodes and metrics are stored beside it."""
+        """Batch `itr`, collected with the version that depth and `exact` choose; episodes and metrics go beside it."""
         block, rules = self.block, self.rules
         version = max(itr - rules.depth, block[FIRST]) if rules.exact else block[NEWEST]
         self.load(version % (rules.depth + 2))

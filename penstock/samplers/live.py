@@ -268,7 +268,7 @@ class LiveSampler:
             self._journal.begin(b, tree_map(lambda *xs: np.stack(xs), *actions) if actions else None)
 
     def _not_finite(self, batch: SampleBatch) -> tuple[int, int, str] | None:
-        """Slot, row and message of the first NaN or infinite observation, which sampled checks missed; None if all are finite."""
+        """Slot, row and message of the first observation that is not finite, which sampled checks missed; or None."""
         for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
             if x.dtype.kind == "f" and not np.isfinite(x).all():
                 t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()

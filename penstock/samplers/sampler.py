@@ -12,7 +12,10 @@ from penstock.samplers.episodes import Episodes
 
 
 class Sampler(Protocol):
-    """A live sampler, asked for every member by `Trainer`: `initialize(agent)`, then `obtain_samples(itr)` as often as wanted, then `shutdown()`."""
+    """A live sampler: `initialize(agent)`, then `obtain_samples(itr)` as often as wanted, then `shutdown()`.
+
+    `Trainer` refuses one that lacks a member.
+    """
 
     spec: EnvSpec
     batch_spec: BatchSpec
