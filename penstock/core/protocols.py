@@ -26,9 +26,10 @@ def require_members(value: Any, protocol: type, page: str) -> None:
         page: where the documentation shows an example, such as `docs/writing-an-algorithm.md`.
     """
     for name, signature in members(protocol).items():
-        is_attribute_of_instances = isinstance(value, type) and signature.startswith(f"{name}:")
         member = getattr(value, name, None)
-        if getattr(member, "__required__", False) or (member is None and not is_attribute_of_instances):
+        if getattr(member, "__required__", False) or (
+            member is None and not (isinstance(value, type) and signature.startswith(f"{name}:"))
+        ):
             owner = value if isinstance(value, type) else type(value)
             raise ConfigError(
                 f"{owner.__module__}.{owner.__qualname__} has no {signature}, which {protocol.__name__} asks for; "

@@ -24,8 +24,6 @@ from penstock.replay.replay import Drawing
 if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler
 
-CPU = torch.device("cpu")
-
 
 def training_step(policy: Policy, sampler: Sampler, itr: int) -> TrainingStep:
     """Samples a batch and trains on it: an iteration of every algorithm that brings no `training_step` of its own."""
@@ -80,7 +78,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     """
     schedule = policy.replay_schedule
     assert schedule is not None
-    agent, replay, tensors = policy.agent, schedule.replay, as_tensors(batch, CPU)
+    agent, replay, tensors = policy.agent, schedule.replay, as_tensors(batch, torch.device("cpu"))
     replay.append(batch, agent.terminal(tensors).numpy())
     schedule.collected += batch.env_steps
     agent.observe(as_tensors(tensors, policy.device))

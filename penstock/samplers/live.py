@@ -95,7 +95,11 @@ class LiveSampler:
         self._pool, self._config, self._seed, self._discount = pool, config, seed, discount
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
-        self._installed = Installed(self.spec, batch_spec, pool.info_keys, first_slot, total_slots)
+        try:
+            self._installed = Installed(self.spec, batch_spec, pool.info_keys, first_slot, total_slots)
+        except ConfigError:
+            pool.close()
+            raise
         self._stats = EpisodeStats(batch_spec.B, discount)
         self._journal = Journal(batch_spec.B, journal_steps)
         self._training: Buffers | None = None

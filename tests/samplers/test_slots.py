@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.core.noise import env_seed
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import TMaze
@@ -108,9 +110,9 @@ def test_native_pools_of_two_samplers_play_other_episodes() -> None:
 class Fails(gym.Wrapper):  # pyright: ignore
     """Raises in the third step of the episodes of one slot only: that with the seed given."""
 
-    def __init__(self, env: Any, seed: int) -> None:
+    def __init__(self, env: Any, seed: int, dies: bool = False) -> None:
         super().__init__(env)
-        self._of, self._steps = seed, -1
+        self._of, self._steps, self._dies = seed, -1, dies
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         self._steps = 0 if seed == self._of else -1
@@ -118,6 +120,8 @@ class Fails(gym.Wrapper):  # pyright: ignore
 
     def step(self, action: Any) -> Any:
         self._steps += self._steps >= 0
+        if self._steps == 3 and self._dies:
+            os._exit(7)
         if self._steps == 3:
             raise ValueError("boiler burst")
         return self.env.step(action)
@@ -125,8 +129,6 @@ class Fails(gym.Wrapper):  # pyright: ignore
 
 @pytest.mark.parametrize("place", ["serial", "cpu", "alternating"])
 def test_messages_name_the_slot_among_all(place: str) -> None:
-    from penstock.core.noise import env_seed
-
     settings = PLACES[place](4) if place == "alternating" else type(PLACES[place](4))(T, 4)
     config = EnvConfig("CartPole-v1", wrappers=(lambda env: Fails(env, env_seed(7, 13, 0)),))
     sampler = started(settings, config, ps.PPO(), first_slot=12, total_slots=16)
@@ -137,6 +139,56 @@ def test_messages_name_the_slot_among_all(place: str) -> None:
             sampler.obtain_samples(0)
     finally:
         sampler.shutdown()
+
+
+@pytest.mark.parametrize("kind", [ps.CpuSampler, ps.AlternatingSampler])
+def test_a_death_names_the_slot_among_all(kind: Any) -> None:
+    config = EnvConfig("CartPole-v1", wrappers=(lambda env: Fails(env, env_seed(7, 13, 0), dies=True),))
+    sampler = started(kind(T, 4, fault_policy="raise"), config, ps.PPO(), first_slot=12, total_slots=16)
+    try:
+        with pytest.raises(
+            EnvWorkerError, match=r"slot 13 of CartPole-v1 in step\(\) at episode 0, step 2, .*exit code 7"
+        ):
+            sampler.obtain_samples(0)
+    finally:
+        sampler.shutdown()
+
+
+class Blind(gym.Wrapper):  # pyright: ignore
+    """Shows a NaN in the third step of the second episode, which sampled checks let pass."""
+
+    episodes = steps = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.episodes, self.steps = self.episodes + 1, 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = self.env.step(action)
+        self.steps += 1
+        return (obs * np.float32(np.nan) if (self.episodes, self.steps) == (2, 3) else obs), *rest
+
+
+def test_a_late_violation_names_the_slot_among_all() -> None:
+    config = EnvConfig("CartPole-v1", wrappers=(Blind,))
+    sampler = started(ps.SerialSampler(60, 1), config, ps.PPO(), first_slot=13, total_slots=16)
+    with pytest.raises(EnvContractError, match=r"slot 13 of CartPole-v1"):
+        for itr in range(5):
+            sampler.obtain_samples(itr)
+    sampler.shutdown()
+
+
+def test_environments_are_closed_where_the_place_is_refused() -> None:
+    closed: list[int] = []
+
+    class Closes(gym.Wrapper):  # pyright: ignore
+        def close(self) -> None:
+            closed.append(1)
+            super().close()
+
+    with pytest.raises(ConfigError, match="total_slots=2"):
+        ps.SerialSampler(T, 3).build(EnvConfig("CartPole-v1", wrappers=(Closes,)), total_slots=2)
+    assert len(closed) == 3
 
 
 @pytest.mark.parametrize(("first", "total"), [(8, 12), (-1, 16), (0, 7)])
