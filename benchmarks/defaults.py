@@ -1,0 +1,191 @@
+"""Default settings beside Stable-Baselines3's, without a preset, over seeds and equal steps.
+
+A run's score is the mean return of deterministic episodes of its final policy, over the same episode seeds for both
+libraries; CPU seconds are those of training, building included. Each run is a process of its own with one torch
+thread, and the two libraries take turns. Runs that stand in results/defaults.json already are not repeated; the table
+is written to results/defaults.md after each run.
+
+    python benchmarks/defaults.py --peer .venv-peer/bin/python [--only NAME,NAME] [--who penstock,sb3] [--seeds 10]
+                                  [--jobs 1] [--again] [--table]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PEER_SCRIPT = Path(__file__).parent / "peers" / "sb3_defaults.py"
+WRITES = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of the table: an algorithm's defaults on an environment."""
+
+    algo: str
+    env: str
+    steps: int
+    random: float
+    """Mean return of uniformly random actions over 100 episodes: the zero of the scaled score."""
+    seeds: int = 10
+    episodes: int = 20
+    cpu: float = 0.6
+    """CPU seconds over the peer's that are promised at most."""
+
+
+TASKS = {
+    "ppo-inverted-pendulum": Task("ppo", "InvertedPendulum-v5", 50_000, 5.6),
+    "ppo-inverted-double-pendulum": Task("ppo", "InvertedDoublePendulum-v5", 50_000, 54.1),
+    "ppo-hopper": Task("ppo", "Hopper-v5", 50_000, 18.0),
+    "ppo-acrobot": Task("ppo", "Acrobot-v1", 150_000, -498.6),
+    "ppo-frozen-lake": Task("ppo", "FrozenLake-v1", 150_000, 0.01, episodes=200),
+    "ppo-lunar-lander": Task("ppo", "LunarLander-v3", 150_000, -176.0),
+    "dqn-cartpole": Task("dqn", "CartPole-v1", 50_000, 22.0, cpu=0.8),
+    "dqn-acrobot": Task("dqn", "Acrobot-v1", 50_000, -498.6, cpu=0.8),
+    "sac-pendulum": Task("sac", "Pendulum-v1", 10_000, -1230.0, seeds=5),
+    "sac-inverted-double-pendulum": Task("sac", "InvertedDoublePendulum-v5", 10_000, 54.1, seeds=5),
+}
+
+
+def one(algo: str, env: str, steps: int, seed: int, episodes: int) -> dict[str, Any]:
+    """A run of this library, in this process."""
+    import gymnasium as gym
+    import torch
+
+    import penstock as ps
+    from penstock.run.presets import with_preset
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        exp = with_preset(algo, env, None)
+        exp = ps.override(exp, {"run.steps": steps, "run.seed": seed, "run.dir": f"{folder}/run"})
+        before = time.process_time()
+        result = ps.train(exp, progress=False)
+        cpu_s = time.process_time() - before
+        policy = ps.load(f"{folder}/run")
+    other = gym.make(env)
+    returns: list[float] = []
+    for episode in range(episodes):
+        obs, _ = other.reset(seed=10_000 + episode)
+        total, over, state = 0.0, False, None
+        while not over:
+            action, state = policy.predict(obs, state, deterministic=True)
+            obs, reward, terminated, truncated, _ = other.step(action)
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    train = result.metrics.get("rollout/ep_rew_mean")
+    return {"score": statistics.fmean(returns), "train": train, "cpu_s": cpu_s}
+
+
+def measured(who: str, task: Task, seed: int, peer: str) -> dict[str, Any]:
+    words = [task.algo, task.env, str(task.steps), str(seed), str(task.episodes)]
+    command = [peer, str(PEER_SCRIPT)] if who == "sb3" else [sys.executable, __file__, "--one"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *words], env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{who} {' '.join(words)} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def read() -> dict[str, Any]:
+    path = RESULTS / "defaults.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def write(results: dict[str, Any]) -> None:
+    (RESULTS / "defaults.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    (RESULTS / "defaults.md").write_text(table(results))
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return statistics.fmean(values), deviation / math.sqrt(len(values))
+
+
+def table(results: dict[str, Any]) -> str:
+    """The table in Markdown; its last line is the mean of the scaled scores."""
+    lines = [
+        "# Defaults beside Stable-Baselines3 2.9.2's",
+        "",
+        "Mean return of the final policy's deterministic episodes, ± one standard error over seeds, at equal steps, "
+        "without a preset; `z` is the difference in standard errors of the difference; `scaled` is the score with "
+        "random actions at 0 and the peer at 1; `CPU` is the ratio of the medians of CPU seconds.",
+        "",
+        "| task | steps | seeds | penstock | SB3 | z | scaled | CPU s | SB3's CPU s | CPU | promised |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    scaled: list[float] = []
+    for name, task in TASKS.items():
+        ours = list(results.get(name, {}).get("penstock", {}).values())
+        theirs = list(results.get(name, {}).get("sb3", {}).values())
+        if not ours or not theirs:
+            continue
+        mean, error = mean_and_error([r["score"] for r in ours])
+        peer, peer_error = mean_and_error([r["score"] for r in theirs])
+        z = (mean - peer) / (math.hypot(error, peer_error) or 1.0)
+        scaled.append((mean - task.random) / (peer - task.random))
+        cpu, peer_cpu = (statistics.median(r["cpu_s"] for r in runs) for runs in (ours, theirs))
+        lines.append(
+            f"| {task.algo} {task.env} | {task.steps:,} | {len(ours)}, {len(theirs)} | {mean:.4g} ± {error:.2g} | "
+            f"{peer:.4g} ± {peer_error:.2g} | {z:+.1f} | {scaled[-1]:.2f} | {cpu:.1f} | {peer_cpu:.1f} | "
+            f"{cpu / peer_cpu:.2f} | {task.cpu:g} |"
+        )
+    if scaled:
+        lines.append(f"\nMean scaled score over {len(scaled)} rows: {statistics.fmean(scaled):.3f}.")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--one", nargs=5, metavar=("ALGO", "ENV", "STEPS", "SEED", "EPISODES"))
+    parser.add_argument("--peer", default=".venv-peer/bin/python")
+    parser.add_argument("--only", default=",".join(TASKS))
+    parser.add_argument("--who", default="penstock,sb3")
+    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--table", action="store_true", help="write the table from the results that stand")
+    args = parser.parse_args()
+    if args.one:
+        algo, env, *numbers = args.one
+        print(json.dumps(one(algo, env, *map(int, numbers))), flush=True)
+        return
+    results = read()
+    if args.table:
+        write(results)
+        return
+
+    def run(who: str, name: str, seed: int) -> None:
+        row = measured(who, TASKS[name], seed, args.peer)
+        with WRITES:
+            results.setdefault(name, {}).setdefault(who, {})[str(seed)] = row
+            write(results)
+            print(f"{name} {who} seed {seed}: {row}", flush=True)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        jobs = [
+            pool.submit(run, who, name, seed)
+            for name in args.only.split(",")
+            for seed in range(1, 1 + (args.seeds or TASKS[name].seeds))
+            for who in args.who.split(",")
+            if args.again or str(seed) not in results.get(name, {}).get(who, {})
+        ]
+        for job in jobs:
+            job.result()
+
+
+if __name__ == "__main__":
+    main()
