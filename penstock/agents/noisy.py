@@ -41,7 +41,7 @@ class NoisyLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weights = self.noised()
         if x.dim() == 2 and runs_directly() and are_plain((x, *weights)):
-            return mlp_chain(x, "relu", (), weights)
+            return mlp_chain(x, "relu", weights, True)
         return F.linear(x, *weights)
 
     def noised(self) -> tuple[Tensor, Tensor]:
