@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penstock.agents.mlp import by_onednn, linear, product
-from penstock.agents.plain import are_plain, is_plain, runs_directly
+from penstock.agents.mlp import are_plain, by_onednn, is_plain, linear, product, runs_directly
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penstock.agents.plain import runs_directly
+from penstock.agents.mlp import runs_directly
 from penstock.core.tree import Tree, tree_leaves, tree_unflatten
 
 _LOG_2 = math.log(2.0)

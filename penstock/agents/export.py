@@ -25,7 +25,7 @@ class ExportableAgent(nn.Module):
         for i, leaf in enumerate(tree_leaves(agent.spec.action)):
             if self._bounded[i]:
                 for name in ("low", "high"):
-                    bound = torch.as_tensor(leaf.bound(name), dtype=torch.float32)
+                    bound = torch.tensor(leaf.bound(name), dtype=torch.float32)
                     self.register_buffer(f"{name}_{i}", bound, persistent=False)
 
     def forward(

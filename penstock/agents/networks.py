@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.mlp import Activation, orthogonal, run_layers
-from penstock.agents.plain import runs_directly
+from penstock.agents.mlp import Activation, orthogonal, run_layers, runs_directly
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Number, check_settings
@@ -19,7 +18,7 @@ from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves
 
 LARGE = 10_000_000
-"""Parameters of an image's network from which a warning names a wrapper that resizes it; 84 x 84 x 4 needs 1.7 million."""
+"""Parameters of an image's network from which a warning names a wrapper that resizes it; 84 x 84 x 4 makes 1.7e6."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Net:
     activation: Activation = "tanh"
     """Between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
     cnn: Literal["auto", "nature", "impala", "minatar"] | tuple[tuple[int, ...], ...] = "auto"
-    """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, one small layer (Young and Tian 2019), or
-    layers, each (channels, kernel, stride) or (channels, kernel, stride, padding) and followed by relu. These and
+    """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, one small layer (Young and Tian 2019),
+    or layers, each (channels, kernel, stride) or (channels, kernel, stride, padding) and followed by relu. These and
     `minatar` take any box [H, W, C] or [C, H, W] for an image, bits and floats included. `auto` is `nature` from
     36 x 36, and below two layers of 3 x 3."""
     shared: bool | None = None
@@ -63,7 +62,7 @@ class Net:
         for i, layer in enumerate(self.cnn if isinstance(self.cnn, tuple) else ()):
             if len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0:
                 raise ConfigError(
-                    f"net.cnn[{i}]={layer}; expected (channels, kernel, stride) or (channels, kernel, stride, padding), "
+                    f"net.cnn[{i}]={layer}; expected (channels, kernel, stride[, padding]): "
                     "whole numbers of at least 1, padding of at least 0"
                 )
         if self.cnn == ():
@@ -181,11 +180,12 @@ class Convolutions(nn.Module):
         c, h, w = channels, height, width
         for i, (out, kernel, stride, *rest) in enumerate(layers):
             padding = sum(rest)
-            if min(h, w) + 2 * padding < kernel:
+            largest = min(h, w) + 2 * padding
+            if largest < kernel:
                 raise ConfigError(
-                    f"net.cnn[{i}]={layers[i]} has a kernel of {kernel} x {kernel} for {h} x {w} with padding {padding} "
-                    f"(the image is {height} x {width}); use a kernel of at most {min(h, w) + 2 * padding}, more "
-                    "padding, or smaller strides before it"
+                    f"net.cnn[{i}]={layers[i]} has a kernel of {kernel} x {kernel} for {h} x {w}, padding {padding} "
+                    f"(the image is {height} x {width}); use a kernel of at most {largest}, more padding, or smaller "
+                    "strides before it"
                 )
             conv = nn.Conv2d(c, out, kernel, stride, padding)
             orthogonal(conv, math.sqrt(2.0))
@@ -198,7 +198,7 @@ class Convolutions(nn.Module):
 
 
 def image_network(cnn: Any, c: int, h: int, w: int, closing: bool = True) -> nn.Module:
-    """The network of `net.cnn` for an image, with its `size`; `closing`: with the fully connected layer of its paper."""
+    """The network of `net.cnn` for an image; `closing`: with the fully connected layer of its paper."""
     if cnn == "auto":
         cnn = "nature" if min(h, w) >= 36 else _small_layers(h, w)
     if isinstance(cnn, tuple):
@@ -284,7 +284,7 @@ def _warn_if_large(image: nn.Module, shape: str, net: Net) -> None:
     if count > LARGE:
         warnings.warn(
             f"net.cnn={net.cnn!r} and the layer after it have {count / 1e6:.1f} million parameters for an image of "
-            f"{shape}; a smaller one learns as well and far faster: gymnasium.wrappers.ResizeObservation(env, (84, 84))",
+            f"{shape}; a smaller one is far faster: gymnasium.wrappers.ResizeObservation(env, (84, 84))",
             stacklevel=1,  # here, so that an agent's second network says nothing new
         )
 

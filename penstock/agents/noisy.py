@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import mlp_chain
-from penstock.agents.plain import are_plain, is_plain, runs_directly
+from penstock.agents.mlp import are_plain, is_plain, mlp_chain, runs_directly
 
 
 class NoisyLinear(nn.Module):

@@ -68,8 +68,8 @@ def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
 class QNetwork(nn.Module):
     """Features, optional memory and a head: [N, A] or, with more outputs for an action, [N, A, K].
 
-    With `streams` there are two heads, of the value and of the advantages (Wang et al. 2016, figure 1), each with hidden
-    layers of these widths of its own. None: one head. `sigma`: of noisy layers; None for plain ones.
+    With `streams` there are two heads, of the value and of the advantages (Wang et al. 2016, figure 1), each with
+    hidden layers of these widths of its own. None: one head. `sigma`: of noisy layers; None for plain ones.
     """
 
     def __init__(

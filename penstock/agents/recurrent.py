@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.plain import is_transformed, values_are_there
+from penstock.agents.mlp import is_transformed, values_are_there
 from penstock.core.tree import Tree, tree_map
 
 

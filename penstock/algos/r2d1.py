@@ -11,6 +11,7 @@ truncated episodes bootstrap; the value of rows after the trained ones passes no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -161,7 +162,7 @@ class R2D1(FromReplay):
     """Settings of R2D1."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
-    absent = {"dueling_hidden": ()}  # runs of 0.1.0
+    absent: ClassVar = {"dueling_hidden": ()}  # runs of 0.1.0
     batch = BatchSpec(T=40, B=16)
 
     lr: Rate = 1e-4

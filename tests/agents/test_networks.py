@@ -167,7 +167,9 @@ def test_layers_as_data_are_the_published_ones() -> None:
     assert own.size == 64 * 7 * 7
     own.convs.load_state_dict(nature.convs.state_dict())
     assert torch.equal(own(x), nature.convs(x.contiguous(memory_format=torch.channels_last)).flatten(1))
-    assert sum(p.numel() for p in NatureCNN(4, 84, 84, closing=False).parameters()) == sum(p.numel() for p in own.parameters())
+    assert sum(p.numel() for p in NatureCNN(4, 84, 84, closing=False).parameters()) == sum(
+        p.numel() for p in own.parameters()
+    )
 
 
 def test_padding_keeps_the_size_and_any_box_is_an_image() -> None:
@@ -194,10 +196,10 @@ def test_a_small_image_has_a_network_that_fits(shape: tuple[int, ...]) -> None:
 
 def test_a_layer_that_does_not_fit_is_named() -> None:
     net, leaf = Net(cnn=((16, 3, 2), (32, 5, 1))), LeafSpec("box", (7, 9, 3), "uint8", 0.0, 255.0)
-    with pytest.raises(ConfigError, match=r"net.cnn\[1\]=\(32, 5, 1\) .* 5 x 5 for 3 x 4 .*at most 3"):
+    with pytest.raises(ConfigError, match=r"net.cnn\[1\]=\(32, 5, 1\) .* 5 x 5 for 3 x 4, .*at most 3"):
         Encoder(leaf, CHOICE, net)
     for cnn, message in (
-        (((16, 3),), r"net.cnn\[0\]=\(16, 3\); expected \(channels, kernel, stride\)"),
+        (((16, 3),), r"net.cnn\[0\]=\(16, 3\); expected \(channels, kernel, stride\["),
         (((16, 3, 0),), "at least 1"),
         (((16, 3, 1, -1),), "padding of at least 0"),
         ((), "no layers"),

@@ -13,7 +13,10 @@ from torch import Tensor
 from penstock.agents.networks import Net
 from penstock.agents.noisy import noisy_layers
 from penstock.agents.q_agent import QAgent
+from penstock.algos.dqn import DQN
+from penstock.algos.r2d1 import R2D1
 from penstock.core.batch import Inputs, allocate_batch
+from penstock.core.config import from_plain, to_plain
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_map
@@ -124,7 +127,9 @@ def test_dueling_adds_a_value_and_centred_advantages(outputs: int, noisy: bool) 
 def widths(network: Any) -> tuple[list[int], list[int], list[int]]:
     """Units of the shared layers behind the encoder, of the value's stream and of the advantages'."""
     streams = (network.value_stream, network.advantage_stream)
-    found = [[layer.weight.shape[0] for layer in part.layers] if part is not None else [] for part in (network.mlp, *streams)]
+    found = [
+        [layer.weight.shape[0] for layer in part.layers] if part is not None else [] for part in (network.mlp, *streams)
+    ]
     return found[0], found[1], found[2]
 
 
@@ -143,6 +148,18 @@ def test_each_stream_has_hidden_units_of_its_own() -> None:
     convolutions = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64
     assert sum(p.numel() for p in network.encoder.parameters()) == convolutions
     assert widths(QAgent(image, Net(cnn="nature", hidden=()), dueling=True, dueling_hidden=()).online)[1] == []
+
+
+@pytest.mark.parametrize("settings", [DQN(dueling=True), R2D1()], ids=["dqn", "r2d1"])
+def test_stored_settings_of_0_1_0_keep_their_linear_streams(settings: Any) -> None:
+    stored = to_plain(settings)
+    assert from_plain(stored).dueling_hidden is None
+    del stored["dueling_hidden"]
+    assert from_plain(stored).dueling_hidden == ()
+    network = from_plain(stored).build(SPEC).agent.online
+    assert network.value_stream is None and network.value is not None
+    with pytest.raises(ConfigError, match=r"dueling_hidden=\(8, 0\); expected 1 or more"):
+        type(settings)(dueling_hidden=(8, 0))
 
 
 def test_dueling_represents_a_value_that_no_advantage_shares() -> None:
