@@ -20,6 +20,7 @@ from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.optimizers import set_gradients
 from penstock.learn.predict import predict
+from penstock.learn.seeding import OwnGenerator
 
 _SKIPS_IN_A_ROW = 10
 
@@ -62,8 +63,7 @@ class Policy:
         self.settings = at_progress(settings, 0.0)
         """The settings with every schedule at its present value."""
         self._scheduled = self.settings is not settings
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
-            torch.manual_seed(derived_seed(seed, Purpose.INIT))
+        with OwnGenerator(derived_seed(seed, Purpose.INIT)):
             agent = agent_fn(spec, self.settings)
         check_agent_members(agent)
         self.agent: Agent = agent.to(device)
