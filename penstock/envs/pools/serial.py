@@ -15,6 +15,7 @@ from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.contract import describe_reset_violation, value_limits
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.journal import OpenEpisode
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import EnvPool, Group, PoolState
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
@@ -214,7 +215,7 @@ class SerialPool(EnvPool):
     def get_state(self) -> PoolState:
         return snapshot(self)
 
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]) -> list[int]:
         (row,) = outs
         self._unstarted, self._out = False, row
         self._row_views = []
