@@ -5,6 +5,7 @@ import pytest
 
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.samplers import episodes as episodes_module
 from penstock.samplers.episodes import Episodes, EpisodeStats, join_episodes
 
 SPEC = EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
@@ -84,6 +85,22 @@ def slow(slots: list[list[Row]], T: int, discount: float, before: list[list[floa
                                     "discounted_return": discounted, "terminated": row.terminated})  # fmt: skip
                     rewards[b] = None
     return out
+
+
+@pytest.mark.parametrize("T", [1, 5])
+def test_batches_without_an_end_are_added_to_the_same_bits(T: int, monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(T)
+    B = 2 if T == 1 else 1
+    batches = batches_of([random_slot(rng, 100 * T, "faults", T, False) for _ in range(B)], T, [True] * B)
+    found: list[list[Any]] = []
+    for way in ("as it is", "in general"):
+        stats = EpisodeStats(B, 0.97)
+        if way == "in general":
+            monkeypatch.setattr(episodes_module, "_all_go_on", lambda batch: False)
+        else:
+            assert sum(map(episodes_module._all_go_on, batches)) >= 3
+        found.append([(repr(stats.update(batch)), repr(stats.state_dict())) for batch in batches])
+    assert found[0] == found[1]
 
 
 def assert_same(episodes: Episodes, expected: list[dict[str, Any]]) -> None:
