@@ -39,6 +39,22 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
         return float(schedule)
     if not isinstance(schedule, str):
         raise ConfigError(f"schedule {schedule!r} is no finite number")
+    kind, numbers, steps = _parsed(schedule)
+    if not kind:
+        return numbers[0]
+    start, end = numbers[:2]
+    if steps is not None:
+        fraction = min(env_steps / steps, 1.0)
+    else:
+        fraction = min(min(max(progress, 0.0), 1.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
+    if kind == "cosine":
+        fraction = 0.5 * (1.0 - math.cos(math.pi * fraction))
+    return start + (end - start) * fraction if fraction < 1.0 else end
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(schedule: str) -> tuple[str, list[float], float | None]:
+    """Kind ("" for a plain number), numbers and steps of a schedule's text."""
     match = _FORM.fullmatch(schedule)
     try:
         kind = match[1] if match else ""
@@ -47,7 +63,7 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
     except ValueError:
         kind, numbers, steps = "", [], None
     if not kind and len(numbers) == 1 and math.isfinite(numbers[0]):
-        return numbers[0]
+        return kind, numbers, steps
     if (
         len(numbers) not in ((2, 3) if steps is None else (2,))
         or not all(map(math.isfinite, numbers))
@@ -58,14 +74,7 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
             f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]), "
             "linear(start, end, steps=N) or cosine(...)"
         )
-    start, end = numbers[:2]
-    if steps is not None:
-        fraction = min(env_steps / steps, 1.0)
-    else:
-        fraction = min(min(max(progress, 0.0), 1.0) / (numbers[2] if len(numbers) == 3 else 1.0), 1.0)
-    if kind == "cosine":
-        fraction = 0.5 * (1.0 - math.cos(math.pi * fraction))
-    return start + (end - start) * fraction if fraction < 1.0 else end
+    return kind, numbers, steps
 
 
 def schedule_ends(schedule: Schedule) -> tuple[float, float]:

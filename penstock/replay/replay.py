@@ -154,8 +154,8 @@ class Replay:
         Args:
             terminated: [T, B] ends that targets see, if other than the environment's.
         """
-        T, B = batch.valid.shape
-        self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
+        if self.storage is None:
+            self.prepare(*batch.valid.shape, tree_map(lambda x: x[0, 0], batch.info))
         storage, index = self._live()
         storage.write(batch, terminated)
         self.appended += int(np.count_nonzero(batch.valid))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.core.batch import SampleBatch, carry_over
+from penstock.core.batch import ROWS_AND_NEXT, SampleBatch, carry_over
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import LeafSpec
@@ -85,6 +85,8 @@ class SerialPool(EnvPool):
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         self._out: SampleBatch | None = None
         self._row_views: list[tuple[Any, ...]] = []
+        self._carried: list[tuple[Any, Any]] = []  # rows 0 and T of the same leaf
+        self._columns: list[Any] = []
         self._ahead: dict[int, Any] = {}
         self.restart(seed, episodes)
 
@@ -133,15 +135,20 @@ class SerialPool(EnvPool):
         previous, self._out = self._out, out
         if previous is not out or not self._row_views:
             self._row_views = [row_views(out, t) for t in range(len(out.valid))]
+            self._carried = [(x[0], x[-1]) for name in ROWS_AND_NEXT for x in tree_leaves(getattr(out, name))]
+            self._columns = tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []
         if self._unstarted:
             self._unstarted = False
             self._warmup = start(self, out, self.seed, self._slots.start, self._decorrelate)
+        elif previous is out:
+            for row_0, row_T in self._carried:
+                row_0[...] = row_T
         else:
             assert previous is not None
             carry_over(previous, out)
         out.first[1:] = False  # only now, since row T of `previous` may be a row of `out`
-        for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
-            column[...] = np.nan
+        for column in self._columns:
+            column.fill(np.nan)
         if self._batch_end:
             self.idle = [left <= 0 for left in self.left]
 
