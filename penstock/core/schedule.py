@@ -82,10 +82,13 @@ def schedule_ends(schedule: Schedule) -> tuple[float, float]:
     return schedule_value(schedule, 0.0), schedule_value(schedule, math.inf, sys.maxsize)
 
 
-def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
+def at_progress(settings: S, progress: float, env_steps: int = 0, last: S | None = None) -> S:
     """A copy of a settings dataclass in which every schedule is its present value.
 
     It is not checked again: a step size may end at 0, though none may begin there.
+
+    Args:
+        last: an earlier such copy, returned again if it has the same values.
     """
     now = {name: getattr(settings, name) for name in _schedule_fields(type(settings))}
     changed = {
@@ -93,6 +96,8 @@ def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
     }
     if not changed:
         return settings
+    if last is not None and all(getattr(last, name) == value for name, value in changed.items()):
+        return last
     out = copy.copy(settings)
     for name, value in changed.items():
         object.__setattr__(out, name, value)

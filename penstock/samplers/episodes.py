@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
 
+DISCOUNT = 0.99
+"""Of episode returns where neither sampler nor algorithm names one."""
 _LONGEST_TABLE = 1_000_000  # steps
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -70,21 +72,51 @@ class Episodes:
             rank[mine] = np.arange(mine.sum())
         return self._at(rank < np.asarray(counts, np.int64)[self.slot])
 
-    def metrics(self, name: str = "rollout/ep_{}_mean", return_: str = "rew", length: str = "len") -> dict[str, float]:
-        """Means under Stable-Baselines3's names, `{}` standing for what is averaged; empty without episodes."""
+    def metrics(
+        self, name: str = "rollout/ep_{key}_{stat}", return_: str = "rew", length: str = "len"
+    ) -> dict[str, float]:
+        """Statistics under Stable-Baselines3's names; empty without episodes.
+
+        Mean, std, median, min and max of returns and lengths; means of discounted returns and of what was reported.
+        """
         if not len(self):
             return {}
-        out = {name.format(return_): self.mean_return, name.format(length): self.mean_length}
-        for key, values in self.columns.items():
-            known = values[~np.isnan(values)]
-            if len(known):
-                success = f"{name.split('/')[0]}/success_rate"
-                out[success if key == "is_success" else name.format(key)] = float(known.mean())
+        out = {
+            name.format(key=key, stat=stat): value
+            for key, values in ((return_, self.return_), (length, self.length))
+            for stat, value in _spread(values).items()
+        }
+        out[name.format(key=f"discounted_{return_}", stat="mean")] = float(self.discounted_return.mean())
+        for key, value in self.reported().items():
+            success = f"{name.split('/')[0]}/success_rate"
+            out[success if key == "success_rate" else name.format(key=key, stat="mean")] = value
         return out
+
+    def reported(self) -> dict[str, float]:
+        """Mean of each recorded info key over the episodes that reported it; `is_success` as `success_rate`."""
+        known = {key: values[~np.isnan(values)] for key, values in self.columns.items()}
+        return {
+            "success_rate" if key == "is_success" else key: float(values.mean())
+            for key, values in known.items()
+            if len(values)
+        }
 
     def _at(self, index: Any) -> Episodes:
         columns = {key: values[index] for key, values in self.columns.items()}
         return Episodes(*(getattr(self, name)[index] for name in _PER_EPISODE), columns=columns)
+
+
+def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
+    """Mean, population standard deviation, median, smallest and largest of at least one number."""
+    ordered = np.sort(values)
+    n = len(ordered)
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "median": float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2,
+        "min": float(ordered[0]),
+        "max": float(ordered[-1]),
+    }
 
 
 _PER_EPISODE = ("return_", "length", "discounted_return", "slot", "terminated")
@@ -171,14 +203,15 @@ class EpisodeStats:
         """Adds T rows in which no episode opens or ends; to the same bits as `update` in general."""
         reward = batch.reward.astype(np.float64)
         age = self.length + np.arange(len(reward))[:, None]
-        self.return_ = np.cumsum(reward, 0)[-1] + self.return_
-        self.discounted = np.cumsum(reward * self._powers_of(age), 0)[-1] + self.discounted
+        self.return_ = np.add.accumulate(reward)[-1] + self.return_
+        self.discounted = np.add.accumulate(reward * self._powers_of(age))[-1] + self.discounted
         self.length = age[-1] + 1
         for key, column in batch.info.get("env", {}).items() if isinstance(batch.info, dict) else ():
-            known = self.columns.get(key, np.full(column.shape[1], np.nan))
-            for row in column[~np.isnan(column).all(1)]:
-                known = np.where(np.isnan(row), known, row.astype(np.float64))
-            self.columns[key] = known
+            unknown = np.isnan(column)
+            if key not in self.columns:
+                self.columns[key] = np.full(column.shape[1], np.nan)
+            for row, missing in zip(column, unknown) if not unknown.all() else ():
+                self.columns[key] = np.where(missing, self.columns[key], row.astype(np.float64))
 
     def _powers_of(self, age: Ints) -> Floats:
         """discount ** age, looked up: powers of a whole batch take a third of the time of `update`."""

@@ -23,7 +23,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.journal import Journal, JournalViews
 from penstock.envs.pools.pool import EnvPool, PoolState, slots_of
 from penstock.samplers.collector import Collect, GroupViews
-from penstock.samplers.episodes import Episodes, EpisodeStats, join_episodes
+from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats, join_episodes
 from penstock.samplers.installed import Installed, examples
 from penstock.samplers.traced import loop
 
@@ -70,7 +70,7 @@ class LiveSampler:
     The batch that `obtain_samples` returns is a live buffer: the next call overwrites it.
 
     Args:
-        discount: of the logged episode returns. journal_steps: rows of actions kept to replay open episodes.
+        discount: of the logged episode returns, None for 0.99. journal_steps: rows of actions kept for replays.
         server: runs the loop; None for this thread. slab: descriptor of the shared memory to hold the batches.
         first_slot: number of the first slot among `total_slots` of several samplers.
     """
@@ -81,7 +81,7 @@ class LiveSampler:
         pool: EnvPool,
         config: EnvConfig,
         seed: int,
-        discount: float,
+        discount: float | None,
         journal_steps: int,
         *,
         server: Server | None = None,
@@ -93,7 +93,8 @@ class LiveSampler:
         self.batch_spec, self.spec = batch_spec, pool.specs[0]
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""
-        self._pool, self._config, self._seed, self._discount = pool, config, seed, discount
+        self._pool, self._config, self._seed = pool, config, seed
+        self._discount = DISCOUNT if discount is None else discount
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
         try:
@@ -101,7 +102,7 @@ class LiveSampler:
         except ConfigError:
             pool.close()
             raise
-        self._stats = EpisodeStats(batch_spec.B, discount)
+        self._stats = EpisodeStats(batch_spec.B, self._discount)
         self._journal = Journal(batch_spec.B, journal_steps)
         self._training: Buffers | None = None
         self._evaluation: Buffers | None = None
