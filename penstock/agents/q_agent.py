@@ -166,7 +166,7 @@ class QAgent(Agent):
         high = 0.0 if self._noisy else float(settings.epsilon)
         low = min(float(settings.epsilon_low), high)
         wanted = (1.0, 1.0) if env_steps < settings.learning_starts else (high, low)
-        if tuple(self.explored.tolist()) != wanted:
+        if tuple(self.explored.tolist()) != wanted:  # asked twice for each batch, and mostly nothing has changed
             self.explored.copy_(torch.tensor(wanted, dtype=torch.float64))
             self._spread()
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.noise import Purpose, generator
+from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.minibatch import minibatches
@@ -89,7 +89,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     schedule.collected += batch.env_steps
     agent.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
-    rng = generator(policy.seed, Purpose.REPLAY, policy.version)
+    rng = at_address(schedule.rng, policy.seed, Purpose.REPLAY, policy.version)
     for drawing, x in samples(policy, schedule.due(), rng):
         if policy.renews_noise:
             agent.renew_noise(rng)

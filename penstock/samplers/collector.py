@@ -73,7 +73,8 @@ class GroupViews:
         if self.n != self.padded:
             rows = np.full((len(noise), self.padded, noise.shape[2]), 0.5, np.float32)
             rows[:, : self.n] = noise[:, slots]
-        return list(torch.from_numpy(rows).to(self.device).unbind(0))
+        tensor = torch.from_numpy(rows)
+        return list((tensor if self.device.type == "cpu" else tensor.to(self.device)).unbind(0))
 
 
 class Acting(Protocol):

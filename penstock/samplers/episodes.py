@@ -215,11 +215,13 @@ class EpisodeStats:
 
     def _powers_of(self, age: Ints) -> Floats:
         """discount ** age, looked up: powers of a whole batch take a third of the time of `update`."""
-        oldest = int(age.max(initial=0))
+        try:
+            return self._powers[age]
+        except IndexError:
+            oldest = int(age.max())
         if oldest > _LONGEST_TABLE:
             return np.asarray(self.discount**age, np.float64)
-        if oldest >= len(self._powers):
-            self._powers = np.asarray(self.discount ** np.arange(2 * oldest + 1), np.float64)
+        self._powers = np.asarray(self.discount ** np.arange(2 * oldest + 1), np.float64)
         return self._powers[age]
 
     def state_dict(self) -> dict[str, Any]:

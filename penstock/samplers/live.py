@@ -273,7 +273,9 @@ class LiveSampler:
         warmup = self._pool.warmup()
         for b, (_, rewards) in enumerate(warmup):
             self._stats.begin(b, rewards)
-        self._journal.begin(views, [tree_map(lambda *xs: np.stack(xs), *taken) if taken else None for taken, _ in warmup])
+        self._journal.begin(
+            views, [tree_map(lambda *xs: np.stack(xs), *taken) if taken else None for taken, _ in warmup]
+        )
 
     def _not_finite(self, batch: SampleBatch) -> tuple[int, int, str] | None:
         """Slot, row and message of the first observation that is not finite, which sampled checks missed; or None."""

@@ -234,7 +234,9 @@ class ProcessPool(EnvPool):
             whole.put(slots, mine)
         return whole
 
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]) -> list[int]:
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
         buffer = self._index(outs[0])
         self._current = self._previous = buffer
         self._workers.faults.counts.clear()

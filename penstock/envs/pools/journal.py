@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
-from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.core.tree import Tree, tree_leaves, tree_structure, tree_unflatten
 
 _DIGESTED = 1024
 """Elements of an observation's array that are digested at most; of larger ones every nth is."""

@@ -114,7 +114,9 @@ class EnvPool(Protocol):
         ...
 
     @required
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]) -> list[int]:
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
         """Brings every slot back to where `get_state` found it; returns the slots that could not be.
 
         Args:

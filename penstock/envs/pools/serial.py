@@ -222,7 +222,9 @@ class SerialPool(EnvPool):
     def get_state(self) -> PoolState:
         return snapshot(self)
 
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]) -> list[int]:
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
         (row,) = outs
         self._unstarted, self._out = False, row
         self._row_views = []
