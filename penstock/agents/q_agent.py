@@ -209,9 +209,10 @@ class QAgent(Agent):
     def set_exploration(self, settings: Any, env_steps: int) -> None:
         high = 0.0 if self._noisy else float(settings.epsilon)
         low = min(float(settings.epsilon_low), high)
-        random = env_steps < settings.learning_starts
-        self.explored.copy_(torch.tensor((1.0, 1.0) if random else (high, low), dtype=torch.float64))
-        self._spread()
+        wanted = (1.0, 1.0) if env_steps < settings.learning_starts else (high, low)
+        if tuple(self.explored.tolist()) != wanted:  # asked twice for each batch, and mostly nothing has changed
+            self.explored.copy_(torch.tensor(wanted, dtype=torch.float64))
+            self._spread()
 
     def renew_noise(self, rng: np.random.Generator) -> None:
         if self._noisy:

@@ -27,9 +27,7 @@ def run(argv: list[str]) -> int:
         f"(min {episodes.return_.min():,.2f}, max {episodes.return_.max():,.2f})",
         "length": f"{episodes.mean_length:,.1f}",
     }
-    for name, value in episodes.metrics("eval/{}").items():
-        if name not in ("eval/rew", "eval/len"):
-            rows[name.removeprefix("eval/")] = f"{value:,.3f}"
+    rows |= {name: f"{value:,.3f}" for name, value in episodes.reported().items()}
     print_summary(f"evaluation of {args.run}", rows)
     if args.video:
         print(f"video: {record_video(args.run, args.video_episodes, which=args.which, env_kwargs=kwargs)}")

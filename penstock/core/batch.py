@@ -96,7 +96,7 @@ class SampleBatch:
     @property
     def env_steps(self) -> int:
         """Environment steps in the batch: its valid rows."""
-        return int(self.valid.sum())
+        return int(np.count_nonzero(self.valid) if isinstance(self.valid, np.ndarray) else self.valid.sum())
 
     def terminal(self, key: str = "") -> Array:
         """[T, B] bool: terminated, or marked by a positive `info["env"][key]`, as `penstock.Net.terminal_info` says."""

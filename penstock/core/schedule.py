@@ -39,25 +39,9 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
         return float(schedule)
     if not isinstance(schedule, str):
         raise ConfigError(f"schedule {schedule!r} is no finite number")
-    match = _FORM.fullmatch(schedule)
-    try:
-        kind = match[1] if match else ""
-        numbers = [float(part) for part in match[2].split(",")] if match else [float(schedule)]
-        steps = float(match[3]) if match and match[3] else None
-    except ValueError:
-        kind, numbers, steps = "", [], None
-    if not kind and len(numbers) == 1 and math.isfinite(numbers[0]):
+    kind, numbers, steps = _parsed(schedule)
+    if not kind:
         return numbers[0]
-    if (
-        len(numbers) not in ((2, 3) if steps is None else (2,))
-        or not all(map(math.isfinite, numbers))
-        or (len(numbers) == 3 and numbers[2] <= 0)
-        or (steps is not None and not 0.0 < steps < math.inf)
-    ):
-        raise ConfigError(
-            f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]), "
-            "linear(start, end, steps=N) or cosine(...)"
-        )
     start, end = numbers[:2]
     if steps is not None:
         fraction = min(env_steps / steps, 1.0)
@@ -68,15 +52,43 @@ def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> f
     return start + (end - start) * fraction if fraction < 1.0 else end
 
 
+@functools.lru_cache(maxsize=256)
+def _parsed(schedule: str) -> tuple[str, list[float], float | None]:
+    """Kind ("" for a plain number), numbers and steps of a schedule's text."""
+    match = _FORM.fullmatch(schedule)
+    try:
+        kind = match[1] if match else ""
+        numbers = [float(part) for part in match[2].split(",")] if match else [float(schedule)]
+        steps = float(match[3]) if match and match[3] else None
+    except ValueError:
+        kind, numbers, steps = "", [], None
+    if not kind and len(numbers) == 1 and math.isfinite(numbers[0]):
+        return kind, numbers, steps
+    if (
+        len(numbers) not in ((2, 3) if steps is None else (2,))
+        or not all(map(math.isfinite, numbers))
+        or (len(numbers) == 3 and numbers[2] <= 0)
+        or (steps is not None and not 0.0 < steps < math.inf)
+    ):
+        raise ConfigError(
+            f"schedule {schedule!r} not understood; expected a number, linear(start, end[, until]), "
+            "linear(start, end, steps=N) or cosine(...)"
+        )
+    return kind, numbers, steps
+
+
 def schedule_ends(schedule: Schedule) -> tuple[float, float]:
     """First and last value of a schedule that runs its course; all others lie between."""
     return schedule_value(schedule, 0.0), schedule_value(schedule, math.inf, sys.maxsize)
 
 
-def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
+def at_progress(settings: S, progress: float, env_steps: int = 0, last: S | None = None) -> S:
     """A copy of a settings dataclass in which every schedule is its present value.
 
     It is not checked again: a step size may end at 0, though none may begin there.
+
+    Args:
+        last: an earlier such copy, returned again if it has the same values.
     """
     now = {name: getattr(settings, name) for name in _schedule_fields(type(settings))}
     changed = {
@@ -84,6 +96,8 @@ def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
     }
     if not changed:
         return settings
+    if last is not None and all(getattr(last, name) == value for name, value in changed.items()):
+        return last
     out = copy.copy(settings)
     for name, value in changed.items():
         object.__setattr__(out, name, value)

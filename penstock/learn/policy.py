@@ -88,7 +88,7 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return next(self.agent.parameters()).device
+        return next(iter(self.optimizers.values())).param_groups[0]["params"][0].device
 
     @property
     def recurrent(self) -> bool:
@@ -100,7 +100,7 @@ class Policy:
         self.progress = progress
         steps = env_steps if self.replay_schedule is None else self.replay_schedule.collected
         if self._scheduled:
-            self.settings = at_progress(self._settings, progress, steps)
+            self.settings = at_progress(self._settings, progress, steps, self.settings)
             lr = getattr(self.settings, "lr", None)
             if lr is not None:
                 for optimizer in self.optimizers.values():

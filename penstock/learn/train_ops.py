@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import operator
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.noise import Purpose, generator
-from penstock.core.tree import tree_map
+from penstock.core.noise import Purpose, at_address
+from penstock.core.tree import tree_leaves, tree_map
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy
@@ -23,6 +25,10 @@ from penstock.replay.replay import Drawing
 
 if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler
+
+_CPU = torch.device("cpu")
+_views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
+"""Leaves of a batch and the same as tensors."""
 
 
 def training_step(policy: Policy, sampler: Sampler, itr: int) -> TrainingStep:
@@ -78,12 +84,12 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     """
     schedule = policy.replay_schedule
     assert schedule is not None
-    agent, replay, tensors = policy.agent, schedule.replay, as_tensors(batch, torch.device("cpu"))
+    agent, replay, device, tensors = policy.agent, schedule.replay, policy.device, as_tensors(batch, _CPU)
     replay.append(batch, agent.terminal(tensors).numpy())
     schedule.collected += batch.env_steps
-    agent.observe(as_tensors(tensors, policy.device))
+    agent.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
-    rng = generator(policy.seed, Purpose.REPLAY, policy.version)
+    rng = at_address(schedule.rng, policy.seed, Purpose.REPLAY, policy.version)
     for drawing, x in samples(policy, schedule.due(), rng):
         if policy.renews_noise:
             agent.renew_noise(rng)
@@ -137,8 +143,16 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
 
 
 def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
-    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere."""
-    return tree_map(lambda x: torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x.to(device), batch)
+    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere.
+
+    A sampler fills one buffer again and again, so its views are kept for as long as the buffer is.
+    """
+    leaves = tree_leaves(batch)
+    known, tensors = _views.get(batch, ((), batch))
+    if len(known) != len(leaves) or not all(map(operator.is_, known, leaves)):
+        tensors = tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, batch)
+        _views[batch] = leaves, tensors
+    return tensors if device.type == "cpu" else tree_map(lambda x: x.to(device), tensors)
 
 
 def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:

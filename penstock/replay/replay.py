@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.noise import Purpose, generator
 from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
@@ -154,8 +155,8 @@ class Replay:
         Args:
             terminated: [T, B] ends that targets see, if other than the environment's.
         """
-        T, B = batch.valid.shape
-        self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
+        if self.storage is None:
+            self.prepare(*batch.valid.shape, tree_map(lambda x: x[0, 0], batch.info))
         storage, index = self._live()
         storage.write(batch, terminated)
         self.appended += int(np.count_nonzero(batch.valid))
@@ -360,6 +361,8 @@ class ReplaySchedule:
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
         self.after_update = after_update
+        self.rng = generator(0, Purpose.REPLAY)
+        """Draws samples; moved to an address of its own by each training step."""
         self.collected = 0
         """Rows collected since the run began."""
         self.trained = 0

@@ -13,7 +13,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.mapped import copy_rows
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
-from penstock.replay.columns import Array, Column, FrameColumn, Plan, RingColumn, Rows, stored_dtype
+from penstock.replay.columns import Array, Column, FrameColumn, Plan, RingColumn, Rows, ring_slices, stored_dtype
 from penstock.replay.room import planned_bytes, reserve
 from penstock.replay.trajectories import Trajectories
 
@@ -74,6 +74,7 @@ class Storage:
         self._first, self._terminated, self._truncated, self._valid = (
             column(name, (), np.bool_) for name in ("first", "terminated", "truncated", "valid")
         )
+        self._inputs: list[Column] = [*self._obs.values(), *self._action, self._reward, self._first]
         self._info = {path: column(f"info{path}", np.shape(x), np.asarray(x).dtype) for path, x in (info or {}).items()}
         self._trajectories = Trajectories(rows, slots) if episodes else None
         self._state_structure = tree_structure(state)
@@ -83,10 +84,7 @@ class Storage:
             for path, x in zip(tree_paths(state), tree_leaves(state))
         }
         parts: list[Any] = [
-            *self._obs.values(),
-            *self._action,
-            self._reward,
-            self._first,
+            *self._inputs,
             self._terminated,
             self._truncated,
             self._valid,
@@ -131,18 +129,13 @@ class Storage:
                 f"stay the same, and T smaller than the rows: use replay.capacity >= {(longest + 1) * B}"
             )
         ends = batch.terminated if terminated is None else terminated
-        gap = self._gap(batch)
+        leaves = [*tree_leaves(batch.obs), *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
+        gap = self._gap(batch, leaves)
         self._write_flags(gap, batch, ends)
         start = self.head + gap
         if gap:
-            self._skip(gap, batch)
-        rows = [
-            *zip(self._obs.values(), tree_leaves(batch.obs)),
-            *zip(self._action, tree_leaves(batch.prev_action)),
-            (self._reward, batch.prev_reward),
-            (self._first, batch.first),
-        ]
-        for column, x in rows:
+            self._skip(gap, leaves)
+        for column, x in zip(self._inputs, leaves):
             column.write(start, x, batch.first, batch.valid)
         known = dict(zip(tree_paths(batch.info), tree_leaves(batch.info))) if self._info else {}
         for path, column in self._info.items():
@@ -252,19 +245,14 @@ class Storage:
         for column, zeros in zip((c for c in self._obs.values() if isinstance(c, FrameColumn)), state["zeros"]):
             column.zeros = zeros
 
-    def _gap(self, batch: SampleBatch) -> int:
+    def _gap(self, batch: SampleBatch, leaves: list[Array]) -> int:
         """Rows to leave free before a batch: 0 if its row 0 is the row that the head holds."""
         started = self.head > 0
-        if started and self._goes_on(batch):
+        if started and all(c.goes_on(self.head, x[0], batch.valid[0]) for c, x in zip(self._inputs, leaves)):
             return 0
         # The frames before an episode's first are known; before any other row they need rows of their own.
         gap = started + (0 if batch.first[0].all() else self.history)
         return gap + -(self.head + gap) % self.state_every
-
-    def _goes_on(self, batch: SampleBatch) -> bool:
-        new = [*tree_leaves(batch.obs), *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
-        held = [*self._obs.values(), *self._action, self._reward, self._first]
-        return all(column.goes_on(self.head, x[0], batch.valid[0]) for column, x in zip(held, new))
 
     def _write_flags(self, gap: int, batch: SampleBatch, ends: Array) -> None:
         flags = [ends, batch.truncated, batch.valid]
@@ -272,25 +260,24 @@ class Storage:
             none = np.zeros((gap, self.slots), bool)
             flags = [np.concatenate([none, x]) for x in flags]
         kept = self._terminated, self._truncated, self._valid
-        before = np.full(self.slots, self.head - 1), np.arange(self.slots)
         for column, x in zip(kept, flags):
             column.write(self.head, x)
         if self._trajectories is not None:
+            before = np.full(self.slots, self.head - 1), np.arange(self.slots)
             ended, cut, valid = (column.read(*before) for column in kept)
             going_on = valid & ~(ended | cut) if self.head else np.zeros(self.slots, bool)
             self._trajectories.write(self.head, flags[2], flags[0] | flags[1], going_on)
-        self._apart[np.arange(self.head, self.head + len(flags[0]) + 1) % self.rows] = False
+        for at, _ in ring_slices(self.head, len(flags[0]) + 1, self.rows):
+            self._apart[at] = False
         self._apart[(self.head + gap) % self.rows] = gap > 0
 
-    def _skip(self, gap: int, batch: SampleBatch) -> None:
+    def _skip(self, gap: int, leaves: list[Array]) -> None:
         """Fills the rows between with the batch's first, so that they hold legal values though none of them is used.
 
         Row `head` stays: it is the successor of the last row before.
         """
         start, between = self.head + gap, gap - (self.head > 0)
-        columns = [*self._obs.values(), *self._action, self._reward, self._first]
-        leaves = [*tree_leaves(batch.obs), *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
-        for column, x in zip(columns, leaves):
+        for column, x in zip(self._inputs, leaves):
             if between:
                 column.skip(start, between, x[0])
         for column in self._info.values():

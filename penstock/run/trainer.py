@@ -29,7 +29,7 @@ from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.offline import check_teacher
-from penstock.samplers.sampler import Sampler
+from penstock.samplers.sampler import Sampler, with_discount
 
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
@@ -72,6 +72,7 @@ class Trainer:
             )
         self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
         try:
+            settings = with_discount(settings, getattr(exp.algo, "discount", None))
             self.sampler = settings.build(exp.env_config, exp.run.seed)
         except BaseException:
             self._end_trace()
@@ -98,6 +99,7 @@ class Trainer:
         self.best_score = -math.inf
         self.elapsed_s = 0.0
         """Wall time of training until the last iteration, earlier processes of a resumed run included."""
+        self._measured, self._rollout = self.recent, self.recent.metrics()
         self._clock = time.monotonic()
         self._stopped = False
 
@@ -119,11 +121,12 @@ class Trainer:
         self.itr += 1
         self.env_steps += step.env_steps
         self.episodes_seen += len(step.episodes)
-        self.recent = join_episodes([self.recent, step.episodes]).last(_WINDOW)
+        if len(step.episodes):
+            self.recent = join_episodes([self.recent, step.episodes]).last(_WINDOW)
         now = time.monotonic()
         self.elapsed_s, self._clock = self.elapsed_s + now - self._clock, now
         metrics = {
-            **self.recent.metrics(),
+            **self._rollout_metrics(),
             "rollout/episodes": float(self.episodes_seen),
             **step.metrics,
             **self.sampler.metrics(),
@@ -151,9 +154,8 @@ class Trainer:
         found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes, give_up=give_up)
         if give_up is not None and give_up():
             return {}, found
-        metrics = found.metrics("eval/mean_{}", "reward", "ep_length")
+        metrics = found.metrics("eval/{stat}_{key}", "reward", "ep_length")
         if len(found):
-            metrics["eval/std_reward"] = float(found.return_.std())
             self.best_score = max(self.best_score, found.mean_return)
         return metrics, found
 
@@ -246,6 +248,12 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _rollout_metrics(self) -> ResultDict:
+        """Metrics of `recent`, computed when it has changed: most batches of one step end no episode."""
+        if self._measured is not self.recent:
+            self._measured, self._rollout = self.recent, self.recent.metrics()
+        return self._rollout
 
     def _end_trace(self) -> None:
         if self._tracing is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Noise
-from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.pools.pool import Group
 
 
@@ -26,12 +26,23 @@ class GroupViews:
         self.direct = self.n == self.padded and device.type == "cpu"
         tensors = tree_map(lambda x: torch.from_numpy(x)[:, slots], tuple(batch.inputs))
         self.inputs = [Inputs(*tree_map(lambda x, t=t: x[t], tensors)) for t in range(T)]
+        self._rows = [tree_leaves(row) for row in self.inputs]
+        self._structure = tree_structure(self.inputs[0])
+        missing = self.padded - self.n
+        self._padding = [x.new_zeros(missing, *x.shape[1:], device=device) for x in self._rows[0]] if missing else []
         self._valid = [batch.valid[t, slots] for t in range(T)]
         self._actions = [x[:, slots] for x in tree_leaves(batch.action)]
         self._null = tree_leaves(null_action)
+        self._state = [x[slots] for x in tree_leaves(batch.state)]
         agent_info = {k: v for k, v in batch.info.items() if k != "env"}
         outputs = [torch.from_numpy(x)[:, slots] for x in tree_leaves((batch.action, agent_info))]
         self.outputs = [[x[t] for x in outputs] for t in range(T)]
+
+    def record_state(self, state: Tree) -> None:
+        """Writes the recurrent state before row 0 [padded, ...] into the batch."""
+        if state is not None or self._state:
+            for x, y in zip(self._state, tree_leaves(state), strict=True):
+                x[...] = y[: self.n].cpu().numpy()
 
     def null_ignored(self, t: int) -> None:
         """Puts the null action where row t was a reset or idle, before the next row is served.
@@ -47,21 +58,23 @@ class GroupViews:
         """[padded, ...] inputs of row t where the agent is; rows of padding are zero."""
         if self.direct:
             return self.inputs[t]
-        return Inputs(
-            *(tree_map(lambda x: self._pad(x.to(self.device, non_blocking=True)), part) for part in self.inputs[t])
-        )
+        leaves = self._rows[t]
+        if self.device.type != "cpu":
+            leaves = [x.to(self.device, non_blocking=True) for x in leaves]
+        if self._padding:
+            leaves = [torch.cat(parts) for parts in zip(leaves, self._padding)]
+        return tree_unflatten(self._structure, leaves)
 
     def noise(self, noise: np.ndarray[Any, Any] | None, slots: slice) -> list[Tensor] | list[None]:
         """[padded, noise_size] for every row."""
         if noise is None:
             return [None] * len(self.inputs)
-        rows = torch.from_numpy(noise)[:, slots]
+        rows = noise[:, slots]
         if self.n != self.padded:
-            rows = torch.cat([rows, rows.new_full((len(rows), self.padded - self.n, rows.shape[2]), 0.5)], 1)
-        return list(rows.to(self.device).unbind(0))
-
-    def _pad(self, x: Tensor) -> Tensor:
-        return torch.cat([x, x.new_zeros(self.padded - self.n, *x.shape[1:])]) if self.n != self.padded else x
+            rows = np.full((len(noise), self.padded, noise.shape[2]), 0.5, np.float32)
+            rows[:, : self.n] = noise[:, slots]
+        tensor = torch.from_numpy(rows)
+        return list((tensor if self.device.type == "cpu" else tensor.to(self.device)).unbind(0))
 
 
 class Acting(Protocol):
@@ -107,8 +120,8 @@ def collect(
     acting = [agents[policy] for policy, _ in pool.groups]
     noises = [view.noise(uniforms[policy], slots) for view, (policy, slots) in zip(views, pool.groups)]
     pool.bind(batches)
-    for (policy, slots), view, state in zip(pool.groups, views, states):
-        tree_assign(batches[policy].state, slots, tree_map(lambda x, n=view.n: x[:n].cpu().numpy(), state))
+    for view, state in zip(views, states):
+        view.record_state(state)
 
     def serve(group: int, row: int) -> None:
         view = views[group]

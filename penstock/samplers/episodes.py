@@ -1,4 +1,4 @@
-"""Episodes: returns and lengths of those that ended, running sums and recorded actions of those that are open."""
+"""Episodes: returns and lengths of those that ended, running sums of those that are open."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
-from penstock.core.tree import Tree, tree_leaves, tree_map
 
+DISCOUNT = 0.99
+"""Of episode returns where neither sampler nor algorithm names one."""
 _LONGEST_TABLE = 1_000_000  # steps
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -71,21 +72,51 @@ class Episodes:
             rank[mine] = np.arange(mine.sum())
         return self._at(rank < np.asarray(counts, np.int64)[self.slot])
 
-    def metrics(self, name: str = "rollout/ep_{}_mean", return_: str = "rew", length: str = "len") -> dict[str, float]:
-        """Means under Stable-Baselines3's names, `{}` standing for what is averaged; empty without episodes."""
+    def metrics(
+        self, name: str = "rollout/ep_{key}_{stat}", return_: str = "rew", length: str = "len"
+    ) -> dict[str, float]:
+        """Statistics under Stable-Baselines3's names; empty without episodes.
+
+        Mean, std, median, min and max of returns and lengths; means of discounted returns and of what was reported.
+        """
         if not len(self):
             return {}
-        out = {name.format(return_): self.mean_return, name.format(length): self.mean_length}
-        for key, values in self.columns.items():
-            known = values[~np.isnan(values)]
-            if len(known):
-                success = f"{name.split('/')[0]}/success_rate"
-                out[success if key == "is_success" else name.format(key)] = float(known.mean())
+        out = {
+            name.format(key=key, stat=stat): value
+            for key, values in ((return_, self.return_), (length, self.length))
+            for stat, value in _spread(values).items()
+        }
+        out[name.format(key=f"discounted_{return_}", stat="mean")] = float(self.discounted_return.mean())
+        for key, value in self.reported().items():
+            success = f"{name.split('/')[0]}/success_rate"
+            out[success if key == "success_rate" else name.format(key=key, stat="mean")] = value
         return out
+
+    def reported(self) -> dict[str, float]:
+        """Mean of each recorded info key over the episodes that reported it; `is_success` as `success_rate`."""
+        known = {key: values[~np.isnan(values)] for key, values in self.columns.items()}
+        return {
+            "success_rate" if key == "is_success" else key: float(values.mean())
+            for key, values in known.items()
+            if len(values)
+        }
 
     def _at(self, index: Any) -> Episodes:
         columns = {key: values[index] for key, values in self.columns.items()}
         return Episodes(*(getattr(self, name)[index] for name in _PER_EPISODE), columns=columns)
+
+
+def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
+    """Mean, population standard deviation, median, smallest and largest of at least one number."""
+    ordered = np.sort(values)
+    n = len(ordered)
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "median": float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2,
+        "min": float(ordered[0]),
+        "max": float(ordered[-1]),
+    }
 
 
 _PER_EPISODE = ("return_", "length", "discounted_return", "slot", "terminated")
@@ -102,6 +133,12 @@ def join_episodes(parts: Sequence[Episodes]) -> Episodes:
     return Episodes(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in _PER_EPISODE), columns=columns
     )
+
+
+def _all_go_on(batch: SampleBatch) -> bool:
+    """True if every row of a batch continues an episode that it does not end."""
+    flags = (batch.first[:-1], batch.terminated, batch.truncated)
+    return b"\0" not in batch.valid.tobytes() and not any(b"\1" in x.tobytes() for x in flags)
 
 
 class EpisodeStats:
@@ -123,6 +160,9 @@ class EpisodeStats:
 
     def update(self, batch: SampleBatch) -> Episodes:
         """Adds T rows of every slot. An episode that is cut without an end (a fault) is dropped."""
+        if _all_go_on(batch):
+            self._extend(batch)
+            return Episodes(columns={key: _no_floats() for key in self.columns})
         T, B = batch.spec
         ended = np.logical_or(batch.terminated, batch.truncated)
         time = np.arange(T)[:, None]
@@ -159,13 +199,29 @@ class EpisodeStats:
         self.columns = {key: np.where(open_, values, np.nan) for key, values in columns.items()}
         return finished
 
+    def _extend(self, batch: SampleBatch) -> None:
+        """Adds T rows in which no episode opens or ends; to the same bits as `update` in general."""
+        reward = batch.reward.astype(np.float64)
+        age = self.length + np.arange(len(reward))[:, None]
+        self.return_ = np.add.accumulate(reward)[-1] + self.return_
+        self.discounted = np.add.accumulate(reward * self._powers_of(age))[-1] + self.discounted
+        self.length = age[-1] + 1
+        for key, column in batch.info.get("env", {}).items() if isinstance(batch.info, dict) else ():
+            unknown = np.isnan(column)
+            if key not in self.columns:
+                self.columns[key] = np.full(column.shape[1], np.nan)
+            for row, missing in zip(column, unknown) if not unknown.all() else ():
+                self.columns[key] = np.where(missing, self.columns[key], row.astype(np.float64))
+
     def _powers_of(self, age: Ints) -> Floats:
         """discount ** age, looked up: powers of a whole batch take a third of the time of `update`."""
-        oldest = int(age.max(initial=0))
+        try:
+            return self._powers[age]
+        except IndexError:
+            oldest = int(age.max())
         if oldest > _LONGEST_TABLE:
             return np.asarray(self.discount**age, np.float64)
-        if oldest >= len(self._powers):
-            self._powers = np.asarray(self.discount ** np.arange(2 * oldest + 1), np.float64)
+        self._powers = np.asarray(self.discount ** np.arange(2 * oldest + 1), np.float64)
         return self._powers[age]
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,64 +232,3 @@ class EpisodeStats:
         """The inverse of `state_dict`."""
         self.return_, self.length, self.discounted = state["return"], state["length"], state["discounted"]
         self.columns = dict(state["columns"])
-
-
-class Journal:
-    """Copies of the actions of recent batches, back to the opening of the oldest open episode.
-
-    A slot whose episode has more than `limit` actions cannot be replayed, and they are forgotten.
-    """
-
-    def __init__(self, B: int, limit: int) -> None:
-        self._limit = limit
-        self._chunks: list[tuple[int, Tree]] = []  # number of the first row, and actions [T, B, *A]; oldest first
-        self._rows = 0  # recorded so far
-        self._opened = np.zeros(B, np.int64)  # the row in which each episode opened; negative before the first batch
-        self._known = np.ones(B, bool)
-        self._before: list[Tree | None] = [None] * B  # [L, *A] actions of the episode from before row 0
-        self._none: Tree = None  # [0, *A]
-
-    def begin(self, b: int, actions: Tree | None) -> None:
-        """Sets the actions [L, *A] that slot b took in its current episode before the first batch."""
-        self._before[b], self._opened[b] = actions, self._rows - _length(actions)
-
-    def record(self, batch: SampleBatch) -> None:
-        """Adds the actions of a batch and forgets what no open episode needs."""
-        T = batch.spec.T
-        self._chunks.append((self._rows, tree_map(np.copy, batch.action)))
-        first = batch.first[1:]
-        opens = first.any(0)
-        self._opened[opens] = self._rows + (T - np.argmax(first[::-1], 0))[opens]
-        self._known |= opens
-        self._rows += T
-        self._known &= self._rows - self._opened <= self._limit
-        for b in np.nonzero(opens | ~self._known)[0].tolist():
-            self._before[b] = None
-        needed = self._opened[self._known].min(initial=self._rows)
-        self._none = tree_map(lambda x: x[:0, 0].copy(), batch.action)
-        self._chunks = [(start, chunk) for start, chunk in self._chunks if start + _length(chunk) > needed]
-
-    def actions(self, b: int) -> Tree | None:
-        """[L, *A] the actions of slot b since its episode opened, or None if they are too many to have been kept."""
-        if not self._known[b]:
-            return None
-        parts = [self._none if self._before[b] is None else self._before[b]]
-        for start, chunk in self._chunks:
-            skip = max(int(self._opened[b]) - start, 0)
-            parts.append(tree_map(lambda x, s=skip: x[s:, b], chunk))
-        return tree_map(lambda *xs: np.concatenate(xs), *parts)
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        """For each slot whether its actions are known, and their tree."""
-        return [{"known": known, "actions": self.actions(b)} for b, known in enumerate(self._known.tolist())]
-
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """The inverse of `state_dict`."""
-        self._chunks, self._rows = [], 0
-        self._before = [slot["actions"] for slot in state]
-        self._known = np.array([slot["known"] for slot in state], bool)
-        self._opened = np.array([-_length(actions) for actions in self._before], np.int64)
-
-
-def _length(actions: Tree | None) -> int:
-    return 0 if actions is None else len(tree_leaves(actions)[0])

@@ -20,9 +20,10 @@ from penstock.core.slab import share
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.journal import Journal, JournalViews
 from penstock.envs.pools.pool import EnvPool, PoolState, slots_of
 from penstock.samplers.collector import Collect, GroupViews
-from penstock.samplers.episodes import Episodes, EpisodeStats, Journal, join_episodes
+from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats, join_episodes
 from penstock.samplers.installed import Installed, examples
 from penstock.samplers.traced import loop
 
@@ -69,7 +70,7 @@ class LiveSampler:
     The batch that `obtain_samples` returns is a live buffer: the next call overwrites it.
 
     Args:
-        discount: of the logged episode returns. journal_steps: rows of actions kept to replay open episodes.
+        discount: of the logged episode returns, None for 0.99. journal_steps: rows of actions kept for replays.
         server: runs the loop; None for this thread. slab: descriptor of the shared memory to hold the batches.
         first_slot: number of the first slot among `total_slots` of several samplers.
     """
@@ -80,7 +81,7 @@ class LiveSampler:
         pool: EnvPool,
         config: EnvConfig,
         seed: int,
-        discount: float,
+        discount: float | None,
         journal_steps: int,
         *,
         server: Server | None = None,
@@ -92,7 +93,8 @@ class LiveSampler:
         self.batch_spec, self.spec = batch_spec, pool.specs[0]
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""
-        self._pool, self._config, self._seed, self._discount = pool, config, seed, discount
+        self._pool, self._config, self._seed = pool, config, seed
+        self._discount = DISCOUNT if discount is None else discount
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
         try:
@@ -100,7 +102,7 @@ class LiveSampler:
         except ConfigError:
             pool.close()
             raise
-        self._stats = EpisodeStats(batch_spec.B, discount)
+        self._stats = EpisodeStats(batch_spec.B, self._discount)
         self._journal = Journal(batch_spec.B, journal_steps)
         self._training: Buffers | None = None
         self._evaluation: Buffers | None = None
@@ -123,6 +125,7 @@ class LiveSampler:
                 f"a batch of T={T}, B={B} does not fit into memory: {error}; use a smaller T or B"
             ) from error
         self._batch = self._training.batches[0]
+        self._journal_views = [JournalViews(batch) for batch in self._training.batches]
         return shown
 
     def obtain_samples(self, itr: int, version: int | None = None) -> tuple[SampleBatch, Episodes]:
@@ -145,8 +148,8 @@ class LiveSampler:
             while (bad := self._not_finite(batch)) is not None:
                 training.forget_slots(self._pool.disown(*bad))
         if not self._collected:
-            self._begin()
-        self._journal.record(batch)
+            self._begin(self._journal_views[buffer])
+        self._journal.record(self._journal_views[buffer])
         return batch, self._stats.update(batch)
 
     def evaluate_agent(
@@ -242,10 +245,10 @@ class LiveSampler:
         self._stats.load_state_dict(state["stats"])
         self._journal.load_state_dict(state["journal"])
         training.set_states(state["agent_states"])
-        actions = [self._journal.actions(b) for b in range(self.batch_spec.B)]
+        episodes = [self._journal.episode(b) for b in range(self.batch_spec.B)]
         faults = state.get("faults", {})  # where 0.1.0 put them
         pool = PoolState.from_plain({"faults": faults, **state["pool"]})
-        self.cut_slots = self._pool.set_state(pool, [batch], actions)
+        self.cut_slots = self._pool.set_state(pool, [batch], episodes)
 
     def _started(self) -> Buffers:
         """Raises ConfigError before `initialize` and after `shutdown`."""
@@ -264,15 +267,20 @@ class LiveSampler:
             self._evaluation = Buffers(pool, agent, BatchSpec(_EVAL_T, B), self._server)
         return self._evaluation
 
-    def _begin(self) -> None:
+    def _begin(self, views: JournalViews) -> None:
         """Counts the random steps from before the first batch to each slot's first episode."""
         self._collected = True
-        for b, (actions, rewards) in enumerate(self._pool.warmup()):
+        warmup = self._pool.warmup()
+        for b, (_, rewards) in enumerate(warmup):
             self._stats.begin(b, rewards)
-            self._journal.begin(b, tree_map(lambda *xs: np.stack(xs), *actions) if actions else None)
+        self._journal.begin(
+            views, [tree_map(lambda *xs: np.stack(xs), *taken) if taken else None for taken, _ in warmup]
+        )
 
     def _not_finite(self, batch: SampleBatch) -> tuple[int, int, str] | None:
         """Slot, row and message of the first observation that is not finite, which sampled checks missed; or None."""
+        if all(x.dtype.kind != "f" or np.isfinite(x).all() for x in tree_leaves(batch.obs)):
+            return None
         for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
             if x.dtype.kind == "f" and not np.isfinite(x).all():
                 t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()

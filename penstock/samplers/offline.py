@@ -53,8 +53,8 @@ class OfflineSampler:
     """Each pass over the data plays its episodes in an order of its own, by the run's seed; else as recorded."""
     verify: bool = True
     """Read all of the dataset once before training, so that a damaged file is found now and not hours later."""
-    discount: Unit = 0.99
-    """Of the logged discounted episode return; no target is made with it."""
+    discount: Unit | None = None
+    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, or 0.99 without one."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")

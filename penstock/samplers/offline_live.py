@@ -23,7 +23,7 @@ from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
-from penstock.samplers.episodes import Episodes, EpisodeStats
+from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats
 from penstock.samplers.installed import Installed
 from penstock.samplers.live import LiveSampler
 
@@ -46,14 +46,14 @@ class OfflineLive:
         evaluator: LiveSampler,
         seed: int,
         shuffle: bool,
-        discount: float,
+        discount: float | None,
         first_slot: int = 0,
         total_slots: int | None = None,
     ) -> None:
         B = batch_spec.B
         self.batch_spec, self.spec = batch_spec, evaluator.spec
         self._source, self._evaluator, self._seed, self._shuffle = source, evaluator, seed, shuffle
-        self._stats = EpisodeStats(B, discount)
+        self._stats = EpisodeStats(B, DISCOUNT if discount is None else discount)
         self.info_keys = evaluator.info_keys
         """Keys of the env info in every batch; NaN where the dataset has no such column."""
         self._installed = Installed(self.spec, batch_spec, self.info_keys, first_slot, total_slots)

@@ -21,6 +21,7 @@ from penstock.core.slab import share
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.journal import OpenEpisode
 from penstock.envs.pools.pool import EnvPool, Group, PoolState, slots_of
 from penstock.envs.pools.serial import STEPPING, Reset
 from penstock.workers import control
@@ -233,7 +234,9 @@ class ProcessPool(EnvPool):
             whole.put(slots, mine)
         return whole
 
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
         buffer = self._index(outs[0])
         self._current = self._previous = buffer
         self._workers.faults.counts.clear()

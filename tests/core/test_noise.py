@@ -1,8 +1,10 @@
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.core import noise
 from penstock.core.noise import Noise, Purpose, derived_seed, env_seed, generator, uniform
 
 ONES = (1 << 64) - 1
@@ -99,13 +101,12 @@ def test_zero_and_one_never_occur(monkeypatch):
     assert u.max() < 1
 
     class Extreme:
-        def __init__(self, key, counter):
-            pass
+        state: Any = None
 
         def random_raw(self, size):
             return np.array([0, ONES] * (size // 2), np.uint64)
 
-    monkeypatch.setattr(np.random, "Philox", Extreme)
+    monkeypatch.setattr(noise._scratch, "bits", Extreme())
     low, high = uniform(0, Purpose.ACT, 0, slice(0, 1), 4, 1)[[0, 2], 0, 0]
     assert (low, high) == (2.0**-24, 1.0 - 2.0**-24)
     assert np.isfinite([np.log(low), np.log1p(-high)]).all()
@@ -120,6 +121,15 @@ def test_draws_are_uniform_and_slots_uncorrelated():
     neighbours = np.corrcoef(u[:, :-1].ravel(), u[:, 1:].ravel())[0, 1]
     in_time = np.corrcoef(u[:-1].ravel(), u[1:].ravel())[0, 1]
     assert max(abs(neighbours), abs(in_time)) < 0.016  # 4 standard deviations
+
+
+def test_a_generator_is_not_moved_by_other_draws_and_counts_from_its_address():
+    rng = generator(ONES, Purpose.REPLAY, 5)
+    first = rng.random(3)
+    uniform(1, Purpose.ACT, 0, slice(2, 9), 3, 3)
+    generator(ONES, Purpose.REPLAY, 5).random(7)
+    words = [w for i in range(2) for w in philox((1 + i, 5, 0, 0), (ONES, Purpose.REPLAY))]
+    assert [*first, *rng.random(5)] == [(w >> 11) / 2**53 for w in words]
 
 
 def test_generators_differ_by_address_and_repeat():

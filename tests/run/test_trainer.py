@@ -12,10 +12,11 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError
-from penstock.envs.toy import Constant
+from penstock.envs.toy import Constant, Counter
 from penstock.run.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.sampler import with_discount
 
 EXP = ps.Experiment(
     "CartPole-v1",
@@ -254,3 +255,35 @@ def test_a_stop_metric_that_is_never_reported_is_refused() -> None:
     ):
         for _ in ps.Trainer(exp):
             pass
+
+
+@pytest.mark.parametrize(("own", "logged"), [(None, 0.5), (0.9, 0.9)])
+def test_the_logged_discount_is_the_algorithms_unless_the_sampler_has_its_own(own: float | None, logged: float) -> None:
+    sampler = ps.SerialSampler(T=8, B=1, discount=own)
+    env = ps.EnvConfig(Counter, {"terminate_at": 5})
+    with Trainer(ps.Experiment(env, ps.PPO(discount=0.5), sampler, ps.RunConfig(steps=99))) as trainer:
+        metrics = trainer.train()
+        assert trainer.recent.length.tolist() == [5]
+        rewards = trainer.sampler.last_batch.reward[:5, 0]
+        expected = sum(logged**k * float(r) for k, r in enumerate(rewards))
+        assert metrics["rollout/ep_discounted_rew_mean"] == pytest.approx(expected)
+        assert trainer.exp.sampler == sampler
+
+
+def test_a_discount_is_given_to_the_sampler_inside() -> None:
+    asynchronous = ps.AsyncSampler(ps.SerialSampler(T=4, B=1), depth=0)
+    assert with_discount(asynchronous, 0.5).inner == ps.SerialSampler(T=4, B=1, discount=0.5)
+    own = ps.CpuSampler(discount=0.9)
+    assert with_discount(own, 0.5) is own
+    assert with_discount(ps.CpuSampler(), None) == ps.CpuSampler()
+
+
+def test_rollout_metrics_follow_the_last_episodes(trainer: Trainer, tmp_path: Path) -> None:
+    for _ in range(4):
+        metrics = trainer.train()
+        assert trainer.recent.metrics().items() <= metrics.items()
+    assert metrics["rollout/ep_rew_max"] > metrics["rollout/ep_rew_min"] > 0
+    trainer.save()
+    with Trainer(EXP, tmp_path) as again:
+        again.restore()
+        assert again._rollout_metrics() == trainer.recent.metrics()

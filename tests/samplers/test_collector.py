@@ -73,7 +73,7 @@ class Groups(EnvPool):
                 getattr(whole, name).extend(getattr(part, name))
         return whole
 
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Any]) -> list[int]:
         return [
             slots.start + b
             for pool, slots in zip(self._pools, self._slots)

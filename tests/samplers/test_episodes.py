@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.samplers import episodes as episodes_module
 from penstock.samplers.episodes import Episodes, EpisodeStats, join_episodes
 
 SPEC = EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
@@ -84,6 +86,22 @@ def slow(slots: list[list[Row]], T: int, discount: float, before: list[list[floa
                                     "discounted_return": discounted, "terminated": row.terminated})  # fmt: skip
                     rewards[b] = None
     return out
+
+
+@pytest.mark.parametrize("T", [1, 5])
+def test_batches_without_an_end_are_added_to_the_same_bits(T: int, monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(T)
+    B = 2 if T == 1 else 1
+    batches = batches_of([random_slot(rng, 100 * T, "faults", T, False) for _ in range(B)], T, [True] * B)
+    found: list[list[Any]] = []
+    for way in ("as it is", "in general"):
+        stats = EpisodeStats(B, 0.97)
+        if way == "in general":
+            monkeypatch.setattr(episodes_module, "_all_go_on", lambda batch: False)
+        else:
+            assert sum(map(episodes_module._all_go_on, batches)) >= 3
+        found.append([(repr(stats.update(batch)), repr(stats.state_dict())) for batch in batches])
+    assert found[0] == found[1]
 
 
 def assert_same(episodes: Episodes, expected: list[dict[str, Any]]) -> None:
@@ -195,10 +213,24 @@ def test_joined_episodes_keep_their_order_and_miss_what_was_not_recorded():
     assert join_episodes([one]) is one
 
 
-def test_metrics_are_means_under_the_usual_names_and_leave_out_what_was_never_reported():
-    many = episodes([0, 0, 1], {"is_success": [1.0, np.nan, 0.0], "height": [np.nan, 2.0, 5.0], "x": [np.nan] * 3})
-    assert many.metrics() == {"rollout/ep_rew_mean": 1.0, "rollout/ep_len_mean": 2.0, "rollout/success_rate": 0.5,
-                              "rollout/ep_height_mean": 3.5}  # fmt: skip
-    evaluation = many.metrics("eval/mean_{}", "reward", "ep_length")
-    assert evaluation == {"eval/mean_reward": 1.0, "eval/mean_ep_length": 2.0, "eval/success_rate": 0.5,
-                          "eval/mean_height": 3.5}  # fmt: skip
+def test_metrics_have_the_usual_names_and_leave_out_what_was_never_reported():
+    columns = {"is_success": [1.0, np.nan, 0.0], "height": [np.nan, 2.0, 5.0], "x": [np.nan] * 3}
+    many = replace(episodes([0, 0, 1], columns), return_=np.array([4.0, 0.0, 2.0]))
+    std = float(np.sqrt(8 / 3))
+    assert many.metrics() == pytest.approx(
+        {"rollout/ep_rew_mean": 2.0, "rollout/ep_rew_std": std, "rollout/ep_rew_median": 2.0, "rollout/ep_rew_min": 0.0,
+         "rollout/ep_rew_max": 4.0, "rollout/ep_len_mean": 2.0, "rollout/ep_len_std": std / 2,
+         "rollout/ep_len_median": 2.0, "rollout/ep_len_min": 1.0, "rollout/ep_len_max": 3.0,
+         "rollout/ep_discounted_rew_mean": float(many.discounted_return.mean()), "rollout/success_rate": 0.5,
+         "rollout/ep_height_mean": 3.5}
+    )  # fmt: skip
+    evaluation = many.metrics("eval/{stat}_{key}", "reward", "ep_length")
+    assert {"eval/mean_reward", "eval/std_reward", "eval/median_ep_length", "eval/mean_discounted_reward",
+            "eval/success_rate", "eval/mean_height"} < evaluation.keys()  # fmt: skip
+    assert many.reported() == {"success_rate": 0.5, "height": 3.5}
+    assert Episodes().metrics() == {}
+
+
+def test_a_median_of_an_even_number_lies_between_the_middle_two():
+    two = replace(episodes([0, 0]), return_=np.array([5.0, 2.0]))
+    assert two.metrics()["rollout/ep_rew_median"] == 3.5

@@ -236,7 +236,7 @@ WITHOUT_DEFAULT = {
     "send": "send(group: int, row: int) -> None",
     "recv": "recv() -> int",
     "get_state": "get_state() -> PoolState",
-    "set_state": "set_state(state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]",
+    "set_state": "set_state(state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]) -> list[int]",
     "for_evaluation": "for_evaluation(B: int) -> EnvPool",
     "close": "close() -> None",
 }

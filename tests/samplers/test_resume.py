@@ -254,6 +254,37 @@ def test_a_replay_that_goes_another_way_is_cut(how: str):
     assert batch.obs[:, 0, 0].tolist() == [2.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("what", ["observation", "reward", "nothing"])
+@pytest.mark.parametrize("decorrelation", [0, 5])
+def test_a_replay_that_differs_on_the_way_is_cut_though_it_arrives(what: str, decorrelation: int):
+    off = 0.0
+
+    class Later(Counter):
+        """Shows the same as before again after step 40, where something else may happen in between."""
+
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            if self.t == 40 and what == "observation":
+                obs = obs + np.float32(off)
+            return obs, reward + off * (self.t == 40 and what == "reward"), *rest
+
+    def made() -> LiveSampler:
+        return live(EnvConfig(Later, {"terminate_at": 99}), T=10, B=2, max_decorrelation_steps=decorrelation)
+
+    sampler, resumed = made(), made()
+    for itr in range(6):
+        sampler.obtain_samples(itr)
+    state = stored(sampler.state_dict())
+    off = 0.25
+    resumed.load_state_dict(state)
+    assert resumed.cut_slots == ([] if what == "nothing" else [0, 1])
+    for slot in state["journal"]:  # as 0.1.0 stored it
+        del slot["unseen"], slot["digest"]
+    resumed = made()
+    resumed.load_state_dict(state)
+    assert resumed.cut_slots == []
+
+
 def test_an_observation_out_of_bounds_that_training_let_pass_is_restored():
     class Grows(Counter):
         def observe(self) -> Any:

@@ -11,8 +11,9 @@ import numpy as np
 from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
-from penstock.core.tree import Tree, tree_leaves
+from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.journal import OpenEpisode
 from penstock.envs.pools.native import NativeEnv
 from penstock.envs.pools.pool import EnvPool, Group, PoolState
 
@@ -127,7 +128,9 @@ class NativeGroups(EnvPool):
     def get_state(self) -> PoolState:
         return PoolState(restarts=self._restarts)
 
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
         """Native environments cannot be restored: all start anew under another seed, and every slot counts as cut."""
         self._restarts, self._out = state.restarts + 1, None
         return list(range(self._B))

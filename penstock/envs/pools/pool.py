@@ -11,6 +11,7 @@ from penstock.core.errors import EnvContractError
 from penstock.core.protocols import required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
+from penstock.envs.pools.journal import OpenEpisode
 
 
 class Group(NamedTuple):
@@ -113,12 +114,14 @@ class EnvPool(Protocol):
         ...
 
     @required
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
         """Brings every slot back to where `get_state` found it; returns the slots that could not be.
 
         Args:
             outs: the batches last written, whose row T each restored slot must show bit for bit.
-            journal: for each slot the actions [L, *A] since its episode began, or None if they were not kept.
+            journal: for each slot its open episode, or None if its actions were not kept.
         """
         ...
 

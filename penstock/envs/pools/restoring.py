@@ -14,6 +14,7 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.pools.journal import OpenEpisode, checksums, thinned
 from penstock.envs.pools.pool import PoolState
 
 
@@ -112,7 +113,7 @@ def snapshot(pool: Slots) -> PoolState:
     )
 
 
-def restore(pool: Slots, state: PoolState, row: SampleBatch, journal: Sequence[Tree | None]) -> list[int]:
+def restore(pool: Slots, state: PoolState, row: SampleBatch, journal: Sequence[OpenEpisode | None]) -> list[int]:
     """The inverse of `snapshot`; see `EnvPool.set_state`."""
     pool.episode, pool.ended, pool.idle = list(state.episode), list(state.ended), list(state.idle)
     pool.left = [math.inf if left is None else left for left in state.left]
@@ -123,30 +124,42 @@ def restore(pool: Slots, state: PoolState, row: SampleBatch, journal: Sequence[T
         if state.snapshot[b] is not None and has_state(env):
             pool.reset_env(b, again=True)
             env.set_state(state.snapshot[b])
-        elif not pool.ended[b] and (journal[b] is None or not replay(pool, b, journal[b], target)):
+        elif not pool.ended[b] and ((episode := journal[b]) is None or not replay(pool, b, episode, target)):
             lost.append(b)
             pool.ended[b] = True  # the next row of this slot resets into its next episode
     pool.began = list(state.began)
     return lost
 
 
-def replay(pool: Slots, b: int, actions: Tree, target: Tree) -> bool:
-    """Replays the episode of slot b from its seed; True if it arrives at the observation `target` bit for bit.
+def replay(pool: Slots, b: int, episode: OpenEpisode, target: Tree) -> bool:
+    """Replays the episode of slot b from its seed; True if it leads to the same again, bit for bit.
 
-    Args:
-        actions: [L, *A], all that were taken since the episode opened.
+    That is to observations and rewards of the same digest, to no end, and last to the observation `target`.
     """
-    scratch = tree_map(lambda x: np.zeros_like(x)[None], target)
+    obs_row = tree_map(lambda x: np.zeros_like(x)[None], target)
+    reward_row = np.zeros(1, np.float32)
+    views = [thinned(x[None]) for x in (*tree_leaves(obs_row), reward_row)]
+    digest = [0] * len(views)
+
+    def show(k: int, obs: Any, reward: Any) -> None:
+        nonlocal digest
+        write_tree(obs_row, 0, obs)
+        reward_row[0] = reward
+        if k >= episode.unseen:
+            digest = checksums(views, digest)
+
     try:
-        obs = pool.reset_env(b, again=True)
-        for env_action in pool.to_env(actions):
-            obs, _, terminated, truncated = pool.step_checked(b, env_action)
+        show(0, pool.reset_env(b, again=True), 0.0)
+        for k, env_action in enumerate(pool.to_env(episode.actions), 1):
+            obs, reward, terminated, truncated = pool.step_checked(b, env_action)
             if terminated or truncated:
                 return False
-        write_tree(scratch, 0, obs)
+            show(k, obs, reward)
     except (EnvWorkerError, IndexError, KeyError, TypeError, ValueError):
         return False  # the episode went well before, so this is one more way of not being reproducible
-    pairs = zip(tree_leaves(scratch), tree_leaves(target))
+    if episode.digest and list(episode.digest) != digest:
+        return False
+    pairs = zip(tree_leaves(obs_row), tree_leaves(target))
     return all(x[0].tobytes() == np.ascontiguousarray(y).tobytes() for x, y in pairs)
 
 

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.core.batch import SampleBatch, carry_over
+from penstock.core.batch import ROWS_AND_NEXT, SampleBatch, carry_over
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.contract import describe_reset_violation, value_limits
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.journal import OpenEpisode
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import EnvPool, Group, PoolState
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
@@ -84,6 +85,8 @@ class SerialPool(EnvPool):
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         self._out: SampleBatch | None = None
         self._row_views: list[tuple[Any, ...]] = []
+        self._carried: list[tuple[Any, Any]] = []  # rows 0 and T of the same leaf
+        self._columns: list[Any] = []
         self._ahead: dict[int, Any] = {}
         self.restart(seed, episodes)
 
@@ -132,15 +135,20 @@ class SerialPool(EnvPool):
         previous, self._out = self._out, out
         if previous is not out or not self._row_views:
             self._row_views = [row_views(out, t) for t in range(len(out.valid))]
+            self._carried = [(x[0], x[-1]) for name in ROWS_AND_NEXT for x in tree_leaves(getattr(out, name))]
+            self._columns = tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []
         if self._unstarted:
             self._unstarted = False
             self._warmup = start(self, out, self.seed, self._slots.start, self._decorrelate)
+        elif previous is out:
+            for row_0, row_T in self._carried:
+                row_0[...] = row_T
         else:
             assert previous is not None
             carry_over(previous, out)
         out.first[1:] = False  # only now, since row T of `previous` may be a row of `out`
-        for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
-            column[...] = np.nan
+        for column in self._columns:
+            column.fill(np.nan)
         if self._batch_end:
             self.idle = [left <= 0 for left in self.left]
 
@@ -214,7 +222,9 @@ class SerialPool(EnvPool):
     def get_state(self) -> PoolState:
         return snapshot(self)
 
-    def set_state(self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[Tree | None]) -> list[int]:
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
         (row,) = outs
         self._unstarted, self._out = False, row
         self._row_views = []
