@@ -6,16 +6,16 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import gymnasium as gym
 
 from penstock.core.config import import_object, import_path
 from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, NativeEnvError, PenstockError, nearest
+from penstock.envs.contract import Checks
 from penstock.envs.wrappers import ActionMask
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
-Checks = Literal["sampled", "always", "finite", "off"]
 
 _EXTRAS = {
     "box2d": "box2d",
