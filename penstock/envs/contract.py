@@ -16,6 +16,10 @@ from penstock.core.tree import Tree
 
 Checks = Literal["sampled", "always", "finite", "off"]
 LARGEST_REWARD = float(np.finfo(np.float32).max)
+_ONE_REWARD = (
+    "add up the objectives, e.g. by --wrappers penstock.envs.wrappers:WeightedReward (weights: "
+    "functools.partial(WeightedReward, weights=(1, 0.1))) or, in MO-Gymnasium, mo_gymnasium.wrappers:LinearReward"
+)
 _CURE = "widen the space, clip the value, or leave bounds unchecked (env_checks='finite', --env-checks finite)"
 
 
@@ -69,8 +73,10 @@ def describe_step_violation(result: Any) -> str | None:
         return f"got {_shown(result)}{size}, expected a tuple (obs, reward, terminated, truncated, info){hint}"
     _, reward, terminated, truncated, info = result
     if not _is_real(reward):
-        hint = "reward.item()" if isinstance(reward, np.ndarray) and reward.size == 1 else "float(reward)"
-        return f"reward: got {_shown(reward)}, expected one real number; return {hint}"
+        hint = "return float(reward)"
+        if isinstance(reward, np.ndarray):
+            hint = "return reward.item()" if reward.size == 1 else _ONE_REWARD
+        return f"reward: got {_shown(reward)}, expected one real number; {hint}"
     if not -LARGEST_REWARD <= float(reward) <= LARGEST_REWARD:
         return f"reward: got {reward}, expected a finite number that fits float32; look for a division by zero"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):

@@ -35,7 +35,11 @@ RESULT = {
     "nan_reward": ("reward: got nan", "expected a finite number", "division by zero"),
     "str_reward": ("reward: got str 'abc'", "expected one real number", "float(reward)"),
     "none_reward": ("reward: got NoneType", "expected one real number", "float(reward)"),
-    "array_reward": ("reward: got array float64[2]", "expected one real number", "float(reward)"),
+    "array_reward": (
+        "reward: got array float64[2]",
+        "expected one real number",
+        "penstock.envs.wrappers:WeightedReward",
+    ),
     "non_bool": ("terminated: got int 0", "expected a bool", "bool(terminated)"),
     "none_info": ("info: got NoneType", "expected a dict", "return {}"),
 }
