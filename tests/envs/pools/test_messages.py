@@ -40,7 +40,7 @@ VIOLATIONS = {
 VALUES = ("nan_obs", "inf_obs", "out_of_space")
 """What is looked for in the first episode, and in one row of 64 after it; all else is looked for always.
 
-A value out of its space is an error with `always` only; see tests/envs/test_bounds.py for the rest."""
+A value out of its space is an error with `always` only; see tests/samplers/test_out_of_bounds.py for the rest."""
 EXCEPTIONS = {
     "raise_in_step": "ValueError: the arm fell off",
     "odd_error_in_step": "OddError: odd 3: two arguments",

@@ -10,10 +10,10 @@ import penstock as ps
 from penstock.core.batch import allocate_batch
 from penstock.core.errors import EnvContractError
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
 from penstock.envs.spaces import space_to_spec
 from penstock.envs.toy import Overshoot
+from penstock.samplers.live import OutOfBounds
 from penstock.testing.samplers import EchoAgent
 from tests.samplers.placed import PLACES
 
@@ -50,7 +50,7 @@ def test_rows_that_are_no_steps_do_not_count() -> None:
     spec = EnvSpec(space_to_spec(spaces.Box(0, 1, (1,)), "observation"), space_to_spec(spaces.Discrete(2), "action"))
     batch = allocate_batch(spec, BatchSpec(3, 1))
     batch.obs[...] = 7
-    bounds = OutOfBounds(EnvConfig(Overshoot), spec)
+    bounds = OutOfBounds(EnvConfig(Overshoot), spec, 0)
     bounds.look(batch)
     assert bounds.count == 0
     batch.first[0] = True
