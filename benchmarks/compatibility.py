@@ -115,40 +115,65 @@ def gymnasium_ids(python: str) -> list[str]:
 
 def measure(case: Case, python: str) -> dict[str, str]:
     """What becomes of a case: as it is, with what it needs, and with two workers."""
-    row = {"as it is": train(case, python, "", SERIAL)}
-    if case.package == "gymnasium" and row["as it is"] != "trains":
+    ways = {"as it is": SERIAL, **({"serial": f"{SERIAL} {case.needs}"} if case.needs else {})}
+    ways["two workers"] = f"{WORKERS} {case.needs}"
+    row = dict(zip(ways, train(case, python, list(ways.values()))))
+    if case.package == "gymnasium" and not row["as it is"].startswith("trains"):
         code = f"import gymnasium; gymnasium.make({case.env!r}).reset(seed=0)"
         made = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if made.returncode:
             return {"as it is": f"cannot be made: {brief(made.stderr.strip().splitlines()[-1])}"}
-    row["serial"] = train(case, python, case.needs, SERIAL) if case.needs else row["as it is"]
-    row["two workers"] = train(case, python, case.needs, WORKERS)
-    return row
+    return {"serial": row["as it is"], **row}
 
 
-def train(case: Case, python: str, needs: str, sampler: str) -> str:
-    """`trains`, with the number of steps out of bounds if there are any; or the message."""
+DRIVER = """
+import contextlib, io, json, sys
+from penstock.cli.main import main
+for argv in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = main(argv)
+        except SystemExit as error:
+            code = error.code
+    print(json.dumps([code, said.getvalue()]), flush=True)
+"""
+
+
+def train(case: Case, python: str, ways: list[str]) -> list[str]:
+    """For each way `trains`, with the number of steps out of bounds if there are any; or the message.
+
+    One process runs them all, since importing torch takes longer than 200 steps.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "run")
-        command = f"-m penstock train {case.algo} --env {case.env} {needs} {SETTINGS} {sampler} --run.dir {run}"
+        runs = [Path(folder, str(i)) for i in range(len(ways))]
+        common = f"train {case.algo} --env {case.env} {SETTINGS}"
         if case.module:
-            command += f" --import {case.module}"
+            common += f" --import {case.module}"
         if case.algo == "sac":
-            command += " --algo.learning-starts 50 --algo.batch-size 32 --algo.replay.capacity 1000"
+            common += " --algo.learning-starts 50 --algo.batch-size 32 --algo.replay.capacity 1000"
+        commands = [f"{common} {way} --run.dir {run}".split() for way, run in zip(ways, runs)]
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy"}
         try:
             done = subprocess.run(
-                [python, *command.split()], capture_output=True, text=True, timeout=LIMIT_S, env=environ, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"not done within {LIMIT_S} s"
-        if done.returncode == 0:
-            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            outside = rows[-1].get("env/out_of_bounds", 0)
-            return "trains" + (f", {outside:.0f} steps out of bounds" if outside else "")
-        said = [line for line in done.stderr.splitlines() if line.startswith("penstock: ")]
-        text = said[-1].removeprefix("penstock: ") if said else done.stderr.strip().splitlines()[-1]
-        return brief(f"exit {done.returncode}: {text}")
+                [python, "-c", DRIVER, json.dumps(commands)],
+                capture_output=True, text=True, timeout=LIMIT_S, env=environ, check=False,
+            )  # fmt: skip
+            out, end = done.stdout, f"exit {done.returncode}"
+        except subprocess.TimeoutExpired as error:
+            out, end = (error.stdout or b"").decode(), f"not done within {LIMIT_S} s"
+        answers = [json.loads(line) for line in out.splitlines() if line.startswith("[")]
+        found = [outcome(code, said, run) for (code, said), run in zip(answers, runs)]
+        return found + [end] * (len(ways) - len(found))
+
+
+def outcome(code: int, said: str, run: Path) -> str:
+    if code == 0:
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        outside = rows[-1].get("env/out_of_bounds", 0)
+        return "trains" + (f", {outside:.0f} steps out of bounds" if outside else "")
+    lines = [line for line in said.splitlines() if line.startswith("penstock: ")]
+    return brief(f"exit {code}: {lines[-1].removeprefix('penstock: ') if lines else said.strip()[-300:]}")
 
 
 def brief(text: str, limit: int = 160) -> str:
