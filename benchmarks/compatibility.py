@@ -1,8 +1,8 @@
 """200 steps of training on every Gymnasium id that can be made here, and on ids of other packages, with what each needs.
 
-Each run is a `penstock train` of its own, with a time limit: once as it is, and where that is refused once more with
-what it needs; once in one process and once with two workers. Runs that stand in results/compatibility.json already are
-not repeated; the table is written to results/compatibility.md after each run.
+Each is a `penstock train` with a time limit: as it is, and with what it needs where that is refused; in one process and
+with two workers (GpuSampler on the CPU, whose workers import no torch). Runs that stand in results/compatibility.json
+already are not repeated; the table is written to results/compatibility.md after each run.
 
     python benchmarks/compatibility.py [--python .venv-compat/bin/python] [--only TEXT] [--again] [--table]
 """
@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ SETTINGS = (
     "--preset none --sampler.T 25 --sampler.B 4 --run.steps 200 --run.eval-episodes 0 --run.tensorboard False "
     "--run.progress off --run.log-interval 0"
 )  # fmt: skip
-SERIAL, WORKERS = "--sampler serial", "--sampler cpu --sampler.workers 2"
+SERIAL, WORKERS = "--sampler serial", "--sampler gpu --sampler.workers 2"
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,18 @@ def main() -> None:
     cases = [Case("gymnasium", env) for env in gymnasium_ids(args.python)] + OTHERS
     known = {case.name for case in cases}
     done = {name: row for name, row in done.items() if name in known}
+    driver = None
     for case in [] if args.table else cases:
         if args.only not in f"{case.package} {case.env}" or (case.name in done and not args.again):
             continue
-        done[case.name] = measure(case, args.python)
+        if driver is None or driver.over:
+            driver = Driver(args.python)
+        done[case.name] = measure(case, driver, args.python)
         print(f"{case.name}: {done[case.name]}", flush=True)
         path.write_text(json.dumps(done, indent=1) + "\n")
         write_tables(cases, done)
+    if driver is not None:
+        driver.close()
     write_tables(cases, done)
 
 
@@ -113,58 +119,89 @@ def gymnasium_ids(python: str) -> list[str]:
     return done.stdout.split()
 
 
-def measure(case: Case, python: str) -> dict[str, str]:
-    """What becomes of a case: as it is, with what it needs, and with two workers."""
-    ways = {"as it is": SERIAL, **({"serial": f"{SERIAL} {case.needs}"} if case.needs else {})}
-    ways["two workers"] = f"{WORKERS} {case.needs}"
-    row = dict(zip(ways, train(case, python, list(ways.values()))))
-    if case.package == "gymnasium" and not row["as it is"].startswith("trains"):
-        code = f"import gymnasium; gymnasium.make({case.env!r}).reset(seed=0)"
-        made = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        if made.returncode:
-            return {"as it is": f"cannot be made: {brief(made.stderr.strip().splitlines()[-1])}"}
-    return {"serial": row["as it is"], **row}
+def ways(case: Case) -> dict[str, str]:
+    """The options of each column."""
+    serial = {"serial": f"{SERIAL} {case.needs}"} if case.needs else {}
+    return {"as it is": SERIAL, **serial, "two workers": f"{WORKERS} {case.needs}"}
+
+
+def command(case: Case, way: str, run: Path) -> list[str]:
+    words = f"train {case.algo} --env {case.env} {SETTINGS} {way} --run.dir {run}"
+    if case.module:
+        words += f" --import {case.module}"
+    if case.algo == "sac":
+        words += " --algo.learning-starts 50 --algo.batch-size 32 --algo.replay.capacity 1000"
+    return words.split()
 
 
 DRIVER = """
 import contextlib, io, json, sys
 from penstock.cli.main import main
-for argv in json.loads(sys.argv[1]):
+for line in sys.stdin:
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         try:
-            code = main(argv)
+            code = main(json.loads(line))
         except SystemExit as error:
             code = error.code
-    print(json.dumps([code, said.getvalue()]), flush=True)
+    print("answer " + json.dumps([code, said.getvalue()]), flush=True)
 """
 
 
-def train(case: Case, python: str, ways: list[str]) -> list[str]:
-    """For each way `trains`, with the number of steps out of bounds if there are any; or the message.
+class Driver:
+    """A process that trains what it is told, one after the other; importing torch takes longer than 200 steps."""
 
-    One process runs them all, since importing torch takes longer than 200 steps.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [Path(folder, str(i)) for i in range(len(ways))]
-        common = f"train {case.algo} --env {case.env} {SETTINGS}"
-        if case.module:
-            common += f" --import {case.module}"
-        if case.algo == "sac":
-            common += " --algo.learning-starts 50 --algo.batch-size 32 --algo.replay.capacity 1000"
-        commands = [f"{common} {way} --run.dir {run}".split() for way, run in zip(ways, runs)]
+    def __init__(self, python: str) -> None:
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy"}
+        self._process = subprocess.Popen(
+            [python, "-c", DRIVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environ,
+        )
+
+    def train(self, argv: list[str], run: Path) -> str:
+        """`trains`, with the number of steps out of bounds if there are any; or the message."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        timer = threading.Timer(LIMIT_S, self._process.kill)
+        timer.start()
         try:
-            done = subprocess.run(
-                [python, "-c", DRIVER, json.dumps(commands)],
-                capture_output=True, text=True, timeout=LIMIT_S, env=environ, check=False,
-            )  # fmt: skip
-            out, end = done.stdout, f"exit {done.returncode}"
-        except subprocess.TimeoutExpired as error:
-            out, end = (error.stdout or b"").decode(), f"not done within {LIMIT_S} s"
-        answers = [json.loads(line) for line in out.splitlines() if line.startswith("[")]
-        found = [outcome(code, said, run) for (code, said), run in zip(answers, runs)]
-        return found + [end] * (len(ways) - len(found))
+            self._process.stdin.write((json.dumps(argv) + "\n").encode())
+            self._process.stdin.flush()
+            for line in self._process.stdout:
+                if line.startswith(b"answer "):
+                    return outcome(*json.loads(line.removeprefix(b"answer ")), run)
+        except BrokenPipeError:
+            pass
+        finally:
+            timer.cancel()
+        return f"the process ended with {self._process.wait(LIMIT_S)}, or was ended after {LIMIT_S} s"
+
+    @property
+    def over(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(LIMIT_S)
+
+
+def measure(case: Case, driver: Driver, python: str) -> dict[str, str]:
+    """What becomes of a case: as it is, with what it needs, and with two workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        row: dict[str, str] = {}
+        for name, way in ways(case).items():
+            if driver.over or (case.package == "gymnasium" and row and not row["as it is"].startswith("trains")):
+                break
+            run = Path(folder, name.replace(" ", "-"))
+            row[name] = driver.train(command(case, way, run), run)
+    if case.package == "gymnasium" and not row["as it is"].startswith("trains"):
+        code = f"import gymnasium; gymnasium.make({case.env!r}).reset(seed=0)"
+        made = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if made.returncode:
+            return {"as it is": f"cannot be made: {brief(made.stderr.strip().splitlines()[-1])}"}
+    return {"serial": row["as it is"], "two workers": "", **row}
 
 
 def outcome(code: int, said: str, run: Path) -> str:

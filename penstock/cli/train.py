@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
         if found is None:
             from penstock.run.presets import why_no_preset
 
-            said = why_no_preset(algo, args.env, exp.env_kwargs, args.wrappers)
+            said = why_no_preset(algo, args.env or "", exp.env_kwargs, args.wrappers)
             print("no preset asked for: default settings" if args.preset == "none" else said)
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())

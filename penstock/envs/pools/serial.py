@@ -79,7 +79,7 @@ class SerialPool(EnvPool):
         self._steps = [env.step for env in self.envs]
         self._write = obs_writer(self.spec.obs)
         self.to_env = action_reader(self.spec.action)
-        self.refused = refused_values(config.checks)
+        self.refused: Values = refused_values(config.checks)
         self.row_is_sound = row_checker(self.spec.obs, self.refused)
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         self._out: SampleBatch | None = None
