@@ -42,15 +42,17 @@ class Case:
     module: str = ""
     """Imported because it registers the id."""
     algo: str = "ppo"
+    packages: str = ""
+    """Versions that it needs of others, which are put on PYTHONPATH: `pip install --target DIR`."""
 
     @property
     def name(self) -> str:
         return " ".join(filter(None, (self.env, self.algo * (self.algo != "ppo"), self.needs)))
 
 
-def of(package: str, module: str, *ids: str, needs: str = "", algo: str = "ppo") -> list[Case]:
+def of(package: str, module: str, *ids: str, needs: str = "", algo: str = "ppo", packages: str = "") -> list[Case]:
     """A case for each id of a package."""
-    return [Case(package, env, needs, module, algo) for env in ids]
+    return [Case(package, env, needs, module, algo, packages) for env in ids]
 
 
 DROP, WRAP = "--env-drop mission", "--wrappers minigrid.wrappers:"
@@ -78,7 +80,7 @@ OTHERS = [
     *of("gym-pusht", "gym_pusht", "gym_pusht/PushT-v0", algo="sac"),
     *of("gym-anytrading", "gym_anytrading", "forex-v0", "stocks-v0"),
     *of("dm_control (shimmy)", "shimmy", "dm_control/cartpole-balance-v0", "dm_control/walker-walk-v0",
-        "dm_control/reacher-easy-v0"),
+        "dm_control/reacher-easy-v0", packages="mujoco<4"),
     *of("mo-gymnasium", "mo_gymnasium", "deep-sea-treasure-v0", "mo-mountaincar-v0", "mo-hopper-v5", "minecart-v0",
         needs=ADD_UP),
     *of("mo-gymnasium", "mo_gymnasium", "mo-mountaincar-v0", needs="--wrappers mo_gymnasium.wrappers:LinearReward"),
@@ -152,7 +154,8 @@ class Driver:
     """A process that trains what it is told, one after the other; importing torch takes longer than 200 steps."""
 
     def __init__(self, python: str) -> None:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy"}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy"}
         self._process = subprocess.Popen(
             [python, "-c", DRIVER],
             stdin=subprocess.PIPE,
@@ -238,7 +241,7 @@ def write_tables(cases: list[Case], done: dict[str, Any]) -> None:
             case.package,
             f"{case.env}{f' ({case.algo})' * (case.algo != 'ppo')}",
             row["as it is"],
-            f"`{case.needs}`" if case.needs else "",
+            ", ".join(f"`{text}`" for text in (case.needs, case.packages) if text),
             row.get("serial", ""),
             row.get("two workers", ""),
         )
