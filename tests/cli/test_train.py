@@ -91,6 +91,12 @@ def test_what_the_observation_leaves_out(cli: Cli, tmp_path: Path) -> None:
     assert list(json.loads((tmp_path / "x" / "config.json").read_text())["spec"]["obs"]["dict"]) == ["mission"]
 
 
+def test_what_is_done_to_an_environment_unasked_is_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.envs.make.note_on", lambda env, kwargs: f"{env} with the published preprocessing")
+    said = cli("train", "ppo", "--env", "CartPole-v1", *SHORT, "--run.progress", "plain", "--run.dir", "x")
+    assert "\n  CartPole-v1 with the published preprocessing\n" in said.out
+
+
 def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ppo.toml").write_text(
         '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, minibatch = 16}\nsampler = {T = 8, B = 2}\nrun = {steps = 32}\n'

@@ -85,6 +85,14 @@ def test_every_sampler_goes_on_warns_once_and_reports_one_count(place: str) -> N
         assert "expected at most 1.0" in said[0]
 
 
+def test_an_evaluation_warns_and_does_not_count() -> None:
+    sampler = ps.SerialSampler(12, 6).build(EnvConfig(Overshoot), 3)
+    sampler.initialize(EchoAgent(sampler.spec))
+    with pytest.warns(UserWarning, match="env/out_of_bounds"):
+        assert len(sampler.evaluate_agent(0, 6)) == 6
+    assert sampler.metrics() == {}
+
+
 def test_a_native_batched_environment_is_counted_too() -> None:
     def make() -> Any:
         return SyncVectorEnv([Overshoot] * 6, autoreset_mode=AutoresetMode.NEXT_STEP)
