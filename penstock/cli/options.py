@@ -46,13 +46,19 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG", help=text)
 
     def add_environment(self) -> None:
-        """Adds --import, --env-kwargs and --wrappers, which together say how an environment is made."""
+        """Adds --import, --env-kwargs, --wrappers, --env-drop and --env-text: how an environment is made and shown."""
         self.add_import(", because it registers environments; may be repeated")
         self.add_argument(
             "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
         )
         self.add_argument(
             "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
+        )
+        self.add_argument(
+            "--env-drop", nargs="+", default=[], metavar="KEY", help="keys of a Dict observation to leave out"
+        )
+        self.add_argument(
+            "--env-text", type=whole_number, default=0, metavar="N", help="show text in observations as N bytes"
         )
 
     def add_policy(self, episodes: int) -> None:

@@ -19,7 +19,8 @@ ALGO comes first: ppo, a2c, ... (penstock algos), or module:NAME of your own.
 
   penstock train ppo --env CartPole-v1
   penstock train ppo --env Pendulum-v1 --algo.lr "linear(1e-3, 0)" --run.steps 200000 --run.seed 1 --run.dir runs/a
-  penstock train my_module:MyAlgo --env ALE/Pong-v5 --import ale_py --seeds 1,2,3
+  penstock train dqn --env ALE/Pong-v5 --sampler cpu --sampler.workers 3
+  penstock train my_module:MyAlgo --env MiniGrid-Empty-5x5-v0 --import minigrid --env-drop mission --seeds 1,2,3
 
 Settings of the algorithm (--algo.X), the sampler (--sampler.X) and the run (--run.X):
   penstock train ppo --help
@@ -70,11 +71,12 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, P
     from penstock.run.presets import find_preset, is_full_name, named_preset, with_preset
     from penstock.samplers import find_sampler, sized
 
-    found = None
+    found, kwargs = None, key_values(args.env_kwargs, "--env-kwargs")
     if args.preset is None:
-        found = find_preset(algo, args.env) if args.env else None
+        found = find_preset(algo, args.env, kwargs, args.wrappers) if args.env else None
     elif args.preset != "none":
         found = named_preset(args.preset if is_full_name(args.preset) else f"{algo}/{args.preset}")
+        found.require_fit(args.env or "", kwargs)
     exp = with_preset(algo, args.env or "", found)
     if args.sampler == "auto":
         exp = replace(exp, sampler=base_sampler(exp))
@@ -86,11 +88,13 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, P
         algo=settings.algo,
         sampler=settings.sampler,
         run=settings.run,
-        env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
+        env_kwargs={**exp.env_kwargs, **kwargs},
         wrappers=(*exp.wrappers, *args.wrappers),
         info_keys=(*exp.info_keys, *args.info_keys),
         imports=(*exp.imports, *args.imports),
         env_checks=args.env_checks or exp.env_checks,
+        env_drop=(*exp.env_drop, *args.env_drop),
+        env_text=args.env_text or exp.env_text,
     )
     return exp if args.agent is None else override(exp, {"algo.agent": import_object(args.agent)}), found
 

@@ -29,9 +29,10 @@ def run(argv: list[str]) -> int:
     exp, found = experiment(algo, args, rest)
     if exp.run.progress != "off":
         if found is None:
-            print(
-                f"no preset {'asked for' if args.preset == 'none' else f'for {algo} on {args.env}'}: default settings"
-            )
+            from penstock.run.presets import why_no_preset
+
+            said = why_no_preset(algo, args.env or "", exp.env_kwargs, args.wrappers)
+            print("no preset asked for: default settings" if args.preset == "none" else said)
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
-from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Whole, check_settings
 from penstock.core.protocols import require_members
@@ -93,9 +92,13 @@ class Experiment:
     """Modules whose import registers environment ids, such as `ale_py`."""
     env_checks: Checks = "sampled"
     """Checks of values: sampled, always, finite or off, see `EnvConfig.checks`; of shapes and dtypes, always."""
+    env_drop: tuple[str, ...] = ()
+    """Keys of a Dict observation that are left out."""
+    env_text: Whole = 0
+    """Bytes that every text in the observation is shown as; 0: text is refused."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_settings(self)
         if isinstance(self.algo, type) or not (is_dataclass(self.algo) or hasattr(self.algo, "build")):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
@@ -111,19 +114,26 @@ class Experiment:
             )
         if self.sampler not in (None, "auto"):
             require_members(self.sampler, SamplerSettings, "docs/writing-a-sampler.md")
-        given = self.env_kwargs or self.wrappers or self.info_keys or self.imports or self.env_checks != "sampled"
+        names = ("env_kwargs", "wrappers", "info_keys", "imports", "env_drop", "env_text")
+        given = [name for name in names if getattr(self, name)] + ["env_checks"] * (self.env_checks != "sampled")
         if isinstance(self.env, EnvConfig) and given:
-            raise ConfigError(
-                "env is an EnvConfig and env_kwargs, wrappers, info_keys, imports or env_checks are given; "
-                "put them into it"
-            )
+            raise ConfigError(f"env is an EnvConfig and {', '.join(given)} given beside it; put them into it")
 
     @property
     def env_config(self) -> EnvConfig:
         """The settings that make the environments."""
         if isinstance(self.env, EnvConfig):
             return self.env
-        return EnvConfig(self.env, self.env_kwargs, self.wrappers, self.info_keys, self.imports, self.env_checks)
+        return EnvConfig(
+            self.env,
+            self.env_kwargs,
+            self.wrappers,
+            self.info_keys,
+            self.imports,
+            self.env_checks,
+            self.env_drop,
+            self.env_text,
+        )
 
     @property
     def sampler_settings(self) -> SamplerSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from penstock.algos import find_algo
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
+from penstock.envs.ids import import_path_of, is_raw
 from penstock.run.experiment import Experiment
 from penstock.samplers import find_sampler, sized
 
@@ -30,12 +31,46 @@ class Preset:
     why: str
     path: Path
 
+    def misfit(self, env: str, kwargs: Mapping[str, Any], wrappers: Sequence[Any] = ()) -> str:
+        """The reason for which its network does not suit what the environment shows; "" if none is known."""
+        if self.changes.get("algo.net.cnn") is None:
+            return ""
+        if is_raw(env, kwargs):
+            return f"its network is for preprocessed frames, which raw=true leaves out for {env}"
+        return "its network is for images, and wrappers may show something else" if wrappers else ""
 
-def find_preset(algo: str, env: str) -> Preset | None:
-    """The preset of an algorithm for an environment id: its own table, else the first matching pattern, else None."""
+    def require_fit(self, env: str, kwargs: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a preset that was asked for by name and cannot fit; wrappers are the user's choice."""
+        if reason := self.misfit(env, kwargs):
+            raise ConfigError(f"preset {self.name}: {reason}; leave one of the two out")
+
+
+def find_preset(
+    algo: str, env: str, kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[Any] = ()
+) -> Preset | None:
+    """The preset of an algorithm for an environment id: its own table, else the first matching pattern, else None.
+
+    None too if its network does not suit what these keyword arguments or wrappers make of the environment.
+    """
+    found = _preset_of_id(algo, env)
+    return None if found is None or found.misfit(env, kwargs or {}, wrappers) else found
+
+
+def why_no_preset(algo: str, env: str, kwargs: Mapping[str, Any], wrappers: Sequence[Any] = ()) -> str:
+    """A line on why `find_preset` found nothing."""
+    found = _preset_of_id(algo, env)
+    if found is None:
+        return f"no preset for {algo} on {env}: default settings"
+    return f"preset {found.name} left out, since {found.misfit(env, kwargs, wrappers)}: default settings"
+
+
+def _preset_of_id(algo: str, env: str) -> Preset | None:
     tables = _tables(algo)
-    name = env if env in tables else next((t for t in tables if fnmatch.fnmatchcase(env, t)), None)
-    return None if name is None else named_preset(f"{algo}/{name}")
+    for name in dict.fromkeys((env, import_path_of(env))):
+        table = name if name in tables else next((t for t in tables if fnmatch.fnmatchcase(name, t)), None)
+        if table is not None:
+            return named_preset(f"{algo}/{table}")
+    return None
 
 
 def named_preset(name: str) -> Preset:

@@ -23,6 +23,7 @@ from penstock.core import VERSION
 from penstock.core.config import from_plain, override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.core.files import write_atomic
+from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.learn.algorithm import AgentFn
 from penstock.run.experiment import Experiment
@@ -133,9 +134,12 @@ def read_experiment(run_dir: Path, env: Any = None, agent: AgentFn | None = None
     An EnvConfig replaces wrappers and keyword arguments as well.
     """
     whole = isinstance(env, EnvConfig)
-    dropped = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks") if whole else ()
+    beside = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text")
+    dropped = beside if whole else ()
     with undamaged(run_dir / CONFIG):
-        plain: dict[str, Any] = {k: v for k, v in read_json(run_dir / CONFIG)["experiment"].items() if k not in dropped}
+        stored = read_json(run_dir / CONFIG)["experiment"]
+        stored = as_before_ids(stored) if env is None else stored
+        plain: dict[str, Any] = {k: v for k, v in stored.items() if k not in dropped}
         if env is not None:
             plain = {**plain, "env": ""}
         if agent is not None:

@@ -199,6 +199,7 @@ class Runner:
             f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
             f"{describe(spec.action)}; {count:,} parameters; {counted(B, 'slot')} x {counted(T, 'step')} = "
             f"{counted(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {self.run_dir}"
+            + (f"\n  {note}" if (note := trainer.exp.env_config.note) else "")
         )
 
     def _summary(self, title: str, result: Result, took: float, rate: float) -> None:

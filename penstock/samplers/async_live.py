@@ -117,6 +117,7 @@ class AsyncLive:
             "agent_states": tree_map(lambda x: x.cpu().numpy(), self._installed.agent.initial_state(B)),
             "stats": EpisodeStats(B, 0.0).state_dict(),
             "journal": Journal(B, 0).state_dict(),
+            "out_of_bounds": int(self._metrics.get("env/out_of_bounds", 0)),
         }
         self._opened += T + 1
         self._continues = SetInner(state, done)

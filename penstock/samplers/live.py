@@ -19,6 +19,7 @@ from penstock.core.protocols import require_members
 from penstock.core.slab import share
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
+from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.journal import Journal, JournalViews
 from penstock.envs.pools.pool import EnvPool, PoolState, slots_of
@@ -102,6 +103,7 @@ class LiveSampler:
         except ConfigError:
             pool.close()
             raise
+        self._bounds = OutOfBounds(config, self.spec, first_slot)
         self._stats = EpisodeStats(batch_spec.B, self._discount)
         self._journal = Journal(batch_spec.B, journal_steps)
         self._training: Buffers | None = None
@@ -147,6 +149,7 @@ class LiveSampler:
         if self._config.checks != "off":
             while (bad := self._not_finite(batch)) is not None:
                 training.forget_slots(self._pool.disown(*bad))
+        self._bounds.look(batch)
         if not self._collected:
             self._begin(self._journal_views[buffer])
         self._journal.record(self._journal_views[buffer])
@@ -182,6 +185,7 @@ class LiveSampler:
         while len(found) < episodes and chunk * _EVAL_T < _EVAL_MAX_STEPS:
             noise = None if deterministic else Noise(seed, Purpose.EVALUATE, (itr << 24) + chunk)
             self._collect(own.pool, [agent], [batch], views, own.states, noise)
+            self._bounds.look(batch, training=False)
             found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
             chunk += 1
             if give_up is not None and give_up():
@@ -214,8 +218,9 @@ class LiveSampler:
             self._server.close()
 
     def metrics(self) -> dict[str, float]:
-        """Waits and faults since the run began, by the names under which they are logged."""
-        return {**self._pool.metrics(), **(self._server.metrics() if self._server is not None else {})}
+        """Waits, faults and steps out of bounds since the run began, by the names under which they are logged."""
+        served = {} if self._server is None else self._server.metrics()
+        return {**self._pool.metrics(), **served, **self._bounds.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches, as plain data, arrays and tensors."""
@@ -227,6 +232,7 @@ class LiveSampler:
             "agent_states": training.get_states(),
             "stats": self._stats.state_dict(),
             "journal": self._journal.state_dict(),
+            "out_of_bounds": self._bounds.count,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -244,6 +250,7 @@ class LiveSampler:
         self._collected = True
         self._stats.load_state_dict(state["stats"])
         self._journal.load_state_dict(state["journal"])
+        self._bounds.count = state.get("out_of_bounds", 0)  # which 0.1.0 did not count
         training.set_states(state["agent_states"])
         episodes = [self._journal.episode(b) for b in range(self.batch_spec.B)]
         faults = state.get("faults", {})  # where 0.1.0 put them

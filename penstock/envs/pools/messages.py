@@ -12,13 +12,14 @@ import numpy as np
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
-from penstock.envs.contract import LARGEST_REWARD, describe_step_violation, describe_violation
+from penstock.envs.contract import LARGEST_REWARD, Values, describe_step_violation, describe_violation
 
 
 class Watched(Protocol):
     """The part of a pool that a check of its last row reads."""
 
     spec: EnvSpec
+    refused: Values
     episode: list[int]
     began: list[int]
     tick: int
@@ -28,7 +29,7 @@ class Watched(Protocol):
 
 
 def check_values(pool: Watched, obs_row: Tree, rewards: list[Any], actions: Sequence[Any], everyone: bool) -> None:
-    """Raises for a value that is not finite or out of its space in a row, first episodes only unless `everyone`."""
+    """Raises for a reward that is not finite or a refused value in a row, first episodes only unless `everyone`."""
     if not math.hypot(*rewards) < LARGEST_REWARD:
         for b, reward in enumerate(rewards):
             refuse_reward(pool.where(b, "step"), reward, actions[b])
@@ -37,7 +38,8 @@ def check_values(pool: Watched, obs_row: Tree, rewards: list[Any], actions: Sequ
     for b, episode in enumerate(pool.episode):
         if everyone or episode == 0:
             phase, action = ("step", actions[b]) if pool.tick > pool.began[b] else ("reset", None)
-            refuse_obs(pool.where(b, phase), tree_map(lambda x, b=b: x[b], obs_row), pool.spec.obs, action)
+            obs = tree_map(lambda x, b=b: x[b], obs_row)
+            refuse_obs(pool.where(b, phase), obs, pool.spec.obs, action, pool.refused)
 
 
 def fail(where: str, error: BaseException, action: Any, result: Any = None, info_keys: Sequence[str] = ()) -> NoReturn:
@@ -59,9 +61,9 @@ def refuse_step(where: str, result: Any, action: Any) -> None:
         raise EnvContractError(f"{where}: {message}{last(action)}")
 
 
-def refuse_obs(where: str, obs: Any, spec: Tree, action: Any) -> None:
-    """Raises if an observation breaks its spec."""
-    if message := describe_violation(obs, spec, "obs"):
+def refuse_obs(where: str, obs: Any, spec: Tree, action: Any, values: Values) -> None:
+    """Raises if an observation breaks its spec, in its values as far as `values` says."""
+    if message := describe_violation(obs, spec, "obs", values):
         raise EnvContractError(f"{where}: {message}{last(action)}")
 
 
