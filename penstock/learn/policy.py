@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.agents.acting import check_heads
 from penstock.agents.agent import Agent, check_agent_members
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
@@ -75,6 +76,7 @@ class Policy:
             agent = agent_fn(spec, self.settings)
         check_agent_members(agent)
         self.agent: Agent = agent.to(device)
+        check_heads(self.agent, spec)
         self.optimizers = optimizer_fn(self.agent, self.settings)
         check_optimizers(self.optimizers)
         self.replay_schedule = None if replay_fn is None else replay_fn(self.agent, self.settings)

@@ -72,7 +72,7 @@ MISTAKES = {
         r"a total for 'all' of shape \[\d+\]; expected a scalar",
     ),
     "number": ({"loss": with_loss(lambda loss, x: Loss(loss.total.item(), {}))}, "of type float"),  # pyright: ignore
-    "detached": ({"loss": with_loss(lambda loss, x: Loss(loss.total.detach(), {}))}, "without a gradient"),
+    "detached": ({"loss": with_loss(lambda loss, x: Loss(loss.total.detach(), {}))}, "without a gradient"),  # pyright: ignore
     "metrics": ({"loss": with_loss(lambda loss, x: Loss(loss.total, None))}, "metrics are NoneType"),  # pyright: ignore
     "rows of metric": (
         {"loss": with_loss(lambda loss, x: Loss(loss.total, {"r": x["return"]}))},
