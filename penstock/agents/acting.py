@@ -96,7 +96,7 @@ def _answer(agent: Agent, spec: EnvSpec, inputs: Inputs, state: Tree, noise: Ten
         raise ConfigError(f"{place} an info {seen}; expected a dict of tensors [B, ...] without the key 'env'")
     for name, tree, wanted in (("action", action, spec.action), ("state", after, state)):
         if tree_structure(tree) != tree_structure(wanted):
-            raise ConfigError(f"{place} a {name} of the form {tree_structure(tree)}; expected {tree_structure(wanted)}")
+            raise ConfigError(f"{place} {name} of the form {tree_structure(tree)}; expected {tree_structure(wanted)}")
     for path, leaf, a in zip(tree_paths(action), tree_leaves(spec.action), tree_leaves(action)):
         if not isinstance(a, Tensor) or a.shape != (n, *leaf.shape):
             wanted = f"[B, {', '.join(map(str, leaf.shape))}]" if leaf.shape else "[B]"

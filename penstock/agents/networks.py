@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from penstock.agents.mlp import Activation, mlp_chain, orthogonal
 from penstock.core.batch import Inputs
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Number, check_settings
 from penstock.core.spec import LeafSpec, describe
@@ -20,6 +21,8 @@ from penstock.core.tree import Tree, tree_leaves
 @dataclass(frozen=True)
 class Net:
     """The default networks of an agent."""
+
+    __new__ = known_names
 
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Limit, Positive, Unit, Whole, check_settings
 from penstock.core.placement import Placement
@@ -33,6 +34,8 @@ Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 @dataclass(frozen=True)
 class WorkerSampler:
     """Settings of every sampler whose worker processes step environments."""
+
+    __new__ = known_names
 
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""

@@ -140,8 +140,8 @@ WRONG = {
     "floats": (lambda dist, a, s: (a.float(), {}, s), r"returned action of torch.float32; expected an integer dtype"),
     "column": (lambda dist, a, s: (a.unsqueeze(-1), {}, s), r"returned action of shape \[\d+, 1\]; expected \[B\] for discrete"),
     "numpy": (lambda dist, a, s: (a.numpy(), {}, s), "returned action of type ndarray"),
-    "pair": (lambda dist, a, s: ((a, a), {}, s), "returned an action of the form"),
-    "state": (lambda dist, a, s: (a, {}, a), "returned a state of the form"),
+    "pair": (lambda dist, a, s: ((a, a), {}, s), "returned action of the form"),
+    "state": (lambda dist, a, s: (a, {}, a), "returned state of the form"),
     "from 0": (lambda dist, a, s: (a - 2, {}, s), r"chose action = \d; expected 2 to 5.*count from the space's start"),
 }
 
