@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,10 @@ from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
 _LONGEST_TABLE = 1_000_000  # steps
+_ENOUGH = 20
+"""Episodes after which an info key that no step has reported is remarked on."""
+_OPTIONAL = {"is_success"}
+"""Keys that are recorded unasked."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -114,6 +119,8 @@ class EpisodeStats:
         self.length = np.zeros(B, np.int64)
         self.discounted = np.zeros(B)
         self.columns: dict[str, Floats] = {}
+        self._missing: set[str] | None = None  # info keys that no row has reported; None before the first batch
+        self._ended = 0
 
     def begin(self, b: int, rewards: Sequence[float]) -> None:
         """Counts rewards that slot b earned in its current episode before the first batch."""
@@ -157,7 +164,25 @@ class EpisodeStats:
         self.return_, self.discounted = np.where(open_, total, 0.0), np.where(open_, discounted, 0.0)
         self.length = np.where(open_, age[-1] + 1, 0)
         self.columns = {key: np.where(open_, values, np.nan) for key, values in columns.items()}
+        if self._missing is None:
+            self._missing = set(env_info) - _OPTIONAL
+        if self._missing:
+            self._remark(env_info, len(finished))
         return finished
+
+    def _remark(self, env_info: Mapping[str, Floats], ended: int) -> None:
+        """Warns, once, of info keys that the environment has not reported in its first episodes."""
+        assert self._missing is not None
+        self._missing -= {key for key in self._missing if not np.isnan(env_info[key]).all()}
+        self._ended += ended
+        if self._missing and self._ended >= _ENOUGH:
+            names = ", ".join(map(repr, sorted(self._missing)))
+            warnings.warn(
+                f"info_keys {names} (--info-keys): no step has reported that in the first {_ENOUGH} episodes; expected a "
+                "key of the info that the environment's step() returns",
+                stacklevel=2,
+            )
+            self._missing = set()
 
     def _powers_of(self, age: Ints) -> Floats:
         """discount ** age, looked up: powers of a whole batch take a third of the time of `update`."""

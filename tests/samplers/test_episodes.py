@@ -1,3 +1,4 @@
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,3 +203,25 @@ def test_metrics_are_means_under_the_usual_names_and_leave_out_what_was_never_re
     evaluation = many.metrics("eval/mean_{}", "reward", "ep_length")
     assert evaluation == {"eval/mean_reward": 1.0, "eval/mean_ep_length": 2.0, "eval/success_rate": 0.5,
                           "eval/mean_height": 3.5}  # fmt: skip
+
+
+def test_info_keys_that_never_come_are_said_once() -> None:
+    def reported(stats: EpisodeStats, batches: int) -> list[str]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for k in range(batches):
+                batch = allocate_batch(SPEC, BatchSpec(2, 4), env_info=("nope", "seldom", "is_success"))
+                batch.valid[...], batch.terminated[1] = True, True
+                batch.info["env"]["seldom"][1, 0] = k if k == 4 else np.nan
+                stats.update(batch)
+        return [str(one.message) for one in said]
+
+    stats = EpisodeStats(4, 1.0)
+    assert reported(stats, 4) == []  # 16 episodes
+    (text,) = reported(stats, 5)
+    assert text.startswith(
+        "info_keys 'nope', 'seldom' (--info-keys): no step has reported that in the first 20 episodes"
+    )
+    assert reported(stats, 20) == []
+    (text,) = reported(EpisodeStats(4, 1.0), 30)
+    assert text.startswith("info_keys 'nope' (")
