@@ -146,10 +146,13 @@ def check_heads(agent: Agent, spec: EnvSpec) -> None:
 
 def _generators(device: torch.device) -> dict[str, Any]:
     """States of the generators that everything in the process shares, by library."""
-    _, keys, *rest = np.random.get_state()
-    cuda = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
-    torch_state = torch.random.get_rng_state().numpy().tobytes() + cuda
-    return {"torch": torch_state, "numpy": (keys.tobytes(), rest), "Python's random": random.getstate()}  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportAttributeAccessIssue]
+    states = [torch.random.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    numpy: Any = np.random.get_state()
+    return {
+        "torch": [x.numpy().tobytes() for x in states],
+        "numpy": [part.tobytes() if isinstance(part, np.ndarray) else part for part in numpy],
+        "Python's random": random.getstate(),
+    }
 
 
 def _shown(x: Any) -> str:

@@ -66,7 +66,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def our_path(name: str, known: Iterable[str]) -> str:
-    """The dotted path of our setting for another library's name, also a misspelt one; "" if `known` has a nearer one."""
+    """The dotted path of our setting for another library's name, misspelt or not; "" if `known` has a nearer one."""
     if name in FOREIGN:
         return FOREIGN[name]
     known = set(known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import re
@@ -84,8 +83,9 @@ def at_progress(settings: S, progress: float, env_steps: int = 0) -> S:
     }
     if not changed:
         return settings
-    out = copy.copy(settings)
-    for name, value in changed.items():
+    out = object.__new__(type(settings))
+    held = {f.name: getattr(settings, f.name) for f in fields(settings)}  # pyright: ignore[reportArgumentType]
+    for name, value in {**getattr(settings, "__dict__", {}), **held, **changed}.items():
         object.__setattr__(out, name, value)
     return out
 

@@ -1,7 +1,4 @@
-"""Batches on their way to a loss: as tensors, and post-processed ones cut into shuffled minibatches.
-
-A minibatch is of valid rows, or of whole columns where memory runs through them.
-"""
+"""Post-processed batches cut into shuffled minibatches: valid rows, or whole columns where memory runs through them."""
 
 from __future__ import annotations
 
@@ -12,14 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.batch import Inputs, SampleBatch, TrainBatch
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_structure, tree_unflatten
-
-
-def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
-    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere."""
-    return tree_map(lambda x: torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x.to(device), batch)
 
 
 def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1) -> Iterator[TrainBatch]:

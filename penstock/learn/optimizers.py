@@ -59,7 +59,8 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
     largest = 0.0
     for i, (name, total) in enumerate(totals.items()):
         if not isinstance(total, Tensor) or total.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            seen = f"shape {list(total.shape)}" if isinstance(total, Tensor) else f"type {type(total).__name__}"  # pyright: ignore[reportUnnecessaryIsInstance]
+            shape = getattr(total, "shape", None)
+            seen = f"type {type(total).__name__}" if shape is None else f"shape {list(shape)}"
             raise ConfigError(
                 f"loss_fn returned a total for {name!r} of {seen}; expected a scalar tensor: take the mean over rows "
                 "with penstock.ops.masked_mean"

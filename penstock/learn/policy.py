@@ -18,9 +18,8 @@ from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.core.tree import Tree, tree_leaves
+from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
-from penstock.learn.minibatch import as_tensors
 from penstock.learn.optimizers import check_optimizers, set_gradients
 from penstock.learn.predict import predict
 from penstock.replay.replay import ReplaySchedule
@@ -167,8 +166,8 @@ class Policy:
             info = [] if isinstance(batch, TrainBatch) else tree_leaves(batch.info)
             if all(leaf.shape != (1,) for leaf in held) and all(part.shape[2:] != (1,) for part in info):
                 raise ConfigError(
-                    f"postprocess_fn returned rows[{name!r}] of shape {list(x.shape)}; expected {list(x.shape[:-1])}, a "
-                    "number for each row, as more would broadcast in the loss: squeeze(-1) it"
+                    f"postprocess_fn returned rows[{name!r}] of shape {list(x.shape)}; expected {list(x.shape[:-1])}, "
+                    "a number for each row, as more would broadcast in the loss: squeeze(-1) it"
                 )
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
@@ -268,6 +267,11 @@ class Policy:
                 f"the stored parameters do not fit this agent, {_misfit(self.agent.state_dict(), parameters)}; "
                 "were net, spaces or the algorithm changed?"
             ) from error
+
+
+def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
+    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere."""
+    return tree_map(lambda x: torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x.to(device), batch)
 
 
 def _misfit(own: Mapping[str, Any], stored: Mapping[str, Any]) -> str:

@@ -18,8 +18,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import Purpose, generator
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import ResultDict, TrainingStep
-from penstock.learn.minibatch import as_tensors, minibatches
-from penstock.learn.policy import Policy
+from penstock.learn.minibatch import minibatches
+from penstock.learn.policy import Policy, as_tensors
 from penstock.replay.replay import Drawing
 
 if TYPE_CHECKING:

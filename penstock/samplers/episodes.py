@@ -178,8 +178,8 @@ class EpisodeStats:
         if self._missing and self._ended >= _ENOUGH:
             names = ", ".join(map(repr, sorted(self._missing)))
             warnings.warn(
-                f"info_keys {names} (--info-keys): no step has reported that in the first {_ENOUGH} episodes; expected a "
-                "key of the info that the environment's step() returns",
+                f"info_keys {names} (--info-keys): no step has reported that in the first {_ENOUGH} episodes; expected "
+                "a key of the info that the environment's step() returns",
                 stacklevel=2,
             )
             self._missing = set()

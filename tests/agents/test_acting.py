@@ -138,7 +138,10 @@ WRONG = {
     "float info": (lambda dist, a, s: (a, {"logp": 0.5}, s), r"returned info\['logp'\] of type float"),
     "mean info": (lambda dist, a, s: (a, {"v": a.double().mean()}, s), r"returned info\['v'\] of shape \[\]"),
     "floats": (lambda dist, a, s: (a.float(), {}, s), r"returned action of torch.float32; expected an integer dtype"),
-    "column": (lambda dist, a, s: (a.unsqueeze(-1), {}, s), r"returned action of shape \[\d+, 1\]; expected \[B\] for discrete"),
+    "column": (
+        lambda dist, a, s: (a.unsqueeze(-1), {}, s),
+        r"returned action of shape \[\d+, 1\]; expected \[B\] for discrete",
+    ),
     "numpy": (lambda dist, a, s: (a.numpy(), {}, s), "returned action of type ndarray"),
     "pair": (lambda dist, a, s: ((a, a), {}, s), "returned action of the form"),
     "state": (lambda dist, a, s: (a, {}, a), "returned state of the form"),
