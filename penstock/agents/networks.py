@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from penstock.agents.mlp import Activation, orthogonal, run_layers, runs_directly
 from penstock.core.batch import Inputs
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Number, check_settings
 from penstock.core.spec import LeafSpec, describe
@@ -24,6 +25,8 @@ LARGE = 10_000_000
 @dataclass(frozen=True)
 class Net:
     """The default networks of an agent."""
+
+    __new__ = known_names
 
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""

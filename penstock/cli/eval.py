@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.cli.options import Parser, import_modules, key_values
+from penstock.cli.options import Parser, import_modules, key_values, whole_number
 
 
 def run(argv: list[str]) -> int:
@@ -10,7 +10,7 @@ def run(argv: list[str]) -> int:
     parser = Parser("eval", "Plays episodes with the policy of a run in environments of their own.")
     parser.add_policy(episodes=20)
     parser.add_argument("--video", action="store_true", help="record the first episodes into RUN/videos (extra video)")
-    parser.add_argument("--video-episodes", type=int, default=3, help="how many to record (default 3)")
+    parser.add_argument("--video-episodes", type=whole_number, default=3, help="how many to record (default 3)")
     args = parser.parse_args(argv)
     import_modules(args.imports)
     from penstock.run.evaluation import evaluate, record_video

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import fields, is_dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, import_modules, key_values
+from penstock.cli.options import Parser, import_modules, key_values, seed_number
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -101,9 +101,10 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, P
 
 def seed_list(text: str) -> list[int]:
     """The seeds in a text such as 1,2,3, none of them twice."""
-    if not all(part.strip().isdecimal() for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3")
-    seeds = [int(part) for part in text.split(",")]
+    try:
+        seeds = [seed_number(part.strip()) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3") from error
     if len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"{text!r} names a seed twice")
     return seeds
@@ -114,7 +115,7 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     import tyro
 
     parts = ("algo", "sampler", "run")
-    known = [f"--{name}.{f.name}" for name in parts for f in fields(getattr(exp, name))]
+    known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
     for option in rest:
         if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:
             train_parser().refuse(option, known)
@@ -123,4 +124,51 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     cls = make_dataclass("Settings", [(name, type(getattr(exp, name))) for name in parts], frozen=True)
     default = cls(**{name: getattr(exp, name) for name in parts})
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
-    return tyro.cli(cls, args=rest, default=default, prog="penstock train ALGO", config=config, description="Settings:")
+    numbers = tyro.constructors.ConstructorRegistry()
+    numbers.primitive_rule(_whole_numbers)
+    settings, unknown = tyro.cli(
+        cls,
+        args=rest,
+        default=default,
+        prog="penstock train ALGO",
+        config=config,
+        description="Settings:",
+        registry=numbers,
+        return_unknown_args=True,
+    )
+    if unknown:
+        train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known)
+    return settings
+
+
+def _options(settings: Any, path: str) -> list[str]:
+    """The options of a settings dataclass and of those within it, each as `--algo.net.hidden`."""
+    found: list[str] = []
+    for f in fields(settings):
+        value, name = getattr(settings, f.name), f"{path}.{f.name}"
+        found += _options(value, name) if is_dataclass(value) else [name]
+    return found
+
+
+def _whole_numbers(info: Any) -> Any:
+    """Tyro's rule for `int`: 100000, 1e5 and 100_000 are one number; None for another type."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    from penstock.core.config import whole
+
+    if info.type is not int:
+        return None
+
+    def number(words: list[str]) -> int:
+        try:
+            return whole(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r}; expected a whole number, such as 100000, 1e5 or 100_000") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=number,
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )

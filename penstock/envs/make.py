@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, get_args
 
 import gymnasium as gym
 
-from penstock.core.config import import_object, import_path
+from penstock.core.config import import_object, import_path, known_names
 from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, NativeEnvError, PenstockError, nearest
 from penstock.envs.contract import Checks
 from penstock.envs.ids import make_registered, note_on, own_factory
@@ -36,6 +36,8 @@ _OLD_GYM = (
 @dataclass(frozen=True)
 class EnvConfig:
     """The settings of one environment; `make()` returns a new instance each time."""
+
+    __new__ = known_names
 
     env: str | Callable[..., Any]
     """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`."""

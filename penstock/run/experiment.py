@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Whole, check_settings
 from penstock.core.protocols import require_members
@@ -22,6 +23,8 @@ else:  # settings are read where torch is not loaded, such as for help
 @dataclass(frozen=True)
 class RunConfig:
     """Length, seed, evaluation and files of a run."""
+
+    __new__ = known_names
 
     steps: Count = 1_000_000
     """Environment steps; the run ends with the batch that reaches them."""
@@ -73,6 +76,8 @@ class RunConfig:
 @dataclass(frozen=True)
 class Experiment:
     """Environment, algorithm, sampler and run; `ps.train` trains it."""
+
+    __new__ = known_names
 
     env: str | Callable[..., Any] | EnvConfig
     """A Gymnasium id, `module:qualname`, a callable that makes an environment, or an EnvConfig."""

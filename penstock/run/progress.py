@@ -37,6 +37,7 @@ _SHOWN = (
     ("critic loss", "train/critic_loss"),
 )
 _ON_A_LINE = 3
+_ANY_WIDTH = 100_000
 
 
 class Progress:
@@ -166,13 +167,25 @@ class Progress:
 
 
 def print_summary(title: str, rows: Mapping[str, str]) -> None:
-    """Prints a table of two columns under a title, for the end of a run or the result of a command."""
+    """Prints a table of two columns under a title, for the end of a run or the result of a command.
+
+    Without its frame where a line is wider than the terminal: paths and commands are there to be copied.
+    """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column(no_wrap=True)
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))
-    Console(highlight=False).print(Panel(table, title=Text(title, style="bold"), title_align="left", expand=False))
+    panel = Panel(table, title=Text(title, style="bold"), title_align="left", expand=False)
+    console = Console(highlight=False)
+    if console.measure(panel, options=console.options.update(width=_ANY_WIDTH)).maximum <= console.width:
+        console.print(panel)
+        return
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    width = max(map(len, rows), default=0)
+    for name, value in rows.items():
+        for i, line in enumerate(value.splitlines()):
+            console.print(Text(f"  {name if i == 0 else '':<{width}}  ", "dim").append(line, "default"), soft_wrap=True)
 
 
 def _stop(live: Live, pid: int) -> None:

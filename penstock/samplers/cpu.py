@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Limit, Positive, Unit, Whole, check_settings
 from penstock.core.placement import Placement
@@ -35,6 +36,8 @@ Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 class WorkerSampler:
     """Settings of every sampler whose worker processes step environments."""
 
+    __new__ = known_names
+
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
     B: Count = 16
@@ -50,7 +53,7 @@ class WorkerSampler:
     max_decorrelation_steps: Whole = 0
     """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
     discount: Unit | None = None
-    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, or 0.99 without one."""
+    """Of the logged discounted episode return, not of targets. None: the algorithm's, or 0.99 without one."""
     journal_steps: Whole = 100_000
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
     step_timeout_s: Positive = 60.0

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.agents.acting import examples
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
 from penstock.core.batch import SampleBatch, allocate_batch
@@ -25,7 +26,7 @@ from penstock.envs.pools.journal import Journal, JournalViews
 from penstock.envs.pools.pool import EnvPool, PoolState, slots_of
 from penstock.samplers.collector import Collect, GroupViews
 from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats, join_episodes
-from penstock.samplers.installed import Installed, examples
+from penstock.samplers.installed import Installed
 from penstock.samplers.traced import loop
 
 _EVAL_T = 64

@@ -191,7 +191,8 @@ class SerialPool(EnvPool):
         except EnvWorkerError:
             raise
         except (Exception, SystemExit) as error:
-            fail(self.where(b, "step"), error, actions[b], result, self.info_keys)
+            spec = self.spec.action if is_leaf(self.spec.action) else None
+            fail(self.where(b, "step"), error, actions[b], result, self.info_keys, spec)
         mark[1] = 0
         reward_row[:] = rewards
         terminated_row.fill(False)

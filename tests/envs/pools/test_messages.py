@@ -7,7 +7,9 @@ import pytest
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import env_seed
+from penstock.core.spec import LeafSpec
 from penstock.envs.make import Checks, EnvConfig
+from penstock.envs.pools.messages import fail
 from penstock.envs.toy import FAULTS, FaultEnv
 from penstock.envs.toy.faults import CRASHES, DICT_FAULTS, OBS_FAULTS, RESULT_FAULTS
 from penstock.samplers.live import LiveSampler
@@ -256,3 +258,14 @@ def test_rewards_that_cancel_are_still_too_large():
         EnvContractError, match=r"slot 0 of .* reward: got -?1e\+39, expected a finite number that fits float32"
     ):
         sampler.obtain_samples(0)
+
+
+def test_a_choice_that_the_space_does_not_have_is_the_agents():
+    where, error = "slot 0", ValueError("invalid")
+    choice = LeafSpec("discrete", (), "int64", sizes=(2,))
+    with pytest.raises(EnvWorkerError, match=r"last action 2, which the agent chose \(action: .*have 2 outputs\?"):
+        fail(where, error, 2, spec=choice)
+    for action, spec in ((1, choice), (2, None), (np.zeros(2), LeafSpec("box", (2,), "float32"))):
+        with pytest.raises(EnvWorkerError) as caught:
+            fail(where, error, action, spec=spec)
+        assert "which the agent chose" not in str(caught.value)
