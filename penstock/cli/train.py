@@ -53,7 +53,7 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
 
 def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool) -> int:
     from penstock.run.bench.cache import auto_sampler
-    from penstock.run.entry import train
+    from penstock.run.loop import train
     from penstock.run.rundir import free_run_dir
 
     def of_seed(seed: int) -> Experiment:

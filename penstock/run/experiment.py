@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
@@ -28,7 +29,7 @@ class RunConfig:
     """Environment steps; the run ends with the batch that reaches them."""
     seed: Whole = 0
     """The seed of every random number of the run."""
-    dir: str | None = None
+    dir: str | Path | None = None
     """Run directory; must be new or empty. None: runs/ENV/ALGO/TIME-sSEED."""
     stop: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics that end the run once all are reached: `--run.stop rollout/ep_rew_mean 475`, or the same as a dict."""
@@ -57,8 +58,12 @@ class RunConfig:
     """Display in the terminal."""
     trace: str | None = None
     """File name in .json for a timeline of 20 batches, process by process, which Perfetto opens; None for none."""
+    each: str | None = None
+    """A function as `module:name`, called with each iteration (`penstock.Iteration`) before it is logged."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.dir, Path):
+            object.__setattr__(self, "dir", str(self.dir))
         check_settings(self, "run.")
         for name, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -26,7 +26,9 @@ from penstock.core.files import write_atomic
 from penstock.envs.make import EnvConfig
 from penstock.learn.algorithm import AgentFn
 from penstock.run.experiment import Experiment
-from penstock.run.trainer import Trainer
+
+if TYPE_CHECKING:  # it writes the settings too
+    from penstock.run.trainer import Trainer
 
 CONFIG, META = "config.json", "meta.json"
 
@@ -121,6 +123,7 @@ def write_config(trainer: Trainer) -> None:
         "env_reproducible": trainer.report.reproducible,
     }
     try:
+        run_dir.mkdir(parents=True, exist_ok=True)
         write_atomic(run_dir / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
         write_atomic(run_dir / META, (json.dumps(meta, indent=1) + "\n").encode())
     except OSError as error:

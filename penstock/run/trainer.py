@@ -25,6 +25,7 @@ from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
+from penstock.run.rundir import CONFIG, write_config
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
@@ -89,6 +90,8 @@ class Trainer:
         self.env_steps = 0
         """Environment steps collected: valid rows only."""
         self.episodes_seen = 0
+        self.episodes = Episodes()
+        """Those that ended in the last iteration."""
         self.pending: ResultDict = {}
         """Metrics of an iteration whose evaluation a signal cut short; the resumed run evaluates and logs them."""
         self.finished = False
@@ -119,6 +122,7 @@ class Trainer:
         self.itr += 1
         self.env_steps += step.env_steps
         self.episodes_seen += len(step.episodes)
+        self.episodes = step.episodes
         self.recent = join_episodes([self.recent, step.episodes]).last(_WINDOW)
         now = time.monotonic()
         self.elapsed_s, self._clock = self.elapsed_s + now - self._clock, now
@@ -139,6 +143,11 @@ class Trainer:
                 f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
             )
         return metrics
+
+    @property
+    def batch(self) -> SampleBatch | None:
+        """The batch collected last, valid until the next iteration; None if the sampler does not show it."""
+        return getattr(self.sampler, "last_batch", None)
 
     def evaluate(
         self, episodes: int | None = None, give_up: Callable[[], bool] | None = None
@@ -187,9 +196,14 @@ class Trainer:
             self.sampler.shutdown()
 
     def save(self, score: float | None = None) -> Path:
-        """Writes a checkpoint of all state into the run directory; returns its path. Raises CheckpointError."""
+        """Writes a checkpoint of all state into the run directory, and config.json if there is none.
+
+        Returns the checkpoint's path. Raises CheckpointError.
+        """
         if self.run_dir is None:
             raise ConfigError("Trainer.save without a run directory; pass run_dir=Path('runs/a') to Trainer")
+        if not (self.run_dir / CONFIG).exists():  # a Trainer that no Run has made
+            write_config(self)
         policy = self.policy.state_dict()
         agent = policy.pop("agent")
         state = {
@@ -252,7 +266,7 @@ class Trainer:
             self._tracing.close()
 
     def _save_batch(self) -> str:
-        batch: SampleBatch | None = getattr(self.sampler, "last_batch", None)
+        batch = self.batch
         if self.run_dir is None or batch is None:
             return "no run directory to save the batch in"
         path = self.run_dir / "crash" / f"batch-{self.itr}.npz"

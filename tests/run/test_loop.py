@@ -23,8 +23,6 @@ from penstock.core.errors import ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.lock import RunLock
-from penstock.run.rundir import write_config
-from penstock.run.runner import Runner
 from penstock.samplers.episodes import Episodes
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
@@ -46,6 +44,11 @@ def crossings(rows: list[dict[str, Any]], interval: int) -> list[int]:
 
 def one_episode(score: float) -> Episodes:
     return Episodes(np.array([score]), np.array([1]), np.array([score]), np.array([0]), np.array([True]))
+
+
+def finish(run: ps.Run) -> None:
+    for _ in run:
+        pass
 
 
 # What a run leaves
@@ -161,32 +164,30 @@ def test_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
 
 def test_keeps_the_last_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([10.0, 50.0, 30.0, 20.0, 40.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0])
-    trainer = ps.Trainer(at(tmp_path, eval_interval=64, checkpoint_interval=64, keep=2), tmp_path)
-    tmp_path.mkdir(exist_ok=True)
     scored: list[tuple[float, int]] = []
 
-    def evaluate_agent(itr: int, episodes: int, **_: Any) -> Episodes:
-        score = next(scores)
-        scored.append((score, trainer.env_steps))
-        return one_episode(score)
+    with ps.Run(at(tmp_path, eval_interval=64, checkpoint_interval=64, keep=2)) as run:
 
-    monkeypatch.setattr(trainer.sampler, "evaluate_agent", evaluate_agent)
-    with trainer:
-        ps.Runner(trainer).run()
+        def evaluate_agent(itr: int, episodes: int, **_: Any) -> Episodes:
+            score = next(scores)
+            scored.append((score, run.trainer.env_steps))
+            return one_episode(score)
+
+        monkeypatch.setattr(run.trainer.sampler, "evaluate_agent", evaluate_agent)
+        finish(run)
     best = max(scored)[1]
     steps = [step for _, step in scored]
     assert len(scored) >= 8
     assert saved(tmp_path) == sorted({best, *steps[-2:]})
     assert int(find_checkpoint(tmp_path, "best").name) == best
-    assert trainer.best_score == 50.0
+    assert run.trainer.best_score == 50.0
 
 
 def test_a_better_score_is_saved_between_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([1.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
-    trainer = ps.Trainer(at(tmp_path, eval_interval=64, checkpoint_interval=0), tmp_path)
-    monkeypatch.setattr(trainer.sampler, "evaluate_agent", lambda *_, **__: one_episode(next(scores)))
-    with trainer:
-        ps.Runner(trainer).run()
+    with ps.Run(at(tmp_path, eval_interval=64, checkpoint_interval=0)) as run:
+        monkeypatch.setattr(run.trainer.sampler, "evaluate_agent", lambda *_, **__: one_episode(next(scores)))
+        finish(run)
     assert len(saved(tmp_path)) == 3  # 1.0, 3.0 and the last
     assert load_checkpoint(find_checkpoint(tmp_path, "best")).state["trainer"]["best_score"] == 3.0
     assert find_checkpoint(tmp_path, "best") != find_checkpoint(tmp_path)
@@ -194,18 +195,18 @@ def test_a_better_score_is_saved_between_checkpoints(tmp_path: Path, monkeypatch
 
 def test_a_score_belongs_to_the_step_that_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped later by a signal, the last checkpoint must not inherit the score of an earlier evaluation."""
-    trainer = ps.Trainer(at(tmp_path, eval_interval=128, checkpoint_interval=0, steps=10_000), tmp_path)
-    inner, count = trainer.train, [0]
+    exp = at(tmp_path, eval_interval=128, checkpoint_interval=0, steps=10_000)
+    with pytest.raises(SystemExit) as caught, ps.Run(exp) as run:
+        inner, count = run.trainer.train, [0]
 
-    def train() -> Any:
-        count[0] += 1
-        if count[0] == 6:
-            signal.raise_signal(signal.SIGTERM)
-        return inner()
+        def train() -> Any:
+            count[0] += 1
+            if count[0] == 6:
+                signal.raise_signal(signal.SIGTERM)
+            return inner()
 
-    monkeypatch.setattr(trainer, "train", train)
-    with trainer, pytest.raises(SystemExit) as caught:
-        ps.Runner(trainer).run()
+        monkeypatch.setattr(run.trainer, "train", train)
+        finish(run)
     assert caught.value.code == 143
     last = json.loads((find_checkpoint(tmp_path) / "MANIFEST.json").read_text())
     evaluated = {row["step"]: row["eval/mean_reward"] for row in evaluations(tmp_path)}
@@ -440,13 +441,12 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
 
 def test_an_interactive_session_gets_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    trainer = ps.Trainer(at(tmp_path, steps=10_000), tmp_path)
-    inner = trainer.train
-    monkeypatch.setattr(trainer, "train", lambda: (signal.raise_signal(signal.SIGINT), inner())[1])
-    with trainer:
-        result = ps.Runner(trainer).run()
-    assert result.stopped_by == "SIGINT"
-    assert saved(tmp_path) == [result.env_steps]
+    with ps.Run(at(tmp_path, steps=10_000)) as run:
+        inner = run.trainer.train
+        monkeypatch.setattr(run.trainer, "train", lambda: (signal.raise_signal(signal.SIGINT), inner())[1])
+        finish(run)
+    assert run.result.stopped_by == "SIGINT"
+    assert saved(tmp_path) == [run.result.env_steps]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -515,18 +515,15 @@ def test_signals_at_start_up(number: int, delay_s: float, tmp_path: Path) -> Non
 def test_a_signal_in_an_evaluation_loses_nothing(tmp_path: Path) -> None:
     """The last evaluation is cut short; the run resumes, evaluates, and is what it would have been."""
     whole = ps.train(at(tmp_path / "whole"))
-    trainer = ps.Trainer(at(tmp_path / "cut"), tmp_path / "cut")
-    (tmp_path / "cut").mkdir()
-    write_config(trainer)
-    inner = trainer.sampler.evaluate_agent
+    with pytest.raises(SystemExit) as end, ps.Run(at(tmp_path / "cut")) as run:
+        inner = run.trainer.sampler.evaluate_agent
 
-    def interrupted(itr: int, episodes: int, give_up: Any = None) -> Episodes:
-        signal.raise_signal(signal.SIGTERM)
-        return inner(itr, episodes, give_up=give_up)
+        def interrupted(*args: Any, **kwargs: Any) -> Episodes:
+            signal.raise_signal(signal.SIGTERM)
+            return inner(*args, **kwargs)
 
-    trainer.sampler.evaluate_agent = interrupted
-    with trainer, pytest.raises(SystemExit) as end:
-        Runner(trainer).run()
+        run.trainer.sampler.evaluate_agent = interrupted
+        finish(run)
     assert end.value.code == 143
     resumed = ps.resume(tmp_path / "cut")
     assert resumed.metrics["eval/mean_reward"] == whole.metrics["eval/mean_reward"]
