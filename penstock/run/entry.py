@@ -1,4 +1,4 @@
-"""Runs as they are opened: begun from settings, reopened from a directory; and `load`, which returns the policy alone."""
+"""Opening of runs: begun from settings, reopened from a directory; and `load`, which returns the policy alone."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
 
 
 @contextlib.contextmanager
-def reopened(
-    run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None
-) -> Generator[Trainer]:
+def reopened(run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None) -> Generator[Trainer]:
     """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
     refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
     if refused:

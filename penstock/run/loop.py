@@ -1,4 +1,4 @@
-"""The loop of a run: train, evaluate, hand over, log, checkpoint, stop; `train` and `resume` are it with an empty body."""
+"""The loop of a run: train, evaluate, hand over, log, checkpoint, stop; `train` and `resume` have an empty body."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Iteration:
 
     @property
     def policy(self) -> Policy:
-        """The policy in training: change nothing of it but with care, read what you like."""
+        """The policy in training: yours to read; what you change in it, you train on with."""
         return self.run.policy
 
 
@@ -173,6 +173,7 @@ class Run:
         self._failed = error is not None
         with self._stack:
             if error is None:
+                self._stopping = True  # by `break`, if nothing else has ended the loop
                 try:
                     self._settle()
                 finally:
@@ -338,7 +339,7 @@ class Run:
             return None
 
     def _evaluate(self, trainer: Trainer, episodes: int | None) -> tuple[ResultDict, Episodes]:
-        """Evaluates, appends to eval/evaluations.jsonl and returns metrics, {} if a signal cut it short, and episodes."""
+        """Evaluates and notes it in eval/evaluations.jsonl; returns metrics, {} if a signal cut it short, and episodes."""
         metrics, found = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
         if self._signal is not None and not metrics:
             return {}, found

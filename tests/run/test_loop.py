@@ -530,3 +530,202 @@ def test_a_signal_in_an_evaluation_loses_nothing(tmp_path: Path) -> None:
     assert resumed.checkpoint is not None
     for a, b in zip(whole.policy.agent.parameters(), resumed.policy.agent.parameters()):
         assert torch.equal(a, b)
+
+
+# Code of the user's own between the iterations
+
+
+def norm_of(policy: ps.Policy) -> float:
+    return float(sum(p.detach().norm() for p in policy.agent.parameters()))
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    kept = ("time/iterations", "time/total_timesteps")
+    return [{k: v for k, v in row.items() if k[:5] != "time/" or k in kept} for row in rows(run)]
+
+
+def test_an_empty_body_is_ps_train(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
+    ps.train(at(tmp_path / "a", eval_interval=150, eval_episodes=2))
+    with ps.Run(at(tmp_path / "b", eval_interval=150, eval_episodes=2)) as run:
+        finish(run)
+        assert run.result.stopped_by == "steps"  # already in the with
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_the_body_sees_every_iteration_and_its_numbers_are_logged(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    ended = 0
+    with ps.Run(at(tmp_path, log_interval=10**6, eval_interval=300, eval_episodes=2)) as run:
+        for it in run:
+            seen.append((it.itr, it.env_steps))
+            assert it.run is run
+            assert it.policy is run.policy
+            assert it.batch is not None
+            assert it.batch.env_steps == it.env_steps - (seen[-2][1] if len(seen) > 1 else 0)
+            ended += len(it.episodes)
+            assert it.metrics["rollout/episodes"] == ended
+            assert (it.evaluation is not None) == ("eval/mean_reward" in it.metrics)
+            if it.itr % 3 == 0:
+                it.metrics["mine/norm"] = torch.tensor(norm_of(it.policy))  # pyright: ignore
+                it.metrics["mine/count"] = np.int64(7)  # pyright: ignore
+    assert [itr for itr, _ in seen] == list(range(1, len(seen) + 1))
+    logged = {row["step"]: row for row in rows(tmp_path)}
+    mine = [steps for itr, steps in seen if itr % 3 == 0]
+    assert [step for step, row in logged.items() if "mine/norm" in row] == mine
+    assert all(row["mine/count"] == 7 and "train/policy_gradient_loss" in row for row in map(logged.get, mine) if row)
+    evaluated = [row["step"] for row in evaluations(tmp_path)]
+    assert set(logged) == {*mine, *evaluated}  # nothing else: the interval is never crossed
+    assert run.result.env_steps == seen[-1][1]
+
+
+@pytest.mark.filterwarnings("ignore:ConfigError in the loop")
+def test_what_is_no_number_is_refused_and_the_run_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it\.metrics\['mine'\]='x' \(str\)"), ps.Run(at(tmp_path)) as run:
+        for it in run:
+            it.metrics["mine"] = "x"  # pyright: ignore
+    assert saved(tmp_path) == [run.trainer.env_steps]
+
+
+@pytest.mark.parametrize("how", ["break", "stop"])
+def test_ended_early_it_is_saved_and_goes_on_as_if_it_had_not(
+    how: str, tmp_path: Path, same_run: Callable[[Path, Path], None]
+) -> None:
+    settings: dict[str, Any] = {"log_interval": 200, "eval_interval": 150, "eval_episodes": 2, "checkpoint_interval": 0}
+
+    def body(run: ps.Run, until: int) -> None:
+        for it in run:
+            if it.itr % 2 == 0:
+                it.metrics["mine/norm"] = norm_of(it.policy)
+            if it.itr == until:
+                if how == "break":
+                    break
+                run.stop()
+
+    for name, until in (("whole", 0), ("cut", 4)):
+        with ps.Run(at(tmp_path / name, **settings)) as run:
+            body(run, until)
+    assert run.result.stopped_by == "stop"
+    assert saved(tmp_path / "cut")[-1] == run.result.env_steps
+    assert "mine/norm" in rows(tmp_path / "cut")[-1]
+    with ps.Run.resume(tmp_path / "cut") as again:
+        body(again, 0)
+    assert again.result.stopped_by == "steps"
+    assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
+    a, b = (load_checkpoint(find_checkpoint(tmp_path / name)).policy for name in ("whole", "cut"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def failing(exp: ps.Experiment) -> ps.Run:
+    with pytest.raises(ZeroDivisionError), ps.Run(exp) as run:
+        for it in run:
+            if it.itr == 3:
+                it.metrics["mine"] = 1.0
+                _ = 1 / 0
+    return run
+
+
+def test_an_error_in_the_body_saves_then_goes_on(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=f"penstock resume {tmp_path}"):
+        run = failing(at(tmp_path))
+    assert run.result.stopped_by == "ZeroDivisionError"
+    assert saved(tmp_path) == [run.result.env_steps] == [rows(tmp_path)[-1]["step"]]
+    assert rows(tmp_path)[-1]["mine"] == 1.0
+    assert ps.resume(tmp_path).metrics["time/iterations"] >= 10
+
+
+def test_an_error_in_training_saves_nothing_half_done(tmp_path: Path) -> None:
+    exp = replace(CARTPOLE, env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "raise_in_step", "at": 100})
+    with pytest.raises(EnvWorkerError), ps.Run(at(tmp_path, exp)) as run:
+        finish(run)
+    assert not (tmp_path / "checkpoints").exists()
+    with pytest.raises(ConfigError, match="before the run has ended"):
+        _ = run.result
+
+
+def test_a_signal_in_the_body_lets_it_finish(tmp_path: Path) -> None:
+    ends: list[int] = []
+    with pytest.raises(SystemExit) as caught, ps.Run(at(tmp_path, steps=10_000)) as run:
+        for it in run:
+            if it.itr == 2:
+                signal.raise_signal(signal.SIGINT)
+            ends.append(it.itr)
+    assert caught.value.code == 130
+    assert ends == [1, 2]
+    assert run.result.stopped_by == "SIGINT"
+    assert saved(tmp_path) == [run.result.env_steps]
+
+
+def test_saves_and_evaluates_when_told(tmp_path: Path) -> None:
+    told = 0.0
+    with ps.Run(at(tmp_path, eval_episodes=0, checkpoint_interval=0, keep=9)) as run:
+        for it in run:
+            if it.itr == 2:
+                assert int(run.save().name) == it.env_steps
+                assert len(run.evaluate(3)) == 3
+                told = it.metrics["eval/mean_reward"]
+        after = run.evaluate(2)
+    assert len(after) == 2
+    assert saved(tmp_path)[0] == rows(tmp_path)[1]["step"]
+    assert [row["eval/mean_reward"] for row in rows(tmp_path) if "eval/mean_reward" in row] == [told]
+    assert [len(row["returns"]) for row in evaluations(tmp_path)] == [3, 2]
+    for late in (run.save, run.evaluate):
+        with pytest.raises(ConfigError, match=r"ps\.evaluate"):
+            late()
+
+
+def test_a_run_belongs_into_a_with(tmp_path: Path) -> None:
+    run = ps.Run(at(tmp_path))
+    for use in (lambda: iter(run), lambda: next(run), lambda: run.policy, run.save):
+        with pytest.raises(ConfigError, match=r"with ps\.Run\(exp\) as run"):
+            use()
+    assert not (tmp_path / "config.json").exists()
+    with run:
+        run.stop()
+    with pytest.raises(ConfigError, match="runs once"), run:
+        pass
+
+
+SEEN: list[int] = []
+
+
+def look(it: ps.Iteration) -> None:
+    it.metrics["mine/steps"] = it.env_steps
+    SEEN.append(it.itr)
+    if it.itr == 4:
+        it.run.stop()
+
+
+def test_a_function_for_each_iteration(tmp_path: Path) -> None:
+    SEEN.clear()
+    result = ps.train(at(tmp_path, each="tests.run.test_loop:look"))
+    assert result.stopped_by == "stop"
+    assert SEEN == [1, 2, 3, 4]
+    assert [row["mine/steps"] for row in rows(tmp_path)] == [row["step"] for row in rows(tmp_path)]
+    assert json.loads((tmp_path / "config.json").read_text())["experiment"]["run"]["each"] == "tests.run.test_loop:look"
+    assert ps.resume(tmp_path).stopped_by == "steps"
+    assert SEEN[4:] == list(range(5, SEEN[-1] + 1))
+
+
+@pytest.mark.parametrize(
+    ("each", "says"), [("tests.run.test_loop:lok", "look"), ("json:__name__", "expected a function")]
+)
+def test_a_function_that_is_none_fails_before_anything_is_made(each: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ps.train(at(tmp_path / "run", each=each))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trainer_of_its_own_leaves_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "by" / "hand"
+    with ps.Trainer(at(run, steps=200), run) as trainer:
+        for _ in trainer:
+            trainer.save()
+    assert ps.load(run).predict(np.zeros(4, np.float32)) in (0, 1)
+    assert ps.resume(run, {"run.steps": 400}).env_steps >= 400
+
+
+def test_a_result_is_shown_in_a_line(tmp_path: Path) -> None:
+    text = repr(ps.train(at(tmp_path)))
+    assert len(text) < 200
+    assert "stopped by steps" in text
+    assert str(tmp_path) in text
