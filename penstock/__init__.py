@@ -80,6 +80,7 @@ _WHERE = {
     "concat_samples": "penstock.core.joining",
     "cosine": "penstock.core.schedule",
     "linear": "penstock.core.schedule",
+    "evaluate": "penstock.run.evaluation",
     "load": "penstock.run.entry",
     "minibatches": "penstock.learn.minibatch",
     "override": "penstock.core.config",
@@ -159,6 +160,7 @@ if TYPE_CHECKING:
         ReplaySettings as ReplaySettings,
     )
     from penstock.run.entry import load as load
+    from penstock.run.evaluation import evaluate as evaluate
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
     from penstock.run.loop import Iteration as Iteration, Run as Run, resume as resume, train as train
     from penstock.run.plots.figure import plot_runs as plot_runs

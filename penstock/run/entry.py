@@ -65,7 +65,9 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
 
 
 @contextlib.contextmanager
-def reopened(run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None) -> Generator[Trainer]:
+def reopened(
+    run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None, eval_env: Any
+) -> Generator[Trainer]:
     """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
     refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
     if refused:
@@ -74,7 +76,7 @@ def reopened(run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: 
             f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
             "(--init)"
         )
-    stored = read_experiment(run_dir, env, agent)
+    stored = read_experiment(run_dir, env, agent, eval_env)
     exp = override(stored, dict(changes or {}))
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     _check_each(exp)
@@ -132,7 +134,7 @@ def open_policy(
     Args:
         env: the environment again, where it could not be stored (a lambda).
     """
-    exp = read_experiment(run_dir, env)
+    exp = read_experiment(run_dir, env, eval_env=env)
     config = exp.env_config
     policy, step = _load(run_dir, which)
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +58,13 @@ class RunConfig:
     """Display in the terminal."""
     trace: str | None = None
     """File name in .json for a timeline of 20 batches, process by process, which Perfetto opens; None for none."""
+    eval_max_steps: Count = 27_000
+    """An evaluation's episodes are cut here, counted as they stand, and told of in `eval/cut_episodes`.
+
+    The default is where Atari's published protocol ends an episode, 108,000 frames.
+    """
+    eval_slots: Count = 16
+    """Environments side by side in an evaluation, at most: each plays its share of the episodes."""
     each: str | None = None
     """A function as `module:name`, called with each iteration (`penstock.Iteration`) before it is logged."""
 
@@ -98,6 +105,13 @@ class Experiment:
     """Modules whose import registers environment ids, such as `ale_py`."""
     env_checks: Checks = "sampled"
     """Checks of values: sampled, always, finite or off, see `EnvConfig.checks`; of shapes and dtypes, always."""
+    eval_env: str | Callable[..., Any] | EnvConfig | None = None
+    """Environment of evaluations, which choose the best checkpoint; None: as in training.
+
+    Unless it is an EnvConfig, wrappers and all else but the keyword arguments are as in training.
+    """
+    eval_env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of `eval_env`; without one, added to those of `env`, e.g. {"levels": "held-out"}."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -122,6 +136,8 @@ class Experiment:
                 "env is an EnvConfig and env_kwargs, wrappers, info_keys, imports or env_checks are given; "
                 "put them into it"
             )
+        if isinstance(self.eval_env, EnvConfig) and self.eval_env_kwargs:
+            raise ConfigError("eval_env is an EnvConfig and eval_env_kwargs are given; put them into it")
 
     @property
     def env_config(self) -> EnvConfig:
@@ -129,6 +145,16 @@ class Experiment:
         if isinstance(self.env, EnvConfig):
             return self.env
         return EnvConfig(self.env, self.env_kwargs, self.wrappers, self.info_keys, self.imports, self.env_checks)
+
+    @property
+    def eval_env_config(self) -> EnvConfig:
+        """The settings that make the environments of evaluations."""
+        config = self.env_config
+        if self.eval_env is None:
+            return replace(config, kwargs={**config.kwargs, **self.eval_env_kwargs})
+        if isinstance(self.eval_env, EnvConfig):
+            return self.eval_env
+        return replace(config, env=self.eval_env, kwargs=self.eval_env_kwargs)
 
     @property
     def sampler_settings(self) -> SamplerSettings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -22,15 +21,12 @@ from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy import Policy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
-from penstock.run.log import MetricsLog, cut_rows
+from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
-from penstock.run.result import STOPPED, Result, headline, summary, title
-from penstock.run.rundir import changes_since
+from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
-
-EVALUATIONS = "eval/evaluations.jsonl"
 
 
 def train(exp: Experiment, init: str | Path | None = None) -> Result:
@@ -47,18 +43,23 @@ def train(exp: Experiment, init: str | Path | None = None) -> Result:
 
 
 def resume(
-    run_dir: str | Path, changes: Mapping[str, Any] | None = None, *, env: Any = None, agent: AgentFn | None = None
+    run_dir: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    env: Any = None,
+    agent: AgentFn | None = None,
+    eval_env: Any = None,
 ) -> Result:
     """Goes on with a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
 
     Args:
         changes: of `run.*` settings only, e.g. {"run.steps": 400_000} to extend a finished run.
-        env, agent: the environment or agent function again, where it could not be stored (a lambda).
+        env, agent, eval_env: environment or agent function again, where it could not be stored (a lambda).
 
     Raises:
         CheckpointError: nothing good to go on from. ConfigError: changes that would make it another experiment.
     """
-    return _to_the_end(Run.resume(run_dir, changes, env=env, agent=agent))
+    return _to_the_end(Run.resume(run_dir, changes, env=env, agent=agent, eval_env=eval_env))
 
 
 def _to_the_end(run: Run) -> Result:
@@ -124,10 +125,11 @@ class Run:
         *,
         env: Any = None,
         agent: AgentFn | None = None,
+        eval_env: Any = None,
     ) -> Run:
         """The run of a directory again, from its newest good checkpoint; arguments and errors as of `ps.resume`."""
         run = cls.__new__(cls)
-        run._prepare(reopened(Path(run_dir), changes, env, agent), resumed=True)
+        run._prepare(reopened(Path(run_dir), changes, env, agent, eval_env), resumed=True)
         return run
 
     def _prepare(self, opening: contextlib.AbstractContextManager[Trainer], resumed: bool) -> None:
@@ -136,6 +138,7 @@ class Run:
         self._result: Result | None = None
         self._signal: int | None = None
         self._lost_checkpoints = 0
+        self._said_cut = False
         self._open: _Open | None = None
         self._sound = True  # the trainer stands between two iterations, so that a checkpoint holds whole ones
         self._entered = self._inside = self._failed = self._done = self._stopping = False
@@ -162,7 +165,11 @@ class Run:
             stack.callback(self._progress.close)
             self._started, self._first_step = time.monotonic(), trainer.env_steps
             stack.enter_context(handling(ending_signals(), self._note))
-            self._introduce()
+            self._progress.note(headline(trainer))
+            for text in remarks(trainer, self._resumed):
+                self._say(text)
+            if self._resumed and trainer.sampler.cut_slots:
+                self._unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
             self._stack = stack.pop_all()
         self._inside = True
         return self
@@ -344,37 +351,14 @@ class Run:
         if self._signal is not None and not metrics:
             return {}, found
         self._evaluation = metrics
-        row = {
-            "step": trainer.env_steps,
-            **metrics,
-            "returns": found.return_.tolist(),
-            "lengths": found.length.tolist(),
-        }
-        path = self.run_dir / EVALUATIONS
-        try:
-            path.parent.mkdir(exist_ok=True)
-            with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            warnings.warn(f"evaluation not written to {path}: {error}", stacklevel=2)
+        if cut := metrics.get("eval/cut_episodes"):
+            self._say_once(
+                f"{cut:.0f} of {len(found)} evaluation episodes had no end in run.eval_max_steps="
+                f"{trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or another "
+                "eval_max_steps, makes evaluations comparable"
+            )
+        log_evaluation(self.run_dir, trainer.env_steps, metrics, found)
         return metrics, found
-
-    def _introduce(self) -> None:
-        """Shows what runs, and what a reader of its numbers should know."""
-        trainer = self.trainer
-        self._progress.note(headline(trainer))
-        if not trainer.report.reproducible:
-            self._say(
-                "the environment does not repeat itself from a seed and actions: a resumed run starts new episodes"
-            )
-        if self._resumed and (changed := changes_since(self.run_dir)):
-            self._say(f"since the run began: {', '.join(changed)}; the last bits may differ")
-        if self._resumed and trainer.sampler.cut_slots:
-            self._unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
-            self._say(
-                f"{len(trainer.sampler.cut_slots)} of {trainer.sampler.batch_spec.B} slots could not be brought back "
-                "and start a new episode"
-            )
 
     def _summarize(self) -> None:
         trainer, result = self.trainer, self._result
@@ -389,6 +373,11 @@ class Run:
             warnings.warn(text, stacklevel=3)
         else:
             self._progress.note(text)
+
+    def _say_once(self, text: str) -> None:
+        if not self._said_cut:
+            self._said_cut = True
+            self._say(text)
 
     def _note(self, number: int) -> None:
         """Notes the first signal; the second ends the process."""

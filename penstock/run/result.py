@@ -11,6 +11,7 @@ from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
+from penstock.run.rundir import changes_since
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
@@ -66,6 +67,19 @@ def headline(trainer: Trainer) -> str:
         f"{describe(spec.action)}; {count:,} parameters; {counted(B, 'slot')} x {counted(T, 'step')} = "
         f"{counted(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {trainer.run_dir}"
     )
+
+
+def remarks(trainer: Trainer, resumed: bool) -> list[str]:
+    """What a reader of the run's numbers should know before they come."""
+    said: list[str] = []
+    if not trainer.report.reproducible:
+        said.append("the environment does not repeat itself from a seed and actions: a resumed run starts new episodes")
+    if resumed and trainer.run_dir is not None and (changed := changes_since(trainer.run_dir)):
+        said.append(f"since the run began: {', '.join(changed)}; the last bits may differ")
+    if resumed and (cut := len(trainer.sampler.cut_slots)):
+        slots = trainer.sampler.batch_spec.B
+        said.append(f"{cut} of {slots} slots could not be brought back and start a new episode")
+    return said
 
 
 def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_checkpoints: int) -> Mapping[str, str]:

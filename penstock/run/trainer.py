@@ -24,6 +24,7 @@ from penstock.learn.policy import Policy
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.evaluator import Evaluator, check_fits
 from penstock.run.experiment import Experiment
 from penstock.run.rundir import CONFIG, write_config
 from penstock.run.threads import fastest_threads
@@ -51,6 +52,11 @@ class Trainer:
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
         self.report: EnvReport = check_env(exp.env_config, seed=exp.run.seed)
+        self._held_out = exp.eval_env is not None or bool(exp.eval_env_kwargs)
+        if self._held_out:
+            report = check_env(exp.eval_env_config, seed=exp.run.seed)
+            check_fits(exp.eval_env_config, report.spec, self.report.spec)
+        self._evaluator: Evaluator | None = None
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
         require_device(exp.run.device, "run.device")
@@ -152,17 +158,30 @@ class Trainer:
     def evaluate(
         self, episodes: int | None = None, give_up: Callable[[], bool] | None = None
     ) -> tuple[ResultDict, Episodes]:
-        """Plays deterministic episodes in environments of their own; training is not affected.
+        """Plays deterministic episodes in environments of their own; training is not affected, and may be over.
 
         Args:
             give_up: asked now and then; once it returns True the evaluation ends, without metrics.
         """
-        found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes, give_up=give_up)
+        run, count = self.exp.run, episodes or self.exp.run.eval_episodes
+        how: dict[str, Any] = {"give_up": give_up, "slots": run.eval_slots, "max_steps": run.eval_max_steps}
+        if self._held_out or self._stopped:
+            if self._evaluator is None:
+                B = self.exp.sampler_settings.spec.B
+                self._evaluator = Evaluator(self.exp.eval_env_config, run.seed, B)
+            found = self._evaluator.play(self.policy, self.itr, count, **how)
+            if self._stopped:
+                self._close_evaluator()
+        else:
+            found = self.sampler.evaluate_agent(self.itr, count, **how)
         if give_up is not None and give_up():
             return {}, found
         metrics = found.metrics("eval/mean_{}", "reward", "ep_length")
         if len(found):
             metrics["eval/std_reward"] = float(found.return_.std())
+            cut = int((~found.terminated & (found.length >= run.eval_max_steps)).sum())
+            if cut:
+                metrics["eval/cut_episodes"] = float(cut)
             self.best_score = max(self.best_score, found.mean_return)
         return metrics, found
 
@@ -193,6 +212,7 @@ class Trainer:
         if not self._stopped:
             self._stopped = True
             self._end_trace()
+            self._close_evaluator()
             self.sampler.shutdown()
 
     def save(self, score: float | None = None) -> Path:
@@ -260,6 +280,11 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _close_evaluator(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
+        self._evaluator = None
 
     def _end_trace(self) -> None:
         if self._tracing is not None:
