@@ -382,13 +382,13 @@ class Run:
     def _note(self, number: int) -> None:
         """Notes the first signal; the second ends the process."""
         if self._signal is not None:
-            if sys.stdout.isatty():
-                os.write(1, b"\x1b[?25h")  # the live display has hidden the cursor
+            if sys.stdout is not None and sys.stdout.isatty():
+                _tell(1, "\x1b[?25h")  # the live display has hidden the cursor
             die_of(number)
         self._signal = number
         if self.trainer.exp.run.progress != "off":
             name = signal.Signals(number).name
-            os.write(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n".encode())
+            _tell(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n")
 
 
 @dataclass
@@ -416,6 +416,12 @@ def _number(name: str, value: Any) -> float:
 def _crossed(interval: int, before: int, after: int) -> bool:
     """True if a multiple of `interval` lies in (before, after]; without state, so that a resumed run agrees."""
     return interval > 0 and after // interval > before // interval
+
+
+def _tell(fd: int, text: str) -> None:
+    """Writes past the streams, as a signal handler must, and past a pipe whose reader the same Ctrl-C has ended."""
+    with contextlib.suppress(OSError):
+        os.write(fd, text.encode())
 
 
 def _interactive() -> bool:
