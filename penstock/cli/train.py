@@ -20,15 +20,17 @@ def run(argv: list[str]) -> int:
     algo = argv[0] if argv and not argv[0].startswith("-") else None
     args, rest = parser.parse_known_args(argv[algo is not None :])
     wants_help = any(a in ("-h", "--help") for a in rest)
-    if wants_help and algo is None:
+    if wants_help and algo is None and args.config is None:
         parser.print_help()
         return 0
-    if algo is None or (args.env is None and not wants_help):
+    if args.config is None and (algo is None or (args.env is None and not wants_help)):
         print(f"penstock train: {_missing(algo, args.env, rest)}\nAll options: penstock train --help", file=sys.stderr)
         return 2
     exp, found = experiment(algo, args, rest)
     if exp.run.progress != "off":
-        if found is None:
+        if args.config is not None:
+            print(f"settings of {args.config}; options override them")
+        elif found is None:
             print(
                 f"no preset {'asked for' if args.preset == 'none' else f'for {algo} on {args.env}'}: default settings"
             )
