@@ -328,12 +328,12 @@ class Run:
 
     def _save_after(self, error: BaseException) -> None:
         """Saves what the body of the loop, which raised, leaves; whatever goes wrong then hides nothing."""
-        try:
-            self._settle()
-        except Exception as another:
-            warnings.warn(f"{type(another).__name__}: {another}; the last iteration is not logged", stacklevel=3)
-        self._finish(type(error).__name__)
-        if self.result.checkpoint is not None:
+        for save in (self._settle, lambda: self._finish(type(error).__name__)):
+            try:
+                save()
+            except Exception as another:
+                warnings.warn(f"while saving after an error: {type(another).__name__}: {another}", stacklevel=3)
+        if self._result is not None and self._result.checkpoint is not None:
             self._say(f"{type(error).__name__} in the loop; saved, to go on: penstock resume {self.run_dir}")
 
     def _checkpoint(self, score: float | None) -> Path | None:

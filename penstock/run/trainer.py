@@ -212,8 +212,10 @@ class Trainer:
         if not self._stopped:
             self._stopped = True
             self._end_trace()
-            self._close_evaluator()
-            self.sampler.shutdown()
+            try:
+                self._close_evaluator()
+            finally:
+                self.sampler.shutdown()
 
     def save(self, score: float | None = None) -> Path:
         """Writes a checkpoint of all state into the run directory, and config.json if there is none.

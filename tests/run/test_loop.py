@@ -590,6 +590,7 @@ def test_what_is_no_number_is_refused_and_the_run_is_saved(tmp_path: Path) -> No
 def test_ended_early_it_is_saved_and_goes_on_as_if_it_had_not(
     how: str, tmp_path: Path, same_run: Callable[[Path, Path], None]
 ) -> None:
+    exp = replace(CARTPOLE, eval_env_kwargs={"max_episode_steps": 15})
     settings: dict[str, Any] = {"log_interval": 200, "eval_interval": 150, "eval_episodes": 2, "checkpoint_interval": 0}
 
     def body(run: ps.Run, until: int) -> None:
@@ -602,7 +603,7 @@ def test_ended_early_it_is_saved_and_goes_on_as_if_it_had_not(
                 run.stop()
 
     for name, until in (("whole", 0), ("cut", 4)):
-        with ps.Run(at(tmp_path / name, **settings)) as run:
+        with ps.Run(at(tmp_path / name, exp, **settings)) as run:
             body(run, until)
     assert run.result.stopped_by == "stop"
     assert saved(tmp_path / "cut")[-1] == run.result.env_steps
@@ -611,6 +612,8 @@ def test_ended_early_it_is_saved_and_goes_on_as_if_it_had_not(
         body(again, 0)
     assert again.result.stopped_by == "steps"
     assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
+    assert evaluations(tmp_path / "cut") == evaluations(tmp_path / "whole")
+    assert max(evaluations(tmp_path / "cut")[-1]["lengths"]) <= 15
     a, b = (load_checkpoint(find_checkpoint(tmp_path / name)).policy for name in ("whole", "cut"))
     assert all(torch.equal(a[key], b[key]) for key in a)
 
