@@ -11,7 +11,6 @@ from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.run.experiment import Experiment
 from penstock.run.presets import flat_settings, read_toml, with_preset
-from penstock.run.rundir import CONFIG, read_experiment
 from penstock.samplers import find_sampler, sized
 
 _ENV = {
@@ -39,6 +38,8 @@ def experiment_from(path: str | Path, algo: str | None = None, env: str | None =
     Raises:
         ConfigError: no such file, or a setting that is unknown or of the wrong type. CheckpointError: a damaged run.
     """
+    from penstock.run.rundir import CONFIG, read_experiment  # it loads torch
+
     path = Path(path)
     if path.is_dir() or path.name == CONFIG:
         exp = read_experiment(path if path.is_dir() else path.parent, env)
