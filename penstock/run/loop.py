@@ -69,7 +69,7 @@ def _to_the_end(run: Run) -> Result:
     return run.result
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Iteration:
     """One iteration of a run, after training and before it is logged."""
 
@@ -78,7 +78,7 @@ class Iteration:
     env_steps: int
     """Environment steps since the run began."""
     metrics: ResultDict
-    """What is logged of it. Add numbers to it and they are logged in the same row, even between two log intervals."""
+    """The row that is logged. Numbers added to it are logged too, even between two log intervals."""
     batch: SampleBatch | None
     """The batch that was collected last, valid until the next iteration; None where a resumed run only evaluates."""
     episodes: Episodes
@@ -90,8 +90,11 @@ class Iteration:
 
     @property
     def policy(self) -> Policy:
-        """The policy in training: yours to read; what you change in it, you train on with."""
+        """The policy in training; a change to it is trained on."""
         return self.run.policy
+
+    def __repr__(self) -> str:
+        return f"Iteration({self.itr}, {self.env_steps:,} steps, {len(self.metrics)} metrics)"
 
 
 class Run:
@@ -327,7 +330,7 @@ class Run:
         )
 
     def _save_after(self, error: BaseException) -> None:
-        """Saves what the body of the loop, which raised, leaves; whatever goes wrong then hides nothing."""
+        """Saves the run after its body raised; a failure to save is a warning, and does not hide that error."""
         for save in (self._settle, lambda: self._finish(type(error).__name__)):
             try:
                 save()

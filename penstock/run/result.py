@@ -46,7 +46,7 @@ class Result:
 
 
 def title(trainer: Trainer) -> str:
-    """What runs: `PPO on CartPole-v1`."""
+    """Algorithm and environment, as in `PPO on CartPole-v1`."""
     return f"{type(trainer.exp.algo).__name__} on {trainer.exp.env_config.name}"
 
 
@@ -70,7 +70,7 @@ def headline(trainer: Trainer) -> str:
 
 
 def remarks(trainer: Trainer, resumed: bool) -> list[str]:
-    """What a reader of the run's numbers should know before they come."""
+    """Remarks that a reader of the run's numbers should know beforehand."""
     said: list[str] = []
     if not trainer.report.reproducible:
         said.append("the environment does not repeat itself from a seed and actions: a resumed run starts new episodes")
