@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
     changes = dotted(rest, parser, [f"--run.{f.name}" for f in fields(RunConfig)])
     import_modules(args.imports)
     from penstock.cli.train import draw_curve
-    from penstock.run.entry import resume
+    from penstock.run.loop import resume
 
     result = resume(args.run, changes)
     draw_curve(result.run_dir, quiet=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
@@ -30,7 +31,7 @@ class RunConfig:
     """Environment steps; the run ends with the batch that reaches them."""
     seed: Whole = 0
     """The seed of every random number of the run."""
-    dir: str | None = None
+    dir: str | Path | None = None
     """Run directory; must be new or empty. None: runs/ENV/ALGO/TIME-sSEED."""
     stop: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics that end the run once all are reached: `--run.stop rollout/ep_rew_mean 475`, or the same as a dict."""
@@ -59,8 +60,19 @@ class RunConfig:
     """Display in the terminal."""
     trace: str | None = None
     """File name in .json for a timeline of 20 batches, process by process, which Perfetto opens; None for none."""
+    eval_max_steps: Count = 27_000
+    """An evaluation's episodes are cut here, counted as they stand, and told of in `eval/cut_episodes`.
+
+    The default is where Atari's published protocol ends an episode, 108,000 frames.
+    """
+    eval_slots: Count = 16
+    """Environments side by side in an evaluation, at most: each plays its share of the episodes."""
+    each: str | None = None
+    """A function as `module:name`, called with each iteration (`penstock.Iteration`) before it is logged."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.dir, Path):
+            object.__setattr__(self, "dir", str(self.dir))
         check_settings(self, "run.")
         for name, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -101,6 +113,13 @@ class Experiment:
     """Keys of a Dict observation that are left out."""
     env_text: Whole = 0
     """Bytes that every text in the observation is shown as; 0: text is refused."""
+    eval_env: str | Callable[..., Any] | EnvConfig | None = None
+    """Environment of evaluations, which choose the best checkpoint; None: as in training.
+
+    Unless it is an EnvConfig, wrappers and all else but the keyword arguments are as in training.
+    """
+    eval_env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of `eval_env`; without one, added to those of `env`, e.g. {"levels": "held-out"}."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -123,6 +142,8 @@ class Experiment:
         given = [name for name in names if getattr(self, name)] + ["env_checks"] * (self.env_checks != "sampled")
         if isinstance(self.env, EnvConfig) and given:
             raise ConfigError(f"env is an EnvConfig and {', '.join(given)} given beside it; put them into it")
+        if isinstance(self.eval_env, EnvConfig) and self.eval_env_kwargs:
+            raise ConfigError("eval_env is an EnvConfig and eval_env_kwargs are given; put them into it")
 
     @property
     def env_config(self) -> EnvConfig:
@@ -139,6 +160,16 @@ class Experiment:
             self.env_drop,
             self.env_text,
         )
+
+    @property
+    def eval_env_config(self) -> EnvConfig:
+        """The settings that make the environments of evaluations."""
+        config = self.env_config
+        if self.eval_env is None:
+            return replace(config, kwargs={**config.kwargs, **self.eval_env_kwargs})
+        if isinstance(self.eval_env, EnvConfig):
+            return self.eval_env
+        return replace(config, env=self.eval_env, kwargs=self.eval_env_kwargs)
 
     @property
     def sampler_settings(self) -> SamplerSettings:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Literal
+from typing import IO, Any, Literal, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,6 +17,8 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from penstock.run.signals import Unfailing
 
 Mode = Literal["auto", "live", "plain", "off"]
 
@@ -53,7 +56,7 @@ class Progress:
     def __init__(self, total_steps: int, mode: Mode, title: str) -> None:
         self._total = max(total_steps, 1)
         self._title = title
-        self._console = Console(force_terminal=True if mode == "live" else None, highlight=False, quiet=mode == "off")
+        self._console = _console(force_terminal=True if mode == "live" else None, quiet=mode == "off")
         if mode == "auto":
             mode = "live" if self._console.is_terminal and not self._console.is_dumb_terminal else "plain"
         self._mode = mode
@@ -177,7 +180,7 @@ def print_summary(title: str, rows: Mapping[str, str]) -> None:
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))
     panel = Panel(table, title=Text(title, style="bold"), title_align="left", expand=False)
-    console = Console(highlight=False)
+    console = _console()
     if console.measure(panel, options=console.options.update(width=_ANY_WIDTH)).maximum <= console.width:
         console.print(panel)
         return
@@ -186,6 +189,13 @@ def print_summary(title: str, rows: Mapping[str, str]) -> None:
     for name, value in rows.items():
         for i, line in enumerate(value.splitlines()):
             console.print(Text(f"  {name if i == 0 else '':<{width}}  ", "dim").append(line, "default"), soft_wrap=True)
+
+
+def _console(**settings: Any) -> Console:
+    """A console on stdout whose writing never fails."""
+    return Console(
+        file=None if sys.stdout is None else cast(IO[str], Unfailing(sys.stdout)), highlight=False, **settings
+    )
 
 
 def _stop(live: Live, pid: int) -> None:

@@ -77,6 +77,10 @@ class Episodes:
             rank[mine] = np.arange(mine.sum())
         return self._at(rank < np.asarray(counts, np.int64)[self.slot])
 
+    def no_longer_than(self, steps: int) -> Episodes:
+        """Those of at most this many steps."""
+        return self._at(self.length <= steps)
+
     def metrics(
         self, name: str = "rollout/ep_{key}_{stat}", return_: str = "rew", length: str = "len"
     ) -> dict[str, float]:
