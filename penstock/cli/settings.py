@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import Parser, import_modules, key_values
+from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -109,6 +111,8 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     """Settings algo, sampler and run with changes by `--algo.X`, `--sampler.X` and `--run.X`."""
     import tyro
 
+    from penstock.core.config import override
+
     parts = ("algo", "sampler", "run")
     known = [f"--{name}.{f.name}" for name in parts for f in fields(getattr(exp, name))]
     for option in rest:
@@ -116,7 +120,30 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
             train_parser().refuse(option, known)
     if any(option in ("-h", "--help") for option in rest):
         train_parser().print_help()
+    nested, rest = _nested(rest)
     cls = make_dataclass("Settings", [(name, type(getattr(exp, name))) for name in parts], frozen=True)
     default = cls(**{name: getattr(exp, name) for name in parts})
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
-    return tyro.cli(cls, args=rest, default=default, prog="penstock train ALGO", config=config, description="Settings:")
+    given = tyro.cli(
+        cls, args=rest, default=default, prog="penstock train ALGO", config=config, description="Settings:"
+    )
+    return override(given, nested)
+
+
+def _nested(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Settings by path that are lists of lists in JSON, for which tyro has no form; and the other words."""
+    nested: dict[str, Any] = {}
+    others: list[str] = []
+    words = iter([part for word in rest for part in (word.split("=", 1) if "=[[" in word else (word,))])
+    for word in words:
+        if not word.startswith("[["):
+            others.append(word)
+            continue
+        option = others.pop() if others else "a list of lists"
+        try:
+            nested[option.removeprefix("--").replace("-", "_")] = json.loads(word)
+        except ValueError as error:
+            raise ConfigError(
+                f"{option} {word!r} is no JSON: {error}; expected e.g. '[[32, 8, 4], [64, 4, 2]]'"
+            ) from error
+    return nested, others

@@ -39,3 +39,12 @@ def test_auto_keeps_the_batch_until_a_sampler_is_chosen() -> None:
 )
 def test_a_slot_has_a_core_for_each_process_that_computes(options: tuple[str, ...], cores: int) -> None:
     assert _cores([meant(), meant(*options)]) == cores
+
+
+@pytest.mark.parametrize(
+    "words", [["--algo.net.cnn", "[[16, 3, 1, 1], [8, 3, 2]]"], ["--algo.net.cnn=[[16, 3, 1, 1], [8, 3, 2]]"]]
+)
+def test_layers_are_lists_of_lists(words: list[str]) -> None:
+    assert meant("--algo.lr", "1e-4", *words, "--run.seed", "3").algo.net.cnn == ((16, 3, 1, 1), (8, 3, 2))
+    with pytest.raises(ps.ConfigError, match=r"--algo\.net\.cnn '\[\[16, 3' is no JSON"):
+        meant("--algo.net.cnn", "[[16, 3")
