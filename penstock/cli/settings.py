@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,8 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     """Settings algo, sampler and run with changes by `--algo.X`, `--sampler.X` and `--run.X`."""
     import tyro
 
+    from penstock.core.config import override
+
     parts = ("algo", "sampler", "run")
     known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
     for option in rest:
@@ -152,12 +155,13 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
             train_parser().refuse(option, known)
     if any(option in ("-h", "--help") for option in rest):
         train_parser().print_help()
+    nested, rest = _nested(rest)
     cls = make_dataclass("Settings", [(name, type(getattr(exp, name))) for name in parts], frozen=True)
     default = cls(**{name: getattr(exp, name) for name in parts})
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
     numbers = tyro.constructors.ConstructorRegistry()
     numbers.primitive_rule(_whole_numbers)
-    settings, unknown = tyro.cli(
+    given, unknown = tyro.cli(
         cls,
         args=rest,
         default=default,
@@ -169,7 +173,7 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     )
     if unknown:
         train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known)
-    return settings
+    return override(given, nested)
 
 
 def _options(settings: Any, path: str) -> list[str]:
@@ -203,3 +207,22 @@ def _whole_numbers(info: Any) -> Any:
         is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
     )
+
+
+def _nested(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Settings by path that are lists of lists in JSON, for which tyro has no form; and the other words."""
+    nested: dict[str, Any] = {}
+    others: list[str] = []
+    words = iter([part for word in rest for part in (word.split("=", 1) if "=[[" in word else (word,))])
+    for word in words:
+        if not word.startswith("[["):
+            others.append(word)
+            continue
+        option = others.pop() if others else "a list of lists"
+        try:
+            nested[option.removeprefix("--").replace("-", "_")] = json.loads(word)
+        except ValueError as error:
+            raise ConfigError(
+                f"{option} {word!r} is no JSON: {error}; expected e.g. '[[32, 8, 4], [64, 4, 2]]'"
+            ) from error
+    return nested, others

@@ -70,3 +70,12 @@ def test_an_unknown_option_is_answered_with_ours(option: str, hint: str, capsys:
         meant(option, "3")
     assert left.value.code == 2
     assert f"penstock train: unknown option {option}; {hint}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--algo.net.cnn", "[[16, 3, 1, 1], [8, 3, 2]]"], ["--algo.net.cnn=[[16, 3, 1, 1], [8, 3, 2]]"]]
+)
+def test_layers_are_lists_of_lists(words: list[str]) -> None:
+    assert meant("--algo.lr", "1e-4", *words, "--run.seed", "3").algo.net.cnn == ((16, 3, 1, 1), (8, 3, 2))
+    with pytest.raises(ps.ConfigError, match=r"--algo\.net\.cnn '\[\[16, 3' is no JSON"):
+        meant("--algo.net.cnn", "[[16, 3")
