@@ -105,7 +105,9 @@ def test_what_cannot_be_recorded_is_refused(records: Any, said: str) -> None:
             action, _, state = super().act(inputs, state, noise)
             return action, records, state
 
-    with pytest.raises(ConfigError, match=rf"Records returned an info {said}; expected a dict .* without the key 'env'"):
+    with pytest.raises(
+        ConfigError, match=rf"Records returned an info {said}; expected a dict .* without the key 'env'"
+    ):
         examples(Records(SPEC), SPEC)
 
 
