@@ -58,7 +58,7 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
         )
     largest = 0.0
     for i, (name, total) in enumerate(totals.items()):
-        if not isinstance(total, Tensor) or total.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(total, Tensor) or total.numel() != 1:
             shape = getattr(total, "shape", None)
             seen = f"type {type(total).__name__}" if shape is None else f"shape {list(shape)}"
             raise ConfigError(

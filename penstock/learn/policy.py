@@ -154,7 +154,7 @@ class Policy:
                 f"{type(self.agent).__name__} must return it in its info, (action, {{{error}: ...}}, state); keys of "
                 "the environment's own stand in batch.info['env'], where info_keys names them"
             ) from error
-        if not isinstance(data, TrainBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(data, TrainBatch):
             raise ConfigError(f"postprocess_fn returned {type(data).__name__}; expected a penstock.TrainBatch")
         self._check_width(data, batch)
         return data
@@ -182,7 +182,7 @@ class Policy:
             ConfigError: `loss_fn` returned no Loss of scalars that carry a gradient.
         """
         loss = self.loss_fn(self.agent, minibatch, self.settings)
-        if not isinstance(loss, Loss):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(loss, Loss):
             raise ConfigError(
                 f"loss_fn returned {type(loss).__name__}; expected penstock.Loss(total, metrics), e.g. "
                 'ps.Loss(total, {"loss": total.detach()})'

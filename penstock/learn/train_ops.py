@@ -53,7 +53,7 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
         ConfigError: something else than one policy's batch, or functions of the algorithm that return what they should
             not.
     """
-    if not isinstance(batch, SampleBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(batch, SampleBatch):
         raise ConfigError(f"train_one_step got {_described(batch)}")
     if policy.replay_schedule is not None:
         return _with_totals(policy, train_on_replay(policy, batch))
@@ -137,10 +137,10 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
     sums: dict[str, Tensor] = {}
     counts = Counter[str]()
     for metrics in steps:
-        if not isinstance(metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(metrics, Mapping):
             raise ConfigError(f"metrics are {type(metrics).__name__}; expected a dict of scalars by name")
         for name, value in metrics.items():
-            if isinstance(value, Tensor) and value.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            if isinstance(value, Tensor) and value.numel() != 1:
                 raise ConfigError(f"metric {name!r} is of shape {list(value.shape)}; expected a scalar: its mean?")
             sums[name] = sums[name] + value if name in sums else value
             counts[name] += 1
