@@ -147,6 +147,8 @@ def _load(run_dir: Path, which: str, agent: AgentFn | None = None, device: str =
         exp = stored["experiment"]
         algo = from_plain(exp["algo"] if agent is None else {k: v for k, v in exp["algo"].items() if k != "agent"})
         spec, seed = EnvSpec.from_plain(stored["spec"]), exp["run"]["seed"]
+        if not hasattr(algo, "build"):
+            raise TypeError("no algorithm in it")
     algo = replace(algo, agent=agent) if agent is not None else algo
     policy: Policy = algo.build(spec, seed=seed, device=device)
     checkpoint = load_checkpoint(find_checkpoint(run_dir, which))

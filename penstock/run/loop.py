@@ -349,7 +349,7 @@ class Run:
             return None
 
     def _evaluate(self, trainer: Trainer, episodes: int | None) -> tuple[ResultDict, Episodes]:
-        """Evaluates and notes it in eval/evaluations.jsonl; returns metrics, {} if a signal cut it short, and episodes."""
+        """Evaluates and logs it; returns the metrics, {} if a signal cut it short, and the episodes."""
         metrics, found = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
         if self._signal is not None and not metrics:
             return {}, found
