@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.cli.options import Parser, import_modules, key_values
+from penstock.cli.options import Parser, played_env
 
 
 def run(argv: list[str]) -> int:
@@ -12,14 +12,12 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--video", action="store_true", help="record the first episodes into RUN/videos (extra video)")
     parser.add_argument("--video-episodes", type=int, default=3, help="how many to record (default 3)")
     args = parser.parse_args(argv)
-    import_modules(args.imports)
+    env, kwargs = played_env(args)
     from penstock.run.evaluation import evaluate, record_video
     from penstock.run.progress import print_summary
 
-    kwargs = key_values(args.env_kwargs, "--env-kwargs")
-    episodes, step = evaluate(
-        args.run, args.episodes, which=args.which, deterministic=not args.stochastic, seed=args.seed, env_kwargs=kwargs
-    )
+    opened = {"which": args.which, "env": env, "env_kwargs": kwargs, "trust": args.trust}
+    episodes, step = evaluate(args.run, args.episodes, deterministic=not args.stochastic, seed=args.seed, **opened)
     rows = {
         "checkpoint": f"{args.which}, step {step:,}",
         "episodes": f"{len(episodes)}, actions {'sampled' if args.stochastic else 'deterministic'}",
@@ -32,5 +30,5 @@ def run(argv: list[str]) -> int:
             rows[name.removeprefix("eval/")] = f"{value:,.3f}"
     print_summary(f"evaluation of {args.run}", rows)
     if args.video:
-        print(f"video: {record_video(args.run, args.video_episodes, which=args.which, env_kwargs=kwargs)}")
+        print(f"video: {record_video(args.run, args.video_episodes, **opened)}")
     return 0

@@ -42,10 +42,10 @@ def run(argv: list[str]) -> int:
         return 2
     from penstock.core.machine import read_machine
     from penstock.run.affinity import ranges, slices
+    from penstock.run.files.lock import RunLock
     from penstock.run.launch.display import LaunchDisplay, report
     from penstock.run.launch.launcher import Launcher
     from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same
-    from penstock.run.lock import RunLock
 
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
     folder = Path(first if sweep is None else args.dir)

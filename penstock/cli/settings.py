@@ -47,6 +47,7 @@ def train_parser() -> Parser:
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
     parser.add_argument("--seeds", type=seed_list, metavar="1,2,3", help="one run for each seed")
     parser.add_argument("--init", metavar="RUN", help="start from the networks and normalisers of another run")
+    parser.add_trust("the run of --init")
     return parser
 
 

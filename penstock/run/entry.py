@@ -7,41 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import from_plain, override
+from penstock.core.config import override
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.spec import EnvSpec
 from penstock.envs.make import EnvConfig
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.policy import Policy
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
-from penstock.run.lock import RunLock
-from penstock.run.rundir import (
-    CONFIG,
-    check_free,
-    free_run_dir,
-    make_run_dir,
-    read_experiment,
-    read_json,
-    undamaged,
-    write_config,
-)
+from penstock.run.files.lock import RunLock
+from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
+from penstock.run.files.sizes import check_sizes, limited_tensors
+from penstock.run.files.stored import CONFIG, StoredConfig, read_config, read_json, undamaged
+from penstock.run.files.trust import remember
 from penstock.run.runner import Result, Runner
 from penstock.run.trainer import Trainer
 
 
-def train(exp: Experiment, init: str | Path | None = None) -> Result:
+def train(exp: Experiment, init: str | Path | None = None, *, trust: bool = False) -> Result:
     """Trains an experiment in a new run directory.
 
     Args:
-        init: a run whose networks and normalisers are the start.
+        init: a run whose networks and normalisers are the start. trust: what that run names may be imported.
 
     Raises:
         ConfigError: settings contradict each other, or the run directory holds something already.
         EnvWorkerError: an environment failed. CheckpointError: the run directory cannot be written.
     """
     run_dir = free_run_dir(exp)
-    with _built(exp, run_dir, init) as trainer:
+    with _built(exp, run_dir, init, trust) as trainer:
         trainer.run_dir = run_dir = make_run_dir(exp, run_dir)
         with RunLock(run_dir):
             check_free(run_dir)  # again: another run may have come and gone while this one was being built
@@ -49,10 +42,10 @@ def train(exp: Experiment, init: str | Path | None = None) -> Result:
             return Runner(trainer).run()
 
 
-def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
+def _built(exp: Experiment, run_dir: Path, init: str | Path | None, trust: bool) -> Trainer:
     if init is None:
         return Trainer(exp, run_dir)
-    parameters = load(init).agent.state_dict()
+    parameters = load(init, trust=trust).agent.state_dict()
     try:
         return Trainer(exp, run_dir, parameters)
     except CheckpointError as error:
@@ -65,16 +58,23 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
 
 
 def resume(
-    run_dir: str | Path, changes: Mapping[str, Any] | None = None, *, env: Any = None, agent: AgentFn | None = None
+    run_dir: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    env: Any = None,
+    agent: AgentFn | None = None,
+    trust: bool = False,
 ) -> Result:
     """Goes on with a run from its newest good checkpoint, as if it had never stopped.
 
     Args:
         changes: of `run.*` settings only, e.g. {"run.steps": 400_000} to extend a finished run.
         env, agent: the environment or agent function again, where it could not be stored (a lambda).
+        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
 
     Raises:
-        CheckpointError: nothing good to go on from. ConfigError: changes that would make it another experiment.
+        CheckpointError: nothing good to go on from, or the run is not trusted. ConfigError: changes that would make
+            it another experiment.
     """
     run_dir = Path(run_dir)
     refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
@@ -84,17 +84,24 @@ def resume(
             f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
             "(--init)"
         )
-    stored = read_experiment(run_dir, env, agent)
+    config = read_config(run_dir, trust)
+    stored = config.to_resume(env, agent)
     exp = override(stored, dict(changes or {}))
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     extended = (exp.run.steps, exp.run.stop) != (stored.run.steps, stored.run.stop)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
         _refuse_finished(run_dir, checkpoint, exp, extended)
+        if not config.trusted:
+            check_sizes(exp, config)
+            _policy(config, checkpoint, agent)  # networks of forged sizes are refused before any is trained
         with Trainer(exp, run_dir) as trainer:
-            trainer.restore(checkpoint)
+            with undamaged(checkpoint.path, "or it is not of these settings, or of another version"):
+                trainer.restore(checkpoint)
             if changes:
                 write_config(trainer)
+            else:
+                remember(config.path, config.digest)
             return Runner(trainer, resumed=True).run()
 
 
@@ -123,39 +130,56 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
         )
 
 
-def load(run_dir: str | Path, which: str = "last", *, agent: AgentFn | None = None, device: str = "cpu") -> Policy:
+def load(
+    run_dir: str | Path,
+    which: str = "last",
+    *,
+    agent: AgentFn | None = None,
+    device: str = "cpu",
+    trust: bool = False,
+) -> Policy:
     """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
         agent: the agent function again, where it could not be stored (a lambda).
+        trust: the algorithm and agent that the run names may be imported; not needed for built-in ones, and for your
+            own runs (docs/security.md).
     """
-    return _load(Path(run_dir), which, agent, device)[0]
+    return _load(read_config(Path(run_dir), trust), which, agent, device)[0]
 
 
 def open_policy(
-    run_dir: Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None
+    run_dir: Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool = False
 ) -> tuple[Policy, int, Experiment, EnvConfig]:
     """The policy of a run, the step of its checkpoint, its experiment, and its environment with `env_kwargs` added.
 
     Args:
-        env: the environment again, where it could not be stored (a lambda).
+        env: the environment again, where it could not be stored (a lambda), or another one.
+        trust: what the run names may be imported and called.
     """
-    exp = read_experiment(run_dir, env)
+    stored = read_config(run_dir, trust)
+    exp = stored.to_play(env)
     config = exp.env_config
-    policy, step = _load(run_dir, which)
+    policy, step = _load(stored, which)
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
 
 
-def _load(run_dir: Path, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[Policy, int]:
+def _load(stored: StoredConfig, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[Policy, int]:
     """The policy of a run, and the step of the checkpoint that it is of."""
-    stored = read_json(run_dir / CONFIG)
-    with undamaged(run_dir / CONFIG):
-        exp = stored["experiment"]
-        algo = from_plain(exp["algo"] if agent is None else {k: v for k, v in exp["algo"].items() if k != "agent"})
-        spec, seed = EnvSpec.from_plain(stored["spec"]), exp["run"]["seed"]
-    algo = replace(algo, agent=agent) if agent is not None else algo
-    policy: Policy = algo.build(spec, seed=seed, device=device)
-    checkpoint = load_checkpoint(find_checkpoint(run_dir, which))
+    stored.algorithm(agent)  # first what may not be imported, then what cannot be read
+    checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))
+    return _policy(stored, checkpoint, agent, device), checkpoint.step
+
+
+def _policy(stored: StoredConfig, checkpoint: Checkpoint, agent: AgentFn | None, device: str = "cpu") -> Policy:
+    """The policy in a checkpoint; one of a stranger's run makes no tensor that is larger than all that are stored."""
+    algo = stored.algorithm(agent)
+    seed = stored.plain["run"]["seed"]
+    if stored.trusted:
+        policy: Policy = algo.build(stored.spec, seed=seed, device=device)
+    else:
+        with undamaged(stored.path), limited_tensors(sum(x.nbytes for x in checkpoint.policy.values()), stored.path):
+            policy = algo.build(stored.spec, seed=seed, device=device)
     policy.load_parameters(checkpoint.policy)
-    return policy, checkpoint.step
+    return policy

@@ -27,16 +27,18 @@ def evaluate(
     seed: int | None = None,
     env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> tuple[Episodes, int]:
     """Plays exactly `episodes` episodes with the policy of a run; returns them and the step of its checkpoint.
 
     Args:
         which: "last", "best" by evaluation, or a step as text.
         env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
+        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
     """
     if episodes < 1:
         raise ConfigError(f"episodes={episodes}; expected at least 1")
-    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs)
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs, trust)
     B = exp.sampler_settings.spec.B if makes_vector_env(config) else 1  # its training slots are never stepped
     sampler = SerialSampler(T=1, B=B).build(config, exp.run.seed if seed is None else seed)
     try:
@@ -53,6 +55,7 @@ def record_video(
     which: str = "last",
     env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Path:
     """Records a video of deterministic episodes, one after the other; returns its path. Needs the extra `video`.
 
@@ -60,7 +63,7 @@ def record_video(
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
-    policy, step, exp, config = open_policy(Path(run_dir), which, env, kwargs)
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, kwargs, trust)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):

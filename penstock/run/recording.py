@@ -69,6 +69,7 @@ def record(
     file_format: Format = "penstock",
     env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
     progress: Callable[[int, int, float], None] = lambda episodes, steps, mean_return: None,
 ) -> Recording:
     """Plays episodes with the policy of a run and writes them; the first Ctrl-C or SIGTERM keeps the whole ones so far.
@@ -79,6 +80,7 @@ def record(
         append: add to an existing dataset, complete or half-written.
         file_format: "minari" records as usual first, and writes the HDF5 file when all episodes are recorded.
         env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
+        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
         progress: called after each episode with the number of episodes and steps so far, and its return.
 
     Raises:
@@ -98,7 +100,7 @@ def record(
         if not append or target.is_file():
             check_vacant(target)
     folder = target / STAGING if file_format == "minari" else target
-    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs)
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs, trust)
     made_by: dict[str, Any] = {
         "run": str(run_dir),
         "checkpoint": step,

@@ -16,9 +16,9 @@ from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
+from penstock.run.files.rundir import changes_since
 from penstock.run.log import MetricsLog, cut_rows
 from penstock.run.progress import Progress, print_summary
-from penstock.run.rundir import changes_since
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes

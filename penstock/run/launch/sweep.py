@@ -14,7 +14,7 @@ from typing import Any, Literal
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.files import write_atomic
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.rundir import read_json, undamaged
+from penstock.run.files.stored import read_json, undamaged
 
 STATE, LOGS = "launch.json", "logs"
 PROMPT = "$ python -m penstock "

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant
-from penstock.run.lock import RunLock
+from penstock.run.files.lock import RunLock
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
 

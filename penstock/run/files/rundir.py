@@ -1,8 +1,8 @@
-"""The run directory: its name, its protection from overwriting, and the settings in it."""
+"""The run directory: its name, its protection from overwriting, and what a run writes there before it begins."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import itertools
 import json
 import platform
@@ -10,8 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,13 @@ import numpy as np
 import torch
 
 from penstock.core import VERSION
-from penstock.core.config import from_plain, override, to_plain
-from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.core.config import to_plain
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import write_atomic
-from penstock.envs.make import EnvConfig
-from penstock.learn.algorithm import AgentFn
 from penstock.run.experiment import Experiment
+from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
+from penstock.run.files.trust import remember
 from penstock.run.trainer import Trainer
-
-CONFIG, META = "config.json", "meta.json"
 
 
 def free_run_dir(exp: Experiment) -> Path:
@@ -105,10 +101,13 @@ def changes_since(run_dir: Path) -> list[str]:
 
 
 def write_config(trainer: Trainer) -> None:
-    """Writes config.json, from which a run is resumed and loaded, and meta.json with machine, versions and command."""
+    """Writes config.json, from which a run is resumed and loaded, and meta.json with machine, versions and command.
+
+    The run is trusted from then on, as it is this user's own.
+    """
     exp, run_dir = trainer.exp, trainer.run_dir
     assert run_dir is not None
-    config = {"experiment": to_plain(exp), "spec": trainer.report.spec.to_plain()}
+    config = config_bytes(to_plain(exp), trainer.report.spec.to_plain())
     meta = {
         "env": exp.env_config.name,
         "algo": exp.algo_name,
@@ -121,59 +120,11 @@ def write_config(trainer: Trainer) -> None:
         "env_reproducible": trainer.report.reproducible,
     }
     try:
-        write_atomic(run_dir / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
+        write_atomic(run_dir / CONFIG, config)
         write_atomic(run_dir / META, (json.dumps(meta, indent=1) + "\n").encode())
     except OSError as error:
         raise CheckpointError(f"cannot write into run directory {run_dir}: {error.strerror or error}") from error
-
-
-def read_experiment(run_dir: Path, env: Any = None, agent: AgentFn | None = None) -> Experiment:
-    """The experiment in a run directory, with `env` and `agent` in place of those that could not be stored.
-
-    An EnvConfig replaces wrappers and keyword arguments as well.
-    """
-    whole = isinstance(env, EnvConfig)
-    dropped = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks") if whole else ()
-    with undamaged(run_dir / CONFIG):
-        plain: dict[str, Any] = {k: v for k, v in read_json(run_dir / CONFIG)["experiment"].items() if k not in dropped}
-        if env is not None:
-            plain = {**plain, "env": ""}
-        if agent is not None:
-            plain = {**plain, "algo": {k: v for k, v in plain["algo"].items() if k != "agent"}}
-        try:
-            exp: Experiment = from_plain(plain)
-        except ConfigError as error:
-            again = " to ps.resume(run_dir, env=..., agent=...)" if "again" in str(error) else ""
-            raise ConfigError(f"{run_dir / CONFIG}: {error}{again}") from error
-        if not isinstance(exp, Experiment):
-            raise TypeError("no Experiment in it")
-    exp = exp if env is None else replace(exp, env=env)
-    return exp if agent is None else override(exp, {"algo.agent": agent})
-
-
-@contextlib.contextmanager
-def undamaged(path: Path) -> Generator[None]:
-    """Turns every error that a damaged JSON file causes in the block into a CheckpointError that names the file."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({type(error).__name__}: {error}); copy it from another run of the same settings"
-        ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of one of a run's JSON files. Raises CheckpointError that names it."""
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise CheckpointError(
-            f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror})"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; copy it from another run of the same settings") from error
+    remember(run_dir / CONFIG, hashlib.sha256(config).hexdigest())
 
 
 def _git() -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.lock import RunLock
+from penstock.run.files.lock import RunLock
 
 
 def test_a_second_learner_is_told_who_holds_the_directory(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_second_learner_is_told_who_holds_the_directory(tmp_path: Path) -> Non
 
 def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from penstock.run.lock import RunLock\n"
+        "import sys, time; from penstock.run.files.lock import RunLock\n"
         "with RunLock(sys.argv[1]): print(1, flush=True); time.sleep(1000)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
