@@ -103,13 +103,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
             is no plain file, or a link out of it. Names the file.
     """
     path = run_dir / CONFIG
-    try:
-        require_plain_tree(run_dir, _OURS)
-    except OSError as error:
-        raise CheckpointError(
-            f"{error.filename}: {error.strerror}; nothing was read: a run is folders and plain files, though it may "
-            "itself be a link"
-        ) from error
+    require_plain_run(run_dir)
     text = _read(path)
     digest = hashlib.sha256(text).hexdigest()
     vouched = trust or in_record(digest)
@@ -123,6 +117,17 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
     if trust:
         remember(path, digest)
     return found if vouched else replace(found, trusted=below_trusted(path))
+
+
+def require_plain_run(run_dir: Path) -> None:
+    """Raises CheckpointError, before anything is opened, if a part of a run is no plain file, or a link out of it."""
+    try:
+        require_plain_tree(run_dir, _OURS)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename}: {error.strerror}; nothing was read: a run is folders and plain files, though it may "
+            "itself be a link"
+        ) from error
 
 
 def config_bytes(experiment: Mapping[str, Any], spec: Mapping[str, Any]) -> bytes:
