@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.cli.options import Parser, played_env
 
 
@@ -16,7 +18,7 @@ def run(argv: list[str]) -> int:
     from penstock.run.evaluation import evaluate, record_video
     from penstock.run.progress import print_summary
 
-    opened = {"which": args.which, "env": env, "env_kwargs": kwargs, "trust": args.trust}
+    opened: dict[str, Any] = {"which": args.which, "env": env, "env_kwargs": kwargs, "trust": args.trust}
     episodes, step = evaluate(args.run, args.episodes, deterministic=not args.stochastic, seed=args.seed, **opened)
     rows = {
         "checkpoint": f"{args.which}, step {step:,}",

@@ -7,9 +7,9 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 _CHUNK_BYTES = 1 << 20
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
@@ -134,7 +134,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     fsync_dir(path.parent)
 
 
-def open_stored(path: Path, folder: Path) -> BinaryIO:
+def open_stored(path: Path, folder: Path) -> BufferedReader:
     """A plain file in a folder that others may have written, opened for reading.
 
     Raises:

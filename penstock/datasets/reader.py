@@ -89,7 +89,8 @@ class Dataset:
             )
             raise ConfigError(f"dataset {self.path} is half-written: its recorder ended before it was complete. {kept}")
         self.env = str(self.index["env"])
-        self.spec, self.info = stored_columns(self.index)
+        self.spec, info = stored_columns(self.index)
+        self.info: Mapping[str, tuple[str, tuple[int, ...]]] = info
         self._shards: list[dict[str, Any]] = self.index["shards"]
         self._open: OrderedDict[int, dict[str, npt.NDArray[Any]]] = OrderedDict()
         for shard in self._shards:
