@@ -17,7 +17,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
 from penstock.run.files.sizes import check_sizes, limited_tensors
-from penstock.run.files.stored import CONFIG, StoredConfig, read_config, read_json, undamaged
+from penstock.run.files.stored import CONFIG, StoredConfig, named, read_config, read_json, undamaged
 from penstock.run.files.trust import remember
 from penstock.run.runner import Result, Runner
 from penstock.run.trainer import Trainer
@@ -95,7 +95,9 @@ def resume(
         if not config.trusted:
             check_sizes(exp, config)
             _policy(config, checkpoint, agent)  # networks of forged sizes are refused before any is trained
-        with Trainer(exp, run_dir) as trainer:
+        with named(config.path):
+            trainer = Trainer(exp, run_dir)
+        with trainer:
             with undamaged(checkpoint.path, "or it is not of these settings, or of another version"):
                 trainer.restore(checkpoint)
             if changes:

@@ -111,7 +111,9 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
         content = json.loads(text)
         if not vouched:
             _compare(content, path)
-        found = StoredConfig(path, content["experiment"], EnvSpec.from_plain(content["spec"]), digest, vouched)
+        with named(path):
+            spec = EnvSpec.from_plain(content["spec"])
+        found = StoredConfig(path, content["experiment"], spec, digest, vouched)
         if not isinstance(found.plain, dict):
             raise TypeError("experiment is no object")
     if trust:
@@ -153,6 +155,15 @@ def undamaged(path: Path, advice: str = "copy it from another run of the same se
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {advice}") from error
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Generator[None]:
+    """Has every ConfigError of the block name the file that the settings are from."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
