@@ -177,8 +177,8 @@ def require_trust(queue: Queue, trust: bool) -> None:
     elif not is_trusted(file, queue.sweep.digest):
         raise CheckpointError(
             f"{file} is no sweep that you launched here, and it would execute {len(queue.runs)} runs such as\n  "
-            f"{shown(queue.command(queue.runs[0])) if queue.runs else 'none'}\nIf you know who wrote it: --trust, which "
-            f"is needed once, or {VARIABLE}={queue.folder.absolute()}; see docs/security.md"
+            f"{shown(queue.command(queue.runs[0])) if queue.runs else 'none'}\nIf you know who wrote it: --trust, "
+            f"which is needed once, or {VARIABLE}={queue.folder.absolute()}; see docs/security.md"
         )
 
 
