@@ -26,7 +26,7 @@ __all__ = ["forked", "no_segment_left"]
 
 torch.set_num_threads(1)
 
-# The record of runs that are trusted; of the tests' own, in all processes that they start, and not the developer's.
+# The list of trusted runs; of the tests' own, in all processes that they start, and not the developer's.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="penstock-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ.pop("PENSTOCK_TRUST", None)

@@ -18,7 +18,7 @@ from penstock.envs.make import EnvConfig
 from penstock.learn.algorithm import AgentFn
 from penstock.run.experiment import Experiment
 from penstock.run.files.foreign import foreign
-from penstock.run.files.trust import VARIABLE, below_trusted, in_record, remember
+from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 CONFIG, META = "config.json", "meta.json"
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
@@ -106,7 +106,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
     require_plain_run(run_dir)
     text = _read(path)
     digest = hashlib.sha256(text).hexdigest()
-    vouched = trust or in_record(digest)
+    vouched = trust or is_listed(digest)
     with undamaged(path):
         content = json.loads(text)
         if not vouched:

@@ -1,6 +1,6 @@
-"""Trust in a stored file that names code: said by the user, by PENSTOCK_TRUST, or in this user's own record.
+"""Trust in a stored file that names code: said by the user, by PENSTOCK_TRUST, or on this user's own list.
 
-The record is `$XDG_STATE_HOME/penstock/trusted`, by default below ~/.local/state: a line for each file, its sha256 and
+The list is `$XDG_STATE_HOME/penstock/trusted`, by default below ~/.local/state: a line for each file, its sha256 and
 where it was. It is believed only if nobody else could have written it.
 """
 
@@ -23,8 +23,8 @@ _MAX_BYTES = 256 << 20
 _said: set[str] = set()
 
 
-def record_path() -> Path:
-    """The file of the record. Raises OSError where the user has no home."""
+def list_path() -> Path:
+    """The file of the list. Raises OSError where the user has no home."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
         # A relative one is to be ignored (XDG Base Directory Specification 0.8).
@@ -35,8 +35,8 @@ def record_path() -> Path:
 
 
 def is_trusted(path: Path, digest: str) -> bool:
-    """True if a file of this sha256 is in the record, or lies below a directory of PENSTOCK_TRUST."""
-    return below_trusted(path) or in_record(digest)
+    """True if a file of this sha256 is on the list, or lies below a directory of PENSTOCK_TRUST."""
+    return below_trusted(path) or is_listed(digest)
 
 
 def below_trusted(path: Path) -> bool:
@@ -49,10 +49,10 @@ def below_trusted(path: Path) -> bool:
     return any(real.is_relative_to(folder.resolve()) for folder in folders)
 
 
-def in_record(digest: str) -> bool:
-    """True if the record names a file of this sha256; a record that others could write counts as empty, and is told."""
+def is_listed(digest: str) -> bool:
+    """True if a file of this sha256 is on the list; one that others could write counts as empty, and a warning says so."""
     try:
-        path = record_path()
+        path = list_path()
         fd = os.open(path, os.O_RDONLY | NO_SURPRISE)
     except OSError:
         return False
@@ -65,15 +65,15 @@ def in_record(digest: str) -> bool:
 
 
 def remember(path: Path, digest: str) -> None:
-    """Adds a file to the record; where that cannot be written, a warning says so once and all goes on."""
-    if in_record(digest):
+    """Adds a file to the list; where that cannot be written, a warning says so once and all goes on."""
+    if is_listed(digest):
         return
     try:
-        record = record_path()
-        record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_SURPRISE, 0o600)
+        listed = list_path()
+        listed.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(listed, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_SURPRISE, 0o600)
         try:
-            if (why := _not_ours(record.parent.stat(), os.fstat(fd))) is not None:
+            if (why := _not_ours(listed.parent.stat(), os.fstat(fd))) is not None:
                 raise PermissionError(errno.EPERM, why)
             # One write in append mode, so that runs which begin together do not mix. The newline comes first: whatever
             # a full disk left of an earlier line, this one begins anew.
@@ -84,13 +84,13 @@ def remember(path: Path, digest: str) -> None:
     except OSError as error:
         if not below_trusted(path):
             _say_once(
-                f"the record of runs that you trust cannot be written ({error}); if this run names code of your own, "
+                f"the list of runs that you trust cannot be written ({error}); if this run names code of your own, "
                 f"opening it will need --trust (trust=True), or {VARIABLE}=DIR of its directory: docs/security.md"
             )
 
 
 def _not_ours(folder: os.stat_result, file: os.stat_result) -> str | None:
-    """The reason why others may have written a record; None if this user alone could."""
+    """The reason why others may have written a list; None if this user alone could."""
     if os.name == "nt":
         return None
     for what, found in (("its directory", folder), ("it", file)):

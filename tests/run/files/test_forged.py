@@ -167,7 +167,7 @@ def test_a_flipped_bit_in_the_settings_is_found(honest: Path, folder: Path) -> N
     with pytest.raises(PenstockError, match=r"config\.json is not as penstock wrote it.*--trust"):
         ps.load(folder / "run")
     assert read_config(folder / "run", trust=True).to_resume().run.seed == 3
-    ps.load(folder / "run")  # by now it is in the record
+    ps.load(folder / "run")  # by now it is on the list
 
 
 def test_a_flipped_bit_in_the_index_of_a_dataset_is_found(folder: Path) -> None:

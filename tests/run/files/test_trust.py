@@ -16,7 +16,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.evaluation import evaluate
 from penstock.run.files import trust
 from penstock.run.files.stored import read_config
-from penstock.run.files.trust import VARIABLE, in_record, record_path, remember
+from penstock.run.files.trust import VARIABLE, is_listed, list_path, remember
 from tests.run.cartpole import CARTPOLE, at
 
 OWN = """
@@ -35,7 +35,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def state(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home of the record, and an environment of the user's own."""
+    """An empty home of the list, and an environment of the user's own."""
     monkeypatch.syspath_prepend(str(code))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(trust, "_said", set())
@@ -93,27 +93,27 @@ def test_another_users_run_needs_trust_once(state: Path, tmp_path: Path, monkeyp
     assert not refused(run)
 
 
-def test_the_record_is_this_users_alone(state: Path, tmp_path: Path) -> None:
+def test_the_list_is_this_users_alone(state: Path, tmp_path: Path) -> None:
     remember(tmp_path / "a", "a" * 64)
-    record = record_path()
-    assert stat.S_IMODE(record.stat().st_mode) == 0o600
-    assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
-    assert in_record("a" * 64)
-    assert not in_record("b" * 64)
-    for path, mode in ((record, 0o602), (record.parent, 0o770)):
+    file = list_path()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert is_listed("a" * 64)
+    assert not is_listed("b" * 64)
+    for path, mode in ((file, 0o602), (file.parent, 0o770)):
         before = path.stat().st_mode
         path.chmod(mode)
         with pytest.warns(UserWarning, match="is not believed: .*can be written by others"):
-            assert not in_record("a" * 64)
+            assert not is_listed("a" * 64)
         trust._said.clear()
         path.chmod(before)
-        assert in_record("a" * 64)
-    record.rename(record.with_name("other"))
-    record.symlink_to("other")
-    assert not in_record("a" * 64)
+        assert is_listed("a" * 64)
+    file.rename(file.with_name("other"))
+    file.symlink_to("other")
+    assert not is_listed("a" * 64)
 
 
-def test_runs_that_begin_together_are_all_recorded(state: Path, tmp_path: Path) -> None:
+def test_runs_that_begin_together_are_all_on_the_list(state: Path, tmp_path: Path) -> None:
     names = [f"{i:064x}" for i in range(200)]
     threads = [
         threading.Thread(target=lambda k=k: [remember(tmp_path / "run", name) for name in names[k::8]])
@@ -123,10 +123,10 @@ def test_runs_that_begin_together_are_all_recorded(state: Path, tmp_path: Path) 
         thread.start()
     for thread in threads:
         thread.join(60)
-    record_path().open("ab").write(b"\n" + b"f" * 30)  # a write that a full disk cut short
+    list_path().open("ab").write(b"\n" + b"f" * 30)  # a write that a full disk cut short
     remember(tmp_path / "a\nb", "e" * 64)
-    assert all(map(in_record, [*names, "e" * 64]))
-    assert not in_record("f" * 30)
+    assert all(map(is_listed, [*names, "e" * 64]))
+    assert not is_listed("f" * 30)
 
 
 def test_a_home_that_cannot_be_written_warns_once(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
