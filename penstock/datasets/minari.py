@@ -247,11 +247,11 @@ def _read(x: Any) -> npt.NDArray[Any]:
 def _require_own(group: Any, where: str) -> None:
     """Raises ConfigError if something in an HDF5 file is a link into another file."""
 
-    def look(name: bytes, info: Any) -> None:
-        if info.type == _EXTERNAL_LINK:
-            raise ConfigError(f"{where}: {name.decode(errors='replace')} is a link into another file; copy the data")
+    def first(name: bytes, info: Any) -> str | None:  # what it returns ends the visit; an exception must not
+        return name.decode(errors="replace") if info.type == _EXTERNAL_LINK else None
 
-    group.id.links.visit(look, info=True)
+    if (name := group.id.links.visit(first, info=True)) is not None:
+        raise ConfigError(f"{where}: {name} is a link into another file; copy the data")
 
 
 def _info_rows(infos: Any, key: str, L: int) -> npt.NDArray[np.float32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,14 +121,14 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
     return found if vouched else replace(found, trusted=below_trusted(path))
 
 
-def require_plain_run(run_dir: Path) -> None:
+def require_plain_run(run_dir: Path, parts: Sequence[str] = _OURS) -> None:
     """Raises CheckpointError, before anything is opened, if a part of a run is no plain file, or a link out of it."""
     try:
-        require_plain_tree(run_dir, _OURS)
+        require_plain_tree(run_dir, parts)
     except OSError as error:
         raise CheckpointError(
-            f"{error.filename}: {error.strerror}; nothing was read: a run is folders and plain files, though it may "
-            "itself be a link"
+            f"{error.filename}: {error.strerror}; nothing was read: it must be folders and plain files, of "
+            "which only the first may be a link"
         ) from error
 
 

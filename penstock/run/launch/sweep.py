@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.files import write_atomic
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.files.stored import read_json, undamaged
+from penstock.run.files.stored import read_json, require_plain_run, undamaged
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 
 STATE, LOGS = "launch.json", "logs"
@@ -148,6 +148,7 @@ def read_queue(folder: Path) -> Queue:
     file = folder / STATE
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no {STATE}; begin with penstock launch ALGO --env ID --dir {folder}")
+    require_plain_run(folder, (STATE, LOGS))
     with undamaged(file):
         plain: dict[str, Any] = read_json(file)
         if plain["format"] != _FORMAT:
