@@ -16,11 +16,13 @@ from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, loa
 from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
-from penstock.run.files.sizes import check_sizes, limited_tensors
+from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
 from penstock.run.files.stored import CONFIG, StoredConfig, named, read_config, read_json, undamaged
 from penstock.run.files.trust import remember
 from penstock.run.runner import Result, Runner
 from penstock.run.trainer import Trainer
+
+_OTHERS = "or it is not of these settings, or of another version"
 
 
 def train(exp: Experiment, init: str | Path | None = None, *, trust: bool = False) -> Result:
@@ -91,14 +93,16 @@ def resume(
     extended = (exp.run.steps, exp.run.stop) != (stored.run.steps, stored.run.stop)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
-        _refuse_finished(run_dir, checkpoint, exp, extended)
+        with undamaged(checkpoint.path, _OTHERS):
+            _refuse_finished(run_dir, checkpoint, exp, extended)
         if not config.trusted:
-            check_sizes(exp, config)
+            check_batch(exp, config)
+            check_processes(exp, config)
             _policy(config, checkpoint, agent)  # networks of forged sizes are refused before any is trained
         with named(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
-            with undamaged(checkpoint.path, "or it is not of these settings, or of another version"):
+            with undamaged(checkpoint.path, _OTHERS):
                 trainer.restore(checkpoint)
             if changes:
                 write_config(trainer)
@@ -119,6 +123,9 @@ def _newest(run_dir: Path) -> Path:
 
 def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, extended: bool) -> None:
     state = checkpoint.state["trainer"]
+    for name in ("itr", "env_steps", "episodes_seen"):
+        if type(state[name]) is not int:
+            raise TypeError(f"{name} is {state[name]!r}")
     if not state["finished"]:
         return
     if state["env_steps"] >= exp.run.steps:
@@ -162,6 +169,8 @@ def open_policy(
     """
     stored = read_config(run_dir, trust)
     exp = stored.to_play(env)
+    if not stored.trusted:
+        check_batch(exp, stored)
     config = exp.env_config
     policy, step = _load(stored, which)
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
@@ -177,7 +186,8 @@ def _load(stored: StoredConfig, which: str, agent: AgentFn | None = None, device
 def _policy(stored: StoredConfig, checkpoint: Checkpoint, agent: AgentFn | None, device: str = "cpu") -> Policy:
     """The policy in a checkpoint; one of a stranger's run makes no tensor that is larger than all that are stored."""
     algo = stored.algorithm(agent)
-    seed = stored.plain["run"]["seed"]
+    with undamaged(stored.path):
+        seed = int(stored.plain["run"]["seed"])
     if stored.trusted:
         policy: Policy = algo.build(stored.spec, seed=seed, device=device)
     else:

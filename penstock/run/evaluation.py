@@ -13,6 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
 from penstock.envs.pools.native import makes_vector_env
 from penstock.run.entry import open_policy
+from penstock.run.files.stored import named
 from penstock.run.video import VideoWriter
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
@@ -42,7 +43,8 @@ def evaluate(
     B = exp.sampler_settings.spec.B if makes_vector_env(config) else 1  # its training slots are never stepped
     sampler = SerialSampler(T=1, B=B).build(config, exp.run.seed if seed is None else seed)
     try:
-        sampler.initialize(policy.agent)
+        with named(Path(run_dir)):
+            sampler.initialize(policy.agent)
         return sampler.evaluate_agent(step, episodes, deterministic), step
     finally:
         sampler.shutdown()

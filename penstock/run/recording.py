@@ -26,6 +26,7 @@ from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import SerialPool
 from penstock.learn.policy import Policy
 from penstock.run.entry import open_policy
+from penstock.run.files.stored import named
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.samplers.collector import collect
 from penstock.samplers.live import Buffers
@@ -111,9 +112,9 @@ def record(
     returns: list[float] = []
     stopped: list[int] = []
     native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
-    played = _Player(
-        config, policy, episodes, exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1), deterministic
-    )
+    B = exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1)
+    with named(Path(run_dir)):
+        played = _Player(config, policy, episodes, B, deterministic)
     try:
         with (
             handling(ending_signals(), lambda number: die_of(number) if stopped else stopped.append(number)),

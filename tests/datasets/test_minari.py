@@ -100,7 +100,9 @@ def test_nothing_that_a_dataset_names_is_called(
     assert not list(tmp_path.iterdir())
 
 
-def test_data_of_other_files_and_pictures_of_other_formats_are_refused(ours: Dataset, h5py: Any, tmp_path: Path) -> None:
+def test_data_of_other_files_and_pictures_of_other_formats_are_refused(
+    ours: Dataset, h5py: Any, tmp_path: Path
+) -> None:
     data = write_minari(ours, tmp_path / "toy")
     with h5py.File(data / "main_data.hdf5", "a") as file:
         del file["episode_0/rewards"], file["episode_1/observations/image"]

@@ -53,12 +53,9 @@ class _Limit(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_sizes(exp: Experiment, stored: StoredConfig) -> None:
-    """Raises CheckpointError if a batch does not fit into memory, or too many processes or threads are asked for."""
-    settings: Any = exp.sampler_settings
-    T, B = settings.spec
-    while hasattr(settings, "inner"):
-        settings = settings.inner
+def check_batch(exp: Experiment, stored: StoredConfig) -> None:
+    """Raises CheckpointError if a batch and its environments do not fit into memory."""
+    T, B = exp.sampler_settings.spec
     leaves = tree_leaves((stored.spec.obs, stored.spec.action))
     row = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves)
     needed, free = B * (T * row + _SLOT_BYTES), free_memory()
@@ -66,6 +63,13 @@ def check_sizes(exp: Experiment, stored: StoredConfig) -> None:
         raise CheckpointError(
             f"{stored.path}: sampler.T={T}, B={B} need {needed / 1e9:,.1f} GB; free is {free / 1e9:,.1f} GB"
         )
+
+
+def check_processes(exp: Experiment, stored: StoredConfig) -> None:
+    """Raises CheckpointError if more processes or threads are asked for than this machine can run."""
+    settings: Any = exp.sampler_settings
+    while hasattr(settings, "inner"):
+        settings = settings.inner
     most = _PER_CORE * (os.cpu_count() or 1)
     counts = {
         "sampler.workers": getattr(settings, "workers", 0),

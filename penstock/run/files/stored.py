@@ -151,6 +151,10 @@ def undamaged(path: Path, advice: str = "copy it from another run of the same se
     """Turns every error that a damaged file causes in the block into a CheckpointError that names the file."""
     try:
         yield
+    except CheckpointError as error:
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f"{path}: {error}") from error
     except PenstockError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:

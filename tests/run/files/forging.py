@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ def read_all(folder: Path) -> None:
 
 
 @contextmanager
-def no_hang() -> Iterator[None]:
+def no_hang() -> Generator[None]:
     def late(number: int, frame: Any) -> None:
         raise AssertionError("it hangs")
 

@@ -93,7 +93,7 @@ def test_another_users_run_needs_trust_once(state: Path, tmp_path: Path, monkeyp
     assert not refused(run)
 
 
-def test_the_list_is_this_users_alone(state: Path, tmp_path: Path) -> None:
+def test_the_list_is_this_users_alone(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(tmp_path / "a", "a" * 64)
     file = list_path()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -105,7 +105,7 @@ def test_the_list_is_this_users_alone(state: Path, tmp_path: Path) -> None:
         path.chmod(mode)
         with pytest.warns(UserWarning, match="is not believed: .*can be written by others"):
             assert not is_listed("a" * 64)
-        trust._said.clear()
+        monkeypatch.setattr(trust, "_said", set())
         path.chmod(before)
         assert is_listed("a" * 64)
     file.rename(file.with_name("other"))
@@ -135,7 +135,7 @@ def test_a_home_that_cannot_be_written_warns_once(tmp_path: Path, state: Path, m
         runs = [trained(tmp_path / name) for name in ("run", "other")]
     assert len([text for text in told if "cannot be written" in str(text.message)]) == 1
     assert refused(runs[0])
-    trust._said.clear()
+    monkeypatch.setattr(trust, "_said", set())
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -116,7 +116,9 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
             read_queue(tmp_path)
 
 
-def test_a_sweep_of_others_is_refused_with_what_it_would_execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_of_others_is_refused_with_what_it_would_execute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = Sweep("ppo", ("--env", "X", "--import", "os"), {"algo.lr": ("1e-3",)}, (1,))
     new_queue(tmp_path, sweep).save()
     with pytest.raises(CheckpointError, match=r"(?s)launch\.json is no sweep that you launched.*--import os.*--trust"):
