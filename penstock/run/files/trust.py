@@ -50,7 +50,7 @@ def below_trusted(path: Path) -> bool:
 
 
 def is_listed(digest: str) -> bool:
-    """True if a file of this sha256 is on the list; one that others could write counts as empty, and a warning says so."""
+    """True if a file of this sha256 is on the list; one that others could write counts as empty, with a warning."""
     try:
         path = list_path()
         fd = os.open(path, os.O_RDONLY | NO_SURPRISE)
