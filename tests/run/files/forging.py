@@ -123,6 +123,18 @@ def with_index(change: Callable[[Settings], Any]) -> Callable[[Path], Path]:
     return forge
 
 
+def elsewhere(name: str) -> Callable[[Path], Path]:
+    """A forged dataset, one of whose files is a link to the same content outside of it."""
+
+    def forge(folder: Path) -> Path:
+        data = with_index(lambda index: None)(folder)
+        (data / name).rename(folder / "outside")
+        (data / name).symlink_to(folder / "outside")
+        return data
+
+    return forge
+
+
 def openers(run: Path, to: Path) -> dict[str, Callable[[], Any]]:
     """All that opens a run."""
     return {

@@ -22,6 +22,7 @@ from tests.run.files.forging import (
     EXPERIMENT,
     deep_config,
     deep_manifest,
+    elsewhere,
     huge_spec,
     in_place_of,
     linked,
@@ -92,6 +93,8 @@ DATASETS: dict[str, Forge] = {
     "a file above": with_index(lambda index: index["shards"][0]["files"].update({"../x.npy": {"size": 0}})),
     "more steps": with_index(lambda index: index["shards"][0].update(steps=10**13)),
     "wide observations": with_index(lambda index: index["spec"]["obs"]["dict"]["a"]["leaf"].__setitem__(1, [1 << 50])),
+    "a column elsewhere": elsewhere("000000/reward.npy"),
+    "an index elsewhere": elsewhere("dataset.json"),
     "no shards": with_index(lambda index: index.update(shards={"a": 1})),
 }
 
