@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
-from penstock.core.files import open_stored, read_stored
+from penstock.core.files import open_stored, read_stored, require_inside
 from penstock.core.mapped import map_npy
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
@@ -95,7 +95,7 @@ class Dataset:
         self._open: OrderedDict[int, dict[str, npt.NDArray[Any]]] = OrderedDict()
         for shard in self._shards:
             for file, entry in shard["files"].items():
-                _check_size(self.path / shard["dir"] / file, entry["size"])
+                _check_size(self.path / shard["dir"] / file, entry["size"], self.path)
         lengths = [self._array(shard, "length") for shard in self._shards]
         for shard, length in zip(self._shards, lengths):
             steps = shard["steps"]
@@ -141,8 +141,11 @@ class Dataset:
         for shard in self._shards:
             for file, entry in shard["files"].items():
                 path = self.path / shard["dir"] / file
-                with open_stored(path, self.path) as stream:
-                    found = hashlib.file_digest(stream, "sha256").hexdigest()
+                try:
+                    with open_stored(path, self.path) as stream:
+                        found = hashlib.file_digest(stream, "sha256").hexdigest()
+                except OSError as error:
+                    raise ConfigError(f"{path} cannot be read ({error.strerror}); copy the dataset again") from error
                 if found != entry["sha256"]:
                     raise ConfigError(
                         f"{path} is damaged: sha256 {found[:12]}..., expected {entry['sha256'][:12]}...; copy "
@@ -239,8 +242,9 @@ def _require_sound(index: Mapping[str, Any]) -> None:
             raise ValueError(f"{shard['dir']} has counts that are none: {counts[:2]}")
 
 
-def _check_size(path: Path, size: int) -> None:
+def _check_size(path: Path, size: int, folder: Path) -> None:
     try:
+        require_inside(path, folder)
         found = path.stat().st_size
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); copy the dataset again, whole") from error
