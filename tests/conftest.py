@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +25,11 @@ from tests.forked import forked, no_segment_left
 __all__ = ["forked", "no_segment_left"]
 
 torch.set_num_threads(1)
+
+# The list of trusted runs; of the tests' own, in all processes that they start, and not the developer's.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="penstock-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+os.environ.pop("PENSTOCK_TRUST", None)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Of a job that a shell put in the background; every process that a test starts would inherit it and be deaf to Ctrl-C.

@@ -25,7 +25,9 @@ _ENV = {
 _TABLES = ("env", "algo", "sampler", "run", "eval_env", "eval_env_kwargs")
 
 
-def experiment_from(path: str | Path, algo: str | None = None, env: str | None = None) -> Experiment:
+def experiment_from(
+    path: str | Path, algo: str | None = None, env: str | None = None, trust: bool = False
+) -> Experiment:
     """The experiment of a settings file.
 
     A TOML file has the tables env (or just an id), algo and sampler (`name` says which) and run; what it does not name
@@ -34,15 +36,16 @@ def experiment_from(path: str | Path, algo: str | None = None, env: str | None =
 
     Args:
         algo, env: of the command line; the environment wins, another algorithm than the file's is refused.
+        trust: what the run names may be imported and called.
 
     Raises:
         ConfigError: no such file, or a setting that is unknown or of the wrong type. CheckpointError: a damaged run.
     """
-    from penstock.run.rundir import CONFIG, read_experiment  # it loads torch
+    from penstock.run.files.stored import CONFIG, read_config  # it loads torch
 
     path = Path(path)
     if path.is_dir() or path.name == CONFIG:
-        exp = read_experiment(path if path.is_dir() else path.parent, env)
+        exp = read_config(path if path.is_dir() else path.parent, trust).to_resume(env)
         _refuse_another(path, algo, exp.algo_name)
         return replace(exp, run=replace(exp.run, dir=None))
     if path.suffix != ".toml":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.cli.options import Parser, import_modules, key_values, whole_number
+from typing import Any
+
+from penstock.cli.options import Parser, played_env, whole_number
 
 
 def run(argv: list[str]) -> int:
@@ -11,28 +13,18 @@ def run(argv: list[str]) -> int:
     parser.add_policy(episodes=20)
     parser.add_argument("--video", action="store_true", help="record the first episodes into RUN/videos (extra video)")
     parser.add_argument("--video-episodes", type=whole_number, default=3, help="how many to record (default 3)")
-    parser.add_argument("--env", metavar="ID", help="play in another environment (default: that of its evaluations)")
     parser.add_argument(
         "--max-steps", type=whole_number, metavar="N", help="cut longer episodes (default: the run's eval_max_steps)"
     )
     parser.add_argument("--slots", type=whole_number, metavar="N", help="environments side by side (default 16)")
     args = parser.parse_args(argv)
-    import_modules(args.imports)
+    env, kwargs = played_env(args)
     from penstock.run.evaluation import evaluate_run, record_video
     from penstock.run.progress import print_summary
 
-    kwargs = key_values(args.env_kwargs, "--env-kwargs")
-    episodes, step = evaluate_run(
-        args.run,
-        args.env,
-        args.episodes,
-        not args.stochastic,
-        args.seed,
-        kwargs,
-        args.which,
-        args.slots,
-        args.max_steps,
-    )
+    opened: dict[str, Any] = {"env": env, "env_kwargs": kwargs, "which": args.which, "trust": args.trust}
+    how: dict[str, Any] = {"seed": args.seed, "slots": args.slots, "max_steps": args.max_steps}
+    episodes, step = evaluate_run(args.run, episodes=args.episodes, deterministic=not args.stochastic, **opened, **how)
     rows = {
         "checkpoint": f"{args.which}, step {step:,}",
         "episodes": f"{len(episodes)}, actions {'sampled' if args.stochastic else 'deterministic'}",
@@ -45,7 +37,5 @@ def run(argv: list[str]) -> int:
     rows |= {name: f"{value:,.3f}" for name, value in episodes.reported().items()}
     print_summary(f"evaluation of {args.run}", rows)
     if args.video:
-        print(
-            f"video: {record_video(args.run, args.video_episodes, which=args.which, env=args.env, env_kwargs=kwargs)}"
-        )
+        print(f"video: {record_video(args.run, args.video_episodes, **opened)}")
     return 0

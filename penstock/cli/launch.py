@@ -42,10 +42,11 @@ def run(argv: list[str]) -> int:
         return 2
     from penstock.core.machine import read_machine
     from penstock.run.affinity import ranges, slices
+    from penstock.run.files.lock import RunLock
+    from penstock.run.files.trust import remember
     from penstock.run.launch.display import LaunchDisplay, report
     from penstock.run.launch.launcher import Launcher
-    from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same
-    from penstock.run.lock import RunLock
+    from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same, require_trust
 
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
     folder = Path(first if sweep is None else args.dir)
@@ -55,6 +56,8 @@ def run(argv: list[str]) -> int:
         queue = read_queue(folder) if sweep is None or (folder / STATE).exists() else new_queue(folder, sweep)
         if sweep is not None:
             require_same(queue, sweep)
+        else:
+            require_trust(queue, args.trust)
         experiments = [_experiment(queue.sweep.arguments(c)) for c in queue.sweep.combinations()]
         for exp in {repr(exp.env_config): exp for exp in experiments}.values():
             exp.env_config.make().close()  # an unknown id is said now, not by every run
@@ -65,6 +68,7 @@ def run(argv: list[str]) -> int:
             _refuse_other_things(folder, STATE)
             stack.enter_context(RunLock(folder))
         queue.save()
+        remember(folder / STATE, queue.sweep.digest)
         where = "; ".join(f"slot {k + 1}: CPU {ranges(slot.cpus)}" for k, slot in enumerate(slots))
         what = f"{len(todo)} of {len(queue.runs)} runs to do, {count} at a time on {machine} ({where})"
         print(what if todo else "nothing has failed" if args.retry is not None else "nothing is left to do", flush=True)
@@ -116,7 +120,8 @@ def _sweep(algo: str, args: Any, rest: Sequence[str]) -> Sweep:
                 f"--grid {key}={value} names {'a setting' if key in grid else 'a value'} twice, or an empty value"
             )
         grid[key] = values
-    return Sweep(algo, (*rest, *_quiet(rest)), grid, tuple(args.seeds or (0,)))
+    trust = ("--trust",) if args.trust else ()
+    return Sweep(algo, (*rest, *trust, *_quiet(rest)), grid, tuple(args.seeds or (0,)))
 
 
 def _quiet(rest: Sequence[str]) -> tuple[str, ...]:
@@ -183,4 +188,5 @@ def _parser() -> Parser:
     parser.add_argument(
         "--retry", nargs="*", metavar="NAME", help="with DIR: run again those that failed, all or by name"
     )
+    parser.add_trust("DIR, or the run of --init,")
     return parser

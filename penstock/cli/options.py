@@ -8,9 +8,13 @@ import importlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.envs.make import EnvConfig
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,6 +77,11 @@ class Parser(argparse.ArgumentParser):
             "--env-text", type=whole_number, default=0, metavar="N", help="show text in observations as N bytes"
         )
 
+    def add_trust(self, of: str = "RUN") -> None:
+        """Adds --trust, which `open_run` and all that opens a run take."""
+        text = f"import and call what {of} names, though it was not trained here (docs/security.md)"
+        self.add_argument("--trust", action="store_true", help=text)
+
     def add_policy(self, episodes: int) -> None:
         """Adds RUN and the options of commands that play episodes with its policy."""
         self.add_argument("run", metavar="RUN", help="run directory")
@@ -80,8 +89,9 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
         self.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
         self.add_argument("--seed", type=seed_number, help="of the episodes (default: the run's)")
-        self.add_argument("--env-kwargs", nargs="+", default=[], metavar="K=V", help="added to those of the run")
-        self.add_import("")
+        self.add_argument("--env", metavar="ID", help="play in another environment (default: that of its evaluations)")
+        self.add_environment()
+        self.add_trust()
 
 
 def whole_number(text: str) -> int:
@@ -106,18 +116,50 @@ def _from(least: int, text: str) -> int:
     return number
 
 
-def import_modules(modules: Sequence[str]) -> None:
-    """Imports packages that register environments, the current folder being searched too, as `python -m` does.
+def import_modules(modules: Sequence[str], run: str | None = None, trust: bool = False) -> None:
+    """Imports packages that register environments; from here on the current folder is searched too, after all others.
 
-    So `my_module:MyAlgo` may name a file beside the user. Raises ConfigError if a package is not there.
+    So `my_module:MyAlgo` may name a file beside the user, and no file there stands in for an installed package.
+
+    Args:
+        run: a run that is to be opened. Unless it is trusted, or the user names modules, the folder is not searched.
+
+    Raises:
+        ConfigError: a package is not there.
     """
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    if run is None or modules or _trusts(run, trust):
+        search_here()
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
             raise ConfigError(f"--import {module}: {error}; is it installed and on PYTHONPATH?") from error
+
+
+def search_here() -> None:
+    """Puts the current folder at the end of the import path."""
+    if "" not in sys.path:
+        sys.path.append("")
+
+
+def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
+    """The environment that the options of `Parser.add_policy` name, None for the run's own, and what to add to it."""
+    from penstock.envs.make import EnvConfig  # it loads Gymnasium, as help must not
+
+    import_modules(args.imports, args.run, args.trust)
+    kwargs = key_values(args.env_kwargs, "--env-kwargs")
+    if args.env is None:
+        if args.wrappers:
+            raise ConfigError(f"--wrappers {args.wrappers[0]} without --env; the run's environment has its own")
+        return None, kwargs
+    search_here()
+    return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports)), kwargs
+
+
+def _trusts(run: str, trust: bool) -> bool:
+    from penstock.run.files.stored import trusts  # it loads torch
+
+    return trusts(Path(run), trust)
 
 
 def key_values(pairs: Sequence[str], option: str) -> dict[str, Any]:

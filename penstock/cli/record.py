@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from penstock.cli.options import Parser, import_modules, key_values
+from penstock.cli.options import Parser, played_env
 
 _EVERY_S = 5.0
 
@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
         "--append", action="store_true", help="add to the dataset that is there, or finish a half-written one"
     )
     args = parser.parse_args(argv)
-    import_modules(args.imports)
+    env, kwargs = played_env(args)
     from penstock.run.progress import print_summary
     from penstock.run.recording import record
 
@@ -54,7 +54,9 @@ def run(argv: list[str]) -> int:
         seed=args.seed,
         append=args.append,
         file_format=args.format,
-        env_kwargs=key_values(args.env_kwargs, "--env-kwargs"),
+        env=env,
+        env_kwargs=kwargs,
+        trust=args.trust,
         progress=tell,
     )
     rows = {

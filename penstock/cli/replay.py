@@ -35,6 +35,7 @@ def run(argv: list[str]) -> int:
     from rich.table import Column, Table
     from rich.text import Text
 
+    from penstock.run.files.stored import undamaged
     from penstock.run.progress import print_summary
     from penstock.run.replays.export import export
     from penstock.run.replays.exported import exported
@@ -42,7 +43,9 @@ def run(argv: list[str]) -> int:
 
     path = Path(args.path)
     if args.action == "export":
-        written = export(open_replay(path, args.which), Path(args.to), frames=args.frames)
+        replay = open_replay(path, args.which)
+        with undamaged(replay.path):
+            written = export(replay, Path(args.to), frames=args.frames)
         print(f"{args.to}: {written:,} bytes")
         return 0
     about = exported(path)
@@ -50,7 +53,8 @@ def run(argv: list[str]) -> int:
         rows, table = about
     else:
         replay = open_replay(path, args.which)
-        rows, table = summary(replay), fields(replay)
+        with undamaged(replay.path):
+            rows, table = summary(replay), fields(replay)
     print_summary(f"replay of {path}", rows)
     arrays = Table("field", "dtype", "shape", Column("bytes", justify="right"))
     for row in table:

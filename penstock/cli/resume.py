@@ -21,14 +21,15 @@ def run(argv: list[str]) -> int:
     parser = Parser("resume", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_import(", because it registers environments")
+    parser.add_trust()
     args, rest = parser.parse_known_args(argv)
     from penstock.run.experiment import RunConfig
 
     changes = dotted(rest, parser, [f"--run.{f.name}" for f in fields(RunConfig)])
-    import_modules(args.imports)
+    import_modules(args.imports, args.run, args.trust)
     from penstock.cli.train import draw_curve
     from penstock.run.loop import resume
 
-    result = resume(args.run, changes)
+    result = resume(args.run, changes, trust=args.trust)
     draw_curve(result.run_dir, quiet=True)
     return CheckpointError.exit_code if result.checkpoint is None else 0

@@ -68,6 +68,7 @@ def train_parser() -> Parser:
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
     parser.add_argument("--seeds", type=seed_list, metavar="1,2,3", help="one run for each seed")
     parser.add_argument("--init", metavar="RUN", help="start from the networks and normalisers of another run")
+    parser.add_trust("the run of --init or --config")
     return parser
 
 
@@ -97,7 +98,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
     if args.config is not None:
         if args.preset is not None or args.preset_file is not None:
             raise ConfigError("--config is the whole of the settings; leave out --preset and --preset-file")
-        exp = experiment_from(args.config, algo, args.env)
+        exp = experiment_from(args.config, algo, args.env, args.trust)
     else:
         assert algo is not None
         if args.preset_file is not None:

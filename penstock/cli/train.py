@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
-    return _train_all(exp, args.seeds or [exp.run.seed], args.init, args.sampler == "auto")
+    return _train_all(exp, args.seeds or [exp.run.seed], args.init, args.sampler == "auto", args.trust)
 
 
 def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
@@ -55,10 +55,10 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
     return f"{said}; did you mean: penstock train {meant} --env {other}?"
 
 
-def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool) -> int:
+def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, trust: bool) -> int:
     from penstock.run.bench.cache import auto_sampler
+    from penstock.run.files.rundir import free_run_dir
     from penstock.run.loop import train
-    from penstock.run.rundir import free_run_dir
 
     def of_seed(seed: int) -> Experiment:
         dir_ = f"{exp.run.dir}-s{seed}" if len(seeds) > 1 and exp.run.dir is not None else exp.run.dir
@@ -70,7 +70,7 @@ def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool) 
         exp = replace(exp, sampler=auto_sampler(exp))
     lost = False
     for seed in seeds:
-        result = train(of_seed(seed), init)
+        result = train(of_seed(seed), init, trust=trust)
         lost = lost or result.checkpoint is None
         draw_curve(result.run_dir, exp.run.progress == "off")
     return CheckpointError.exit_code if lost else 0

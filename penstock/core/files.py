@@ -1,16 +1,21 @@
-"""Files that survive a crash: written whole, forced to disk, renamed into place."""
+"""Files that survive a crash, written whole and renamed into place; and files of others, opened with care."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import stat
+from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 
 _CHUNK_BYTES = 1 << 20
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 """Errors of copy_file_range where the two file systems, or a sandbox, do not support it."""
+NO_SURPRISE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+"""Flags with which a file of others is opened: no link at its end, no wait for the other end of a FIFO."""
 
 
 class HashedFile:
@@ -127,3 +132,68 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
+
+
+def open_stored(path: Path, folder: Path) -> BufferedReader:
+    """A plain file in a folder that others may have written, opened for reading.
+
+    Raises:
+        OSError: it cannot be read, is no plain file (a FIFO would block, a device may act), or lies outside `folder`
+            because of a link or `..`; the folder itself may be a link.
+    """
+    require_inside(path, folder)
+    real = os.path.realpath(path)
+    _require_plain(os.stat(real), path)  # before it is opened, which alone can block or act
+    fd = os.open(real, os.O_RDONLY | NO_SURPRISE)
+    try:
+        _require_plain(os.fstat(fd), path)
+        return open(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def read_stored(path: Path, folder: Path, limit: int = 64 << 20) -> bytes:
+    """The content of a plain file of at most `limit` bytes; see `open_stored`."""
+    with open_stored(path, folder) as file:
+        if (size := os.fstat(file.fileno()).st_size) > limit:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes; expected at most {limit:,}")
+        return file.read(limit)
+
+
+def require_inside(path: Path, folder: Path) -> None:
+    """Raises OSError if a path leaves a folder, by a link or by `..`; the folder itself may be a link."""
+    real, home = os.path.realpath(path), os.path.realpath(folder)
+    if os.path.commonpath([real, home]) != home:
+        raise OSError(errno.ELOOP, f"it leads out of {folder}, to {real}")
+
+
+def require_plain_tree(folder: Path, names: Iterable[str]) -> None:
+    """Raises OSError, with its `filename`, if one of these names in a folder, or something below one, is neither a
+    folder nor a plain file of one name, or leads out of the folder.
+    """
+    for name in names:
+        waiting = [folder / name]
+        while waiting:
+            path = waiting.pop()
+            try:
+                found = os.lstat(path)
+            except FileNotFoundError:
+                continue
+            try:
+                if stat.S_ISLNK(found.st_mode):
+                    require_inside(path, folder)
+                elif stat.S_ISDIR(found.st_mode):
+                    waiting += path.iterdir()
+                else:
+                    _require_plain(found, path)
+            except OSError as error:
+                error.filename = str(path)
+                raise
+
+
+def _require_plain(found: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+        what = kinds.get(stat.S_IFMT(found.st_mode), "a device")
+        raise OSError(errno.EINVAL, f"it is {what}, not a plain file", str(path))

@@ -1,10 +1,12 @@
-"""Copies of arrays larger than memory: in chunks of rows, whose mapped pages are dropped after use."""
+"""Arrays larger than memory: mapped from files, and copied in chunks whose mapped pages are dropped after use."""
 
 from __future__ import annotations
 
+import math
 import mmap
+import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,29 @@ class Mapping(NamedTuple):
     inode: int
     name: str
     """Of the file, spelled as in `/proc/self/fd`; it may be another file's name by now."""
+
+
+def map_npy(file: BinaryIO) -> Array:
+    """The array in an open .npy file, mapped read-only; the file may be closed then.
+
+    Raises ValueError or OSError if the file holds no array of numbers, or has another size than its header says:
+    before anything is allocated.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, fortran, dtype = read(file)
+        whole = all(isinstance(n, int) and n >= 0 for n in shape)
+    except (LookupError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"its header is no .npy header: {error}") from error
+    start, found = file.tell(), os.fstat(file.fileno()).st_size
+    if not whole or dtype.kind not in "biufcSU" or found != start + math.prod(shape) * dtype.itemsize:
+        raise ValueError(
+            f"its header says {dtype}{list(shape)}, its size is {found:,} bytes with the header's {start:,}"
+        )
+    if not math.prod(shape) * dtype.itemsize:
+        return np.zeros(shape, dtype)
+    return np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
 
 
 def chunks(x: Array) -> Iterator[slice]:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,10 @@ from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
 Kind = Literal["box", "discrete", "multi_discrete", "multi_binary"]
+
+_LARGEST = 1 << 28
+"""Most elements of a stored observation or action."""
+_DTYPES = {np.dtype(code).name for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"}
 
 MASK_KEY = "action_mask"
 """Key of a Dict observation under which a mask of the discrete choices stands, nonzero for a legal one."""
@@ -133,7 +137,7 @@ def _tree_to_plain(tree: Tree) -> Any:
 def _tree_from_plain(plain: Any) -> Tree:
     match plain:
         case {"leaf": [kind, shape, dtype, low, high, sizes, start]}:
-            return LeafSpec(
+            leaf = LeafSpec(
                 kind,
                 tuple(shape),
                 dtype,
@@ -142,6 +146,8 @@ def _tree_from_plain(plain: Any) -> Tree:
                 tuple(sizes),
                 tuple(start) if isinstance(start, list) else start,
             )
+            _check_stored(leaf, plain)
+            return leaf
         case {"dict": items}:
             return {key: _tree_from_plain(value) for key, value in items.items()}
         case {"tuple": items}:
@@ -150,6 +156,20 @@ def _tree_from_plain(plain: Any) -> Tree:
             raise ConfigError(
                 f"not a stored spec: {plain!r}; expected a leaf, dict or tuple as EnvSpec.to_plain writes"
             )
+
+
+def _check_stored(leaf: LeafSpec, plain: Any) -> None:
+    """Raises ConfigError for a leaf that no environment has, before arrays of its size are made."""
+    counts: tuple[Any, ...] = (*leaf.shape, *leaf.sizes)
+    whole = all(type(n) is int and n >= 0 for n in counts)
+    if (
+        leaf.kind not in get_args(Kind)
+        or not whole
+        or leaf.dtype not in _DTYPES
+        or leaf.size > _LARGEST
+        or any(isinstance(x, tuple) and len(x) != leaf.size for x in (leaf.low, leaf.high, leaf.start))
+    ):
+        raise ConfigError(f"not a stored spec: {str(plain)[:200]}; expected a leaf as EnvSpec.to_plain writes it")
 
 
 def _numbers(value: Any) -> Any:

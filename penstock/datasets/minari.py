@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import CheckpointError, ConfigError, MissingExtraError
+from penstock.core.files import open_stored, read_stored
+from penstock.core.machine import free_memory
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
 from penstock.datasets.episode import ENV, Episode, EpisodeSource, check_episode, clipped
@@ -31,6 +33,9 @@ from penstock.datasets.minari_spaces import space_to_plain, stored_spec
 
 _MAIN, _METADATA = "main_data.hdf5", "metadata.json"
 _VERSION = "0.5.4"
+_JPEG = b"\xff\xd8\xff"
+_EXTERNAL_LINK = 64
+"""HDF5's H5L_TYPE_EXTERNAL."""
 
 
 def is_minari(directory: Path) -> bool:
@@ -60,12 +65,14 @@ class MinariEpisodes:
         self._fingerprint: str | None = None
         self.spec = stored_spec(metadata, str(self.path / _METADATA))
         try:
-            self._file: Any = h5py.File(self.path / _MAIN, "r")
+            with open_stored(self.path / _MAIN, self.path):
+                self._file: Any = h5py.File(self.path / _MAIN, "r")
         except OSError as error:
             raise ConfigError(
                 f"{self.path / _MAIN} is missing, half-written or damaged ({error}); copy it again, or record it anew"
             ) from error
         names = [f"episode_{i}" for i in range(len(self._file))]
+        _require_own(self._file, str(self.path / _MAIN))
         absent = [name for name in names if name not in self._file or "rewards" not in self._file[name]]
         if absent or not names or len(names) != metadata["total_episodes"]:
             raise ConfigError(
@@ -91,7 +98,7 @@ class MinariEpisodes:
         where = f"{self.path / _MAIN}: episode_{i}"
         try:
             group, L = self._file[f"episode_{i}"], int(self.lengths[i])
-            ends = {name: np.asarray(group[name][()]).astype(bool) for name in ("terminations", "truncations")}
+            ends = {name: np.asarray(_read(group[name])).astype(bool) for name in ("terminations", "truncations")}
             early = np.flatnonzero((ends["terminations"] | ends["truncations"])[:-1])
             if len(early):
                 raise ConfigError(
@@ -102,7 +109,7 @@ class MinariEpisodes:
             found = Episode(
                 _tree(group["observations"], self.spec.obs),
                 _tree(group["actions"], self.spec.action),
-                np.asarray(group["rewards"][()], np.float32),
+                np.asarray(_read(group["rewards"]), np.float32),
                 terminated,
                 bool(ends["truncations"][-1]) or not terminated,  # a recording that stops without an end was cut there
                 {key: _info_rows(infos, key.removeprefix(ENV), L) for key in self.info},
@@ -218,19 +225,40 @@ def _tree(node: Any, spec: Tree) -> Tree:
         return {key: _tree(node[key], leaf) for key, leaf in spec.items()}
     if isinstance(spec, tuple):
         return tuple(_tree(node[f"_index_{i}"], leaf) for i, leaf in enumerate(spec))
-    x = node[()]
+    x = _read(node)
     if spec.dtype == "uint8" and len(spec.shape) in (2, 3) and x.shape[1:] != spec.shape:  # each row is a JPEG file
+        if not all(bytes(row[:3]) == _JPEG for row in x):
+            raise ValueError("a row is no JPEG file")  # other formats have readers that start programs
         read = importlib.import_module("matplotlib.image").imread
         x = np.stack([read(io.BytesIO(bytes(row)), format="jpeg") for row in x])
     # Not cast where that would lose something, so that the check that follows names it.
     return x.astype(spec.dtype) if np.can_cast(x.dtype, spec.dtype, "same_kind") else x
 
 
+def _read(x: Any) -> npt.NDArray[Any]:
+    """The content of an HDF5 dataset that lies in the file itself and fits into memory. Raises ValueError."""
+    if x.external or x.is_virtual:
+        raise ValueError(f"{x.name} keeps its data in another file")
+    if x.nbytes > (free := free_memory()):
+        raise ValueError(f"{x.name} has {x.nbytes:,} bytes; free are {free:,}")
+    return x[()]
+
+
+def _require_own(group: Any, where: str) -> None:
+    """Raises ConfigError if something in an HDF5 file is a link into another file."""
+
+    def first(name: bytes, info: Any) -> str | None:  # what it returns ends the visit; an exception must not
+        return name.decode(errors="replace") if info.type == _EXTERNAL_LINK else None
+
+    if (name := group.id.links.visit(first, info=True)) is not None:
+        raise ConfigError(f"{where}: {name} is a link into another file; copy the data")
+
+
 def _info_rows(infos: Any, key: str, L: int) -> npt.NDArray[np.float32]:
     """[L] float32, one number for each step; `infos` begin with that of the reset. NaN where the episode has none."""
     if key not in infos or len(infos[key]) not in (L, L + 1):
         return np.full(L, np.nan, np.float32)
-    return np.asarray(infos[key][()], np.float32)[-L:]
+    return np.asarray(_read(infos[key]), np.float32)[-L:]
 
 
 def _is_number(x: Any) -> bool:
@@ -244,9 +272,9 @@ def _data(directory: Path) -> Path:
 def _read_metadata(data: Path) -> dict[str, Any]:
     path = data / _METADATA
     try:
-        metadata: dict[str, Any] = json.loads(path.read_text())
+        metadata: dict[str, Any] = json.loads(read_stored(path, data))
         metadata["total_episodes"] = int(metadata["total_episodes"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is missing, half-written or damaged ({type(error).__name__}: {error}); copy the dataset "
             "again, or load and save it with Minari 0.5, which writes this file"

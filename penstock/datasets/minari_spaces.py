@@ -9,19 +9,19 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree
+from penstock.envs.builtin import harmless_kwarg, is_builtin_env
 from penstock.envs.spaces import env_spec, space_to_spec
 
 
 def stored_spec(metadata: Mapping[str, Any], where: str) -> EnvSpec:
-    """The spec of the spaces in a dataset's metadata, or else of its environment, which is made for that.
+    """The spec of the spaces in a dataset's metadata, or else of its environment, which is made for that if built in.
 
     Raises:
-        ConfigError: a space without a fixed-size array, or neither spaces nor an environment that can be made.
+        ConfigError: a space without a fixed-size array, or neither spaces nor an environment that may be made.
     """
     try:
         if "observation_space" in metadata and "action_space" in metadata:
@@ -29,10 +29,10 @@ def stored_spec(metadata: Mapping[str, Any], where: str) -> EnvSpec:
                 space_to_spec(_gym_space(json.loads(metadata["observation_space"])), "observation"),
                 space_to_spec(_gym_space(json.loads(metadata["action_space"])), "action"),
             )
-        env = gym.make(GymSpec.from_json(metadata["env_spec"]))
+        env = _builtin(json.loads(metadata["env_spec"]))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:  # gym.make runs foreign code
+    except Exception as error:  # whatever forged spaces lead to
         raise ConfigError(
             f"{where} does not say which spaces its data has ({type(error).__name__}: {error}); expected "
             "observation_space and action_space as Minari 0.5 writes them"
@@ -41,6 +41,17 @@ def stored_spec(metadata: Mapping[str, Any], where: str) -> EnvSpec:
         return env_spec(env)
     finally:
         env.close()
+
+
+def _builtin(stored: Mapping[str, Any]) -> gym.Env[Any, Any]:
+    """The environment of a stored Gymnasium spec, by its id: its entry point may be any callable, so it is not used."""
+    name, kwargs = str(stored["id"]), stored.get("kwargs", {})
+    if stored.get("additional_wrappers") or not is_builtin_env(name) or not harmless_kwarg(kwargs):
+        raise ConfigError(
+            f"it names no spaces, and to find them {stored.get('entry_point', name)} would be called, which a dataset "
+            "must not (docs/security.md); load and save it with Minari 0.5, which writes the spaces"
+        )
+    return gym.make(name, **kwargs)
 
 
 def space_to_plain(spec: Tree) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
+from penstock.core.files import open_stored, read_stored, require_inside
+from penstock.core.mapped import map_npy
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
 from penstock.datasets.episode import Episode, EpisodeSource
@@ -28,6 +31,9 @@ FORMAT = 1
 INDEX = "dataset.json"
 STAGING = "episodes"
 """Subfolder of a Minari dataset that holds the episodes until all are recorded: an HDF5 file cut short is lost."""
+_KEYS = {"complete", "env", "spec", "info", "shards", "made_by"}
+_SHARD, _COLUMN = re.compile(r"\d{6}"), re.compile(r"[a-z]+(-\d+)?\.npy")
+"""Names of a shard's folder and of its files."""
 _OPEN_SHARDS = 16
 """Shards mapped at a time: each of their files takes a descriptor, of which a process may have 1,024."""
 
@@ -83,16 +89,21 @@ class Dataset:
             )
             raise ConfigError(f"dataset {self.path} is half-written: its recorder ended before it was complete. {kept}")
         self.env = str(self.index["env"])
-        self.spec = EnvSpec.from_plain(self.index["spec"])
-        self.info: Mapping[str, tuple[str, tuple[int, ...]]] = {
-            key: (dtype, tuple(shape)) for key, (dtype, shape) in self.index["info"].items()
-        }
+        self.spec, info = stored_columns(self.index)
+        self.info: Mapping[str, tuple[str, tuple[int, ...]]] = info
         self._shards: list[dict[str, Any]] = self.index["shards"]
         self._open: OrderedDict[int, dict[str, npt.NDArray[Any]]] = OrderedDict()
         for shard in self._shards:
             for file, entry in shard["files"].items():
-                _check_size(self.path / shard["dir"] / file, entry["size"])
+                _check_size(self.path / shard["dir"] / file, entry["size"], self.path)
         lengths = [self._array(shard, "length") for shard in self._shards]
+        for shard, length in zip(self._shards, lengths):
+            steps = shard["steps"]
+            if not ((length >= 1) & (length <= steps)).all() or length.sum(dtype=np.float64) != steps:
+                raise ConfigError(
+                    f"{self.path / shard['dir']} holds episodes of {length.sum():,} steps, the shortest of "
+                    f"{length.min(initial=steps)}; its index says {steps:,}: copy the dataset again"
+                )
         self.lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
         self._ends = np.cumsum([len(x) for x in lengths])
         self._starts = [np.cumsum(x) - x for x in lengths]
@@ -130,8 +141,11 @@ class Dataset:
         for shard in self._shards:
             for file, entry in shard["files"].items():
                 path = self.path / shard["dir"] / file
-                with path.open("rb") as stream:
-                    found = hashlib.file_digest(stream, "sha256").hexdigest()
+                try:
+                    with open_stored(path, self.path) as stream:
+                        found = hashlib.file_digest(stream, "sha256").hexdigest()
+                except OSError as error:
+                    raise ConfigError(f"{path} cannot be read ({error.strerror}); copy the dataset again") from error
                 if found != entry["sha256"]:
                     raise ConfigError(
                         f"{path} is damaged: sha256 {found[:12]}..., expected {entry['sha256'][:12]}...; copy "
@@ -140,6 +154,20 @@ class Dataset:
 
     def close(self) -> None:
         self._open.clear()
+
+    def _form(self, shard: dict[str, Any], name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Dtype and shape that a column of a shard must have."""
+        E, rows = shard["episodes"], shard["steps"]
+        plain = {"length": (np.int64, (E,)), "terminated": (np.bool_, (E,)), "truncated": (np.bool_, (E,))}
+        kind, _, k = name.partition("-")
+        if kind == "info":
+            dtype, shape = list(self.info.values())[int(k)]
+            return np.dtype(dtype), (rows, *shape)
+        if kind in ("obs", "action"):
+            leaf = tree_leaves(getattr(self.spec, kind))[int(k)]
+            return np.dtype(leaf.dtype), (rows + E * (kind == "obs"), *leaf.shape)
+        dtype, shape = {**plain, "reward": (np.float32, (rows,))}[name]
+        return np.dtype(dtype), shape
 
     def _mapped(self, number: int) -> dict[str, npt.NDArray[Any]]:
         if number in self._open:
@@ -155,18 +183,30 @@ class Dataset:
     def _array(self, shard: dict[str, Any], name: str) -> npt.NDArray[Any]:
         path = self.path / shard["dir"] / f"{name}.npy"
         try:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+            with open_stored(path, self.path) as file:
+                found = map_npy(file)
+            expected = self._form(shard, name)
+            if (found.dtype, found.shape) != expected:
+                raise ValueError(f"{found.dtype}{list(found.shape)}, expected {expected[0]}{list(expected[1])}")
+            return found
+        except (OSError, ValueError, LookupError) as error:
             raise ConfigError(f"{path} is damaged ({error}); copy the dataset again, or record it anew") from error
 
 
 def read_index(directory: Path) -> dict[str, Any]:
-    """The content of a directory's dataset.json. Raises ConfigError if it cannot be read or is of another version."""
+    """The content of a directory's dataset.json. Raises ConfigError if it cannot be read, was changed since it was
+    written, is of another version, or names files outside of the directory.
+    """
     path = directory / INDEX
     try:
-        index: dict[str, Any] = json.loads(path.read_text())
-        version, keys = index["format"], {"complete", "env", "spec", "info", "shards", "made_by"} - index.keys()
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        index: dict[str, Any] = json.loads(read_stored(path, directory))
+        version, keys = index["format"], _KEYS - index.keys()
+        if version == FORMAT and not keys:
+            stored = index.pop("sha256", None)  # versions before 0.2 wrote none
+            if index.keys() - _KEYS - {"format", "columns"} or stored not in (None, _digest(index)):
+                raise ValueError("its content and its own sha256 differ")
+            _require_sound(index)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({type(error).__name__}: {error}); copy the dataset again") from error
     if version != FORMAT or keys:
         raise ConfigError(
@@ -176,8 +216,35 @@ def read_index(directory: Path) -> dict[str, Any]:
     return index
 
 
-def _check_size(path: Path, size: int) -> None:
+def index_bytes(index: Mapping[str, Any]) -> bytes:
+    """The text of dataset.json, which holds a sha256 of its content."""
+    return (json.dumps({**index, "sha256": _digest(index)}, indent=1) + "\n").encode()
+
+
+def stored_columns(index: Mapping[str, Any]) -> tuple[EnvSpec, dict[str, tuple[str, tuple[int, ...]]]]:
+    """The spec in an index, and dtype and shape of one row of each info column."""
+    info = {str(key): (np.dtype(dtype).name, tuple(map(int, shape))) for key, (dtype, shape) in index["info"].items()}
+    return EnvSpec.from_plain(index["spec"]), info
+
+
+def _digest(index: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _require_sound(index: Mapping[str, Any]) -> None:
+    """Raises ValueError, TypeError or LookupError if an index holds what a writer never writes."""
+    stored_columns(index)
+    for shard in index["shards"]:
+        if not _SHARD.fullmatch(shard["dir"]) or not all(map(_COLUMN.fullmatch, shard["files"])):
+            raise ValueError(f"{shard['dir']!r} with {list(shard['files'])[:3]} is no shard of it")
+        counts = [shard["episodes"], shard["steps"], *(entry["size"] for entry in shard["files"].values())]
+        if not all(type(n) is int and n >= 0 for n in counts):
+            raise ValueError(f"{shard['dir']} has counts that are none: {counts[:2]}")
+
+
+def _check_size(path: Path, size: int, folder: Path) -> None:
     try:
+        require_inside(path, folder)
         found = path.stat().st_size
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); copy the dataset again, whole") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.datasets.episode import Episode, check_episode, check_spec
-from penstock.datasets.reader import FORMAT, INDEX, STAGING, read_index
+from penstock.datasets.reader import FORMAT, INDEX, STAGING, index_bytes, read_index
 
 
 class DatasetWriter:
@@ -178,7 +177,7 @@ class DatasetWriter:
         path = self.path / INDEX
         if self._stored is not None and path.read_bytes() != self._stored:
             raise ConfigError(f"{path} was changed by another writer; let one process at a time write a dataset")
-        data = (json.dumps(index, indent=1) + "\n").encode()
+        data = index_bytes(index)
         files.write_atomic(path, data)
         self._stored, self._index = data, index
 

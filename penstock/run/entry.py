@@ -8,34 +8,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import from_plain, import_object, override
+from penstock.core.config import import_object, override
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.spec import EnvSpec
 from penstock.envs.make import EnvConfig
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.policy import Policy
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
-from penstock.run.lock import RunLock
-from penstock.run.rundir import (
-    CONFIG,
-    check_free,
-    free_run_dir,
-    make_run_dir,
-    read_experiment,
-    read_json,
-    undamaged,
-    write_config,
-)
+from penstock.run.files.lock import RunLock
+from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
+from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
+from penstock.run.files.stored import CONFIG, StoredConfig, named, read_config, read_json, undamaged
+from penstock.run.files.trust import remember
 from penstock.run.trainer import Trainer
+
+_OTHERS = "or it is not of these settings, or of another version"
 
 
 @contextlib.contextmanager
-def begun(exp: Experiment, init: str | Path | None) -> Generator[Trainer]:
+def begun(exp: Experiment, init: str | Path | None, trust: bool) -> Generator[Trainer]:
     """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as of `ps.train`."""
     run_dir = free_run_dir(exp)
     _check_each(exp)
-    with _built(exp, run_dir, init) as trainer:
+    with _built(exp, run_dir, init, trust) as trainer:
         trainer.run_dir = run_dir = make_run_dir(exp, run_dir)
         with RunLock(run_dir):
             check_free(run_dir)  # again: another run may have come and gone while this one was being built
@@ -49,10 +44,10 @@ def _check_each(exp: Experiment) -> None:
         raise ConfigError(f"run.each={exp.run.each!r} is {found!r}; expected a function of an iteration")
 
 
-def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
+def _built(exp: Experiment, run_dir: Path, init: str | Path | None, trust: bool) -> Trainer:
     if init is None:
         return Trainer(exp, run_dir)
-    parameters = load(init).agent.state_dict()
+    parameters = load(init, trust=trust).agent.state_dict()
     try:
         return Trainer(exp, run_dir, parameters)
     except CheckpointError as error:
@@ -66,7 +61,7 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
 
 @contextlib.contextmanager
 def reopened(
-    run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None, eval_env: Any
+    run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None, eval_env: Any, trust: bool
 ) -> Generator[Trainer]:
     """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
     refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
@@ -76,18 +71,29 @@ def reopened(
             f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
             "(--init)"
         )
-    stored = read_experiment(run_dir, env, agent, eval_env)
+    config = read_config(run_dir, trust)
+    stored = config.to_resume(env, agent, eval_env)
     exp = override(stored, dict(changes or {}))
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     _check_each(exp)
     extended = (exp.run.steps, exp.run.stop) != (stored.run.steps, stored.run.stop)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
-        _refuse_finished(run_dir, checkpoint, exp, extended)
-        with Trainer(exp, run_dir) as trainer:
-            trainer.restore(checkpoint)
+        with undamaged(checkpoint.path, _OTHERS):
+            _refuse_finished(run_dir, checkpoint, exp, extended)
+        if not config.trusted:
+            check_batch(exp, config)
+            check_processes(exp, config)
+            _policy(config, checkpoint, agent)  # networks of forged sizes are refused before any is trained
+        with named(config.path):
+            trainer = Trainer(exp, run_dir)
+        with trainer:
+            with undamaged(checkpoint.path, _OTHERS):
+                trainer.restore(checkpoint)
             if changes:
                 write_config(trainer)
+            else:
+                remember(config.path, config.digest)
             yield trainer
 
 
@@ -103,6 +109,9 @@ def _newest(run_dir: Path) -> Path:
 
 def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, extended: bool) -> None:
     state = checkpoint.state["trainer"]
+    for name in ("itr", "env_steps", "episodes_seen"):
+        if type(state[name]) is not int:
+            raise TypeError(f"{name} is {state[name]!r}")
     if not state["finished"]:
         return
     if state["env_steps"] >= exp.run.steps:
@@ -116,41 +125,59 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
         )
 
 
-def load(run_dir: str | Path, which: str = "last", *, agent: AgentFn | None = None, device: str = "cpu") -> Policy:
+def load(
+    run_dir: str | Path,
+    which: str = "last",
+    *,
+    agent: AgentFn | None = None,
+    device: str = "cpu",
+    trust: bool = False,
+) -> Policy:
     """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
         agent: the agent function again, where it could not be stored (a lambda).
+        trust: the algorithm and agent that the run names may be imported; not needed for built-in ones, and for your
+            own runs (docs/security.md).
     """
-    return _load(Path(run_dir), which, agent, device)[0]
+    return _load(read_config(Path(run_dir), trust), which, agent, device)[0]
 
 
 def open_policy(
-    run_dir: Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None
+    run_dir: Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool = False
 ) -> tuple[Policy, int, Experiment, EnvConfig]:
     """The policy of a run, the step of its checkpoint, its experiment, and its environment with `env_kwargs` added.
 
     Args:
-        env: the environment again, where it could not be stored (a lambda).
+        env: the environment again, where it could not be stored (a lambda), or another one.
+        trust: what the run names may be imported and called.
     """
-    exp = read_experiment(run_dir, env, eval_env=env)
+    stored = read_config(run_dir, trust)
+    exp = stored.to_play(env)
+    if not stored.trusted:
+        check_batch(exp, stored)
     config = exp.env_config
-    policy, step = _load(run_dir, which)
+    policy, step = _load(stored, which)
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
 
 
-def _load(run_dir: Path, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[Policy, int]:
+def _load(stored: StoredConfig, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[Policy, int]:
     """The policy of a run, and the step of the checkpoint that it is of."""
-    stored = read_json(run_dir / CONFIG)
-    with undamaged(run_dir / CONFIG):
-        exp = stored["experiment"]
-        algo = from_plain(exp["algo"] if agent is None else {k: v for k, v in exp["algo"].items() if k != "agent"})
-        spec, seed = EnvSpec.from_plain(stored["spec"]), exp["run"]["seed"]
-        if not hasattr(algo, "build"):
-            raise TypeError("no algorithm in it")
-    algo = replace(algo, agent=agent) if agent is not None else algo
-    policy: Policy = algo.build(spec, seed=seed, device=device)
-    checkpoint = load_checkpoint(find_checkpoint(run_dir, which))
+    stored.algorithm(agent)  # first what may not be imported, then what cannot be read
+    checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))
+    return _policy(stored, checkpoint, agent, device), checkpoint.step
+
+
+def _policy(stored: StoredConfig, checkpoint: Checkpoint, agent: AgentFn | None, device: str = "cpu") -> Policy:
+    """The policy in a checkpoint; one of a stranger's run makes no tensor that is larger than all that are stored."""
+    algo = stored.algorithm(agent)
+    with undamaged(stored.path):
+        seed = int(stored.plain["run"]["seed"])
+    if stored.trusted:
+        policy: Policy = algo.build(stored.spec, seed=seed, device=device)
+    else:
+        with undamaged(stored.path), limited_tensors(sum(x.nbytes for x in checkpoint.policy.values()), stored.path):
+            policy = algo.build(stored.spec, seed=seed, device=device)
     policy.load_parameters(checkpoint.policy)
-    return policy, checkpoint.step
+    return policy

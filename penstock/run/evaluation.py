@@ -33,6 +33,7 @@ def evaluate(
     which: str = "last",
     slots: int | None = None,
     max_steps: int | None = None,
+    trust: bool = False,
 ) -> Episodes:
     """Plays exactly `episodes` episodes with a policy, in environments of their own: `.mean_return`, `.return_.std()`.
 
@@ -43,12 +44,13 @@ def evaluate(
         env_kwargs: added to those of the environment. which: of a run "last", "best", or a step as text.
         slots: environments side by side, at most; None for the run's, else 16.
         max_steps: an episode is cut there, neither terminated nor longer; None for the run's, else 27,000.
+        trust: what a run names may be imported and called; not needed for your own runs (docs/security.md).
 
     Raises:
         ConfigError: the environment's spaces are not those that the policy was built for.
     """
     if not isinstance(policy, Policy):
-        return evaluate_run(policy, env, episodes, deterministic, seed, env_kwargs, which, slots, max_steps)[0]
+        return evaluate_run(policy, env, episodes, deterministic, seed, env_kwargs, which, slots, max_steps, trust)[0]
     if env is None:
         raise ConfigError("evaluate(policy) without env; pass what to play, e.g. evaluate(policy, 'CartPole-v1')")
     config = as_env_config(env)
@@ -71,9 +73,10 @@ def evaluate_run(
     which: str = "last",
     slots: int | None = None,
     max_steps: int | None = None,
+    trust: bool = False,
 ) -> tuple[Episodes, int]:
     """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
-    policy, step, exp, config = _opened(run_dir, which, env, env_kwargs)
+    policy, step, exp, config = _opened(run_dir, which, env, env_kwargs, trust)
     how = {"slots": slots or exp.run.eval_slots, "max_steps": max_steps or exp.run.eval_max_steps}
     evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
     try:
@@ -83,10 +86,10 @@ def evaluate_run(
 
 
 def _opened(
-    run_dir: str | Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None
+    run_dir: str | Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool
 ) -> tuple[Policy, int, Experiment, EnvConfig]:
     """Policy, step, experiment, and the environment to play in: `env`, else that of the run's evaluations."""
-    policy, step, exp, config = open_policy(Path(run_dir), which, env, None)
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, None, trust)
     config = exp.eval_env_config if env is None else config
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
 
@@ -98,6 +101,7 @@ def record_video(
     which: str = "last",
     env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Path:
     """Records a video of deterministic episodes, one after the other; returns its path. Needs the extra `video`.
 
@@ -105,7 +109,7 @@ def record_video(
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
-    policy, step, exp, config = _opened(run_dir, which, env, kwargs)
+    policy, step, exp, config = _opened(run_dir, which, env, kwargs, trust)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import CheckpointError
-from penstock.core.files import write_atomic
+from penstock.core.files import open_stored, write_atomic
 from penstock.samplers.episodes import Episodes
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
@@ -139,7 +139,8 @@ def cut_rows(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
 def _read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    return [row for line in path.read_bytes().splitlines(keepends=True) if (row := _parse(line)) is not None]
+    with open_stored(path, path.parent) as file:
+        return [row for line in file if (row := _parse(line)) is not None]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -148,7 +149,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 

@@ -29,17 +29,17 @@ from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
 
-def train(exp: Experiment, init: str | Path | None = None) -> Result:
+def train(exp: Experiment, init: str | Path | None = None, *, trust: bool = False) -> Result:
     """Trains an experiment in a new run directory: `Run(exp, init)` with an empty body.
 
     Args:
-        init: a run whose networks and normalisers are the start.
+        init: a run whose networks and normalisers are the start. trust: what that run names may be imported.
 
     Raises:
         ConfigError: settings contradict each other, or the run directory holds something already.
         EnvWorkerError: an environment failed. CheckpointError: the run directory cannot be written.
     """
-    return _to_the_end(Run(exp, init))
+    return _to_the_end(Run(exp, init, trust=trust))
 
 
 def resume(
@@ -49,17 +49,19 @@ def resume(
     env: Any = None,
     agent: AgentFn | None = None,
     eval_env: Any = None,
+    trust: bool = False,
 ) -> Result:
     """Goes on with a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
 
     Args:
         changes: of `run.*` settings only, e.g. {"run.steps": 400_000} to extend a finished run.
         env, agent, eval_env: environment or agent function again, where it could not be stored (a lambda).
+        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
 
     Raises:
-        CheckpointError: nothing good to go on from. ConfigError: changes that would make it another experiment.
+        CheckpointError: nothing good to go on from, or the run is not trusted. ConfigError: changes that would make it another experiment.
     """
-    return _to_the_end(Run.resume(run_dir, changes, env=env, agent=agent, eval_env=eval_env))
+    return _to_the_end(Run.resume(run_dir, changes, env=env, agent=agent, eval_env=eval_env, trust=trust))
 
 
 def _to_the_end(run: Run) -> Result:
@@ -117,8 +119,8 @@ class Run:
         ConfigError, EnvWorkerError, CheckpointError: as `ps.train`, on entry.
     """
 
-    def __init__(self, exp: Experiment, init: str | Path | None = None) -> None:
-        self._prepare(begun(exp, init), resumed=False)
+    def __init__(self, exp: Experiment, init: str | Path | None = None, *, trust: bool = False) -> None:
+        self._prepare(begun(exp, init, trust), resumed=False)
 
     @classmethod
     def resume(
@@ -129,10 +131,11 @@ class Run:
         env: Any = None,
         agent: AgentFn | None = None,
         eval_env: Any = None,
+        trust: bool = False,
     ) -> Run:
         """The run of a directory again, from its newest good checkpoint; arguments and errors as of `ps.resume`."""
         run = cls.__new__(cls)
-        run._prepare(reopened(Path(run_dir), changes, env, agent, eval_env), resumed=True)
+        run._prepare(reopened(Path(run_dir), changes, env, agent, eval_env, trust), resumed=True)
         return run
 
     def _prepare(self, opening: contextlib.AbstractContextManager[Trainer], resumed: bool) -> None:

@@ -26,6 +26,7 @@ from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import SerialPool
 from penstock.learn.policy import Policy
 from penstock.run.entry import open_policy
+from penstock.run.files.stored import named
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.samplers.collector import collect
 from penstock.samplers.live import Buffers
@@ -69,6 +70,7 @@ def record(
     file_format: Format = "penstock",
     env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
     progress: Callable[[int, int, float], None] = lambda episodes, steps, mean_return: None,
 ) -> Recording:
     """Plays episodes with the policy of a run and writes them; the first Ctrl-C or SIGTERM keeps the whole ones so far.
@@ -79,6 +81,7 @@ def record(
         append: add to an existing dataset, complete or half-written.
         file_format: "minari" records as usual first, and writes the HDF5 file when all episodes are recorded.
         env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
+        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
         progress: called after each episode with the number of episodes and steps so far, and its return.
 
     Raises:
@@ -98,7 +101,7 @@ def record(
         if not append or target.is_file():
             check_vacant(target)
     folder = target / STAGING if file_format == "minari" else target
-    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs)
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs, trust)
     made_by: dict[str, Any] = {
         "run": str(run_dir),
         "checkpoint": step,
@@ -109,9 +112,9 @@ def record(
     returns: list[float] = []
     stopped: list[int] = []
     native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
-    played = _Player(
-        config, policy, episodes, exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1), deterministic
-    )
+    B = exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1)
+    with named(Path(run_dir)):
+        played = _Player(config, policy, episodes, B, deterministic)
     try:
         with (
             handling(ending_signals(), lambda number: die_of(number) if stopped else stopped.append(number)),

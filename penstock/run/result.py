@@ -11,7 +11,7 @@ from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
-from penstock.run.rundir import changes_since
+from penstock.run.files.rundir import changes_since
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 

@@ -26,7 +26,8 @@ from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.evaluator import Evaluator, check_fits
 from penstock.run.experiment import Experiment
-from penstock.run.rundir import CONFIG, write_config
+from penstock.run.files.rundir import write_config
+from penstock.run.files.stored import CONFIG
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes

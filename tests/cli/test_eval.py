@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.cli.short import Cli
+import pytest
+
+from tests.cli.short import QUIET, Cli
 
 
 def test_eval(cli: Cli, trained: Path) -> None:
@@ -17,3 +23,44 @@ def test_eval(cli: Cli, trained: Path) -> None:
     assert cli("eval", str(trained), "--which", "beste").code == 2
     assert cli("eval", str(trained), "--which", "7").code == 5
     assert cli("eval", str(trained), "--episodes", "0").code == 2
+
+
+def test_the_current_folder_is_searched_last_and_for_a_strangers_run_not_at_all(
+    cli: Cli, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setenv("XDG_STATE_HOME", os.path.abspath("nobody"))
+    assert cli("eval", str(trained), "--episodes", "1").code == 0
+    assert "" not in sys.path
+    monkeypatch.setenv("PENSTOCK_TRUST", str(trained))
+    assert cli("eval", str(trained), "--episodes", "1").code == 0
+    assert sys.path.index("") == len(sys.path) - 1
+
+
+def test_a_torch_py_beside_a_run_is_not_torch(trained: Path, tmp_path: Path) -> None:
+    for name in ("torch", "numpy", "gymnasium"):
+        (tmp_path / f"{name}.py").write_text("open('EXECUTED', 'w').close()")
+    shutil.copytree(trained, tmp_path / "run")
+    env = {**os.environ, "PYTHONPATH": os.path.abspath(""), "PENSTOCK_TRUST": str(tmp_path)}
+    command = [sys.executable, "-m", "penstock", "eval", "run", "--episodes", "1"]
+    subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    assert not (tmp_path / "EXECUTED").exists()
+
+
+def test_a_strangers_environment_needs_trust_and_one_of_ones_own_does_not(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pole.py").write_text("import gymnasium\ndef Pole():\n    return gymnasium.make('CartPole-v1')\n")
+    assert cli("train", "ppo", "--env", "pole:Pole", *QUIET, "--run.dir", "run").code == 0
+    assert cli("eval", "run", "--episodes", "1").code == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nobody"))
+    for command in (("eval", "run"), ("record", "run", "--dataset", "data"), ("resume", "run")):
+        said = cli(*command)
+        assert said.code == 5
+        assert re.search(r"run/config\.json names .*env=pole:Pole.*--trust", said.err)
+    assert cli("eval", "run", "--env", "CartPole-v1", "--episodes", "1").code == 0
+    said = cli("eval", "run", "--wrappers", "a:b")
+    assert said.code == 2
+    assert "--wrappers a:b without --env" in said.err
+    assert cli("record", "run", "--dataset", "data", "--episodes", "1", "--trust").code == 0
+    assert cli("eval", "run", "--episodes", "1").code == 0

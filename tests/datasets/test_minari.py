@@ -83,6 +83,40 @@ def test_without_spaces_the_environment_is_asked() -> None:
         stored_spec({}, "x")
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"id": "os:system", "entry_point": "os:system", "kwargs": {"command": "touch EXECUTED"}},
+        {"id": "CartPole-v1", "kwargs": {"xml_file": "/x.xml"}},
+        {"id": "CartPole-v1", "additional_wrappers": [{"entry_point": "os:system"}]},
+    ],
+)
+def test_nothing_that_a_dataset_names_is_called(
+    forged: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^x: it names no spaces, and .* would be called, which a dataset must not"):
+        stored_spec({"env_spec": json.dumps(forged)}, "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_of_other_files_and_pictures_of_other_formats_are_refused(
+    ours: Dataset, h5py: Any, tmp_path: Path
+) -> None:
+    data = write_minari(ours, tmp_path / "toy")
+    with h5py.File(data / "main_data.hdf5", "a") as file:
+        del file["episode_0/rewards"], file["episode_1/observations/image"]
+        file.create_dataset("episode_0/rewards", (3,), "f4", external=[("/proc/self/environ", 0, 12)])
+        file["episode_1/observations/image"] = np.zeros((6, 9), np.uint8)
+    for i, told in ((0, "rewards keeps its data in another file"), (1, "a row is no JPEG file")):
+        with pytest.raises(ConfigError, match=f"episode_{i} is damaged.*{told}"):
+            open_dataset(tmp_path / "toy").episode(i)
+    with h5py.File(data / "main_data.hdf5", "a") as file:
+        file["episode_1/infos/x"] = h5py.ExternalLink("/tmp/other.hdf5", "x")
+    with pytest.raises(ConfigError, match=r"main_data\.hdf5: episode_1/infos/x is a link into another file"):
+        open_dataset(tmp_path / "toy")
+
+
 def test_the_layout_by_hand(ours: Dataset, h5py: Any, tmp_path: Path) -> None:
     data = write_minari(ours, tmp_path / "toy", env="Toy-v0", env_spec="{}", algorithm="ppo")
     metadata = json.loads((data / "metadata.json").read_text())

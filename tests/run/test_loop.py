@@ -22,7 +22,7 @@ import penstock as ps
 from penstock.core.errors import ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.lock import RunLock
+from penstock.run.files.lock import RunLock
 from penstock.samplers.episodes import Episodes
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 

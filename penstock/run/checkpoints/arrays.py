@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.files import HashedFile
-from penstock.core.mapped import chunks, mapping, releaser
+from penstock.core.files import HashedFile, open_stored
+from penstock.core.mapped import chunks, map_npy, mapping, releaser
 
 Array = npt.NDArray[Any]
 _HEADER_BYTES = 4096
@@ -35,8 +35,8 @@ def write_array(file: HashedFile, x: Array) -> None:
 
 def map_array(path: Path) -> Array:
     """The array in a .npy file, memory-mapped. Raises ValueError or OSError if the file holds none."""
-    empty = path.stat().st_size <= _HEADER_BYTES
-    return np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
+    with open_stored(path, path.parent) as file:
+        return map_npy(file)
 
 
 def _source(x: Array) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.files import HashedFile, fsync_dir
+from penstock.core.files import HashedFile, fsync_dir, require_inside
 from penstock.run.checkpoints.arrays import map_array, write_array
 from penstock.run.checkpoints.encoding import decode, encode, encoded_bytes
 from penstock.run.checkpoints.manifest import (
@@ -124,6 +125,7 @@ def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
     manifest = verify(Path(path), replay=replay)
     file = manifest.path / STATE
     try:
+        _require_stored(file)
         state = decode(torch.load(file, map_location="cpu", weights_only=True))
         file = manifest.path / POLICY
         policy = safetensors.torch.load_file(file)
@@ -146,6 +148,10 @@ def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False)
     if which not in ("last", "best") and not which.isdecimal():
         raise ConfigError(f"checkpoint {which!r} is not known; expected 'last', 'best' or a step such as '50000'")
     folder = Path(run_dir) / "checkpoints"
+    try:
+        require_inside(folder, Path(run_dir))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error.strerror}; a run may itself be a link, but none leads out") from error
     found = candidates(folder)
     readable, broken = [], []
     for path in found:
@@ -177,6 +183,13 @@ def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False)
     what = f"good checkpoint of step {which}" if which.isdecimal() else "good checkpoint"
     names = ", ".join(sorted(path.name for path in found)) or "nothing"
     raise CheckpointError("; ".join([f"no {what} in {folder}, which holds {names}", *(m for _, m in broken)]))
+
+
+def _require_stored(file: Path) -> None:
+    """Raises ValueError if the zip of a state is packed, as torch never does: unpacked it may be of any size."""
+    with zipfile.ZipFile(file) as content:
+        if packed := [item.filename for item in content.infolist() if item.compress_type != zipfile.ZIP_STORED]:
+            raise ValueError(f"{packed[0]} in it is compressed")
 
 
 def _weights(policy: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -59,13 +59,15 @@ def decode(plain: Any) -> Any:
             dtype = np.dtype(plain[_NUMPY])
             if dtype.kind not in _ARRAY_KINDS:
                 raise ValueError(f"dtype {dtype} is not allowed")
-            return plain["bytes"].numpy().view(dtype).reshape(plain["shape"])
+            return _whole(plain["bytes"]).numpy().view(dtype).reshape(plain["shape"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"state holds a malformed array ({error}); the checkpoint was not written by penstock"
             ) from error
     if isinstance(plain, (list, tuple)):
         return type(plain)(decode(item) for item in plain)
+    if isinstance(plain, Tensor):
+        return _whole(plain)
     return plain
 
 
@@ -88,6 +90,15 @@ def _compact(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().cpu()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor if every element of it was stored. A forged view repeats some, and its copy may be of any size."""
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise CheckpointError(
+            f"state holds a tensor {list(tensor.shape)} with fewer elements; it was not written by us"
+        )
+    return tensor
 
 
 def _describe(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from penstock.core.errors import CheckpointError
+from penstock.core.files import open_stored, read_stored, require_inside
 
 FORMAT = 1
 MANIFEST, STATE, POLICY = "MANIFEST.json", "state.pt", "policy.safetensors"
@@ -87,9 +89,10 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     try:
-        with open(file, "rb") as stream:
-            text = stream.read(_MAX_MANIFEST_BYTES)
+        require_inside(path, path.parent)
+        text = read_stored(file, path, _MAX_MANIFEST_BYTES)
         content = json.loads(text)
+        own = _canonical({k: v for k, v in content.items() if k != "sha256"}) if isinstance(content, dict) else b""
     except FileNotFoundError:
         raise CheckpointError(
             f"{file} is missing; expected a checkpoint directory such as RUN/checkpoints/000000050000"
@@ -106,8 +109,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{file} has format {content['format']}, written with {written}; this penstock reads "
             f"format {FORMAT}: install the version that wrote it"
         )
-    content.pop("sha256", None)
-    if _canonical(content) != text:
+    if own != text:
         raise CheckpointError(f"{file} is damaged: its text and its own sha256 differ")
     match content:
         case {"step": int(step), "score": float() | None as score, "files": {**files}} if _are_ours(files):
@@ -140,9 +142,9 @@ def _verify_file(file: Path, expected: Mapping[str, Any]) -> None:
     try:
         if file.is_symlink() or not file.is_file():
             raise CheckpointError(f"{file} is {'not a plain file' if file.exists() else 'missing'}")
-        if (size := file.stat().st_size) != expected.get("size"):
-            raise CheckpointError(f"{file} has {size} bytes; its manifest says {expected.get('size')}")
-        with open(file, "rb") as stream:
+        with open_stored(file, file.parent) as stream:
+            if (size := os.fstat(stream.fileno()).st_size) != expected.get("size"):
+                raise CheckpointError(f"{file} has {size} bytes; its manifest says {expected.get('size')}")
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error

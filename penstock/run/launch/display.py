@@ -174,7 +174,7 @@ def last_row(run_dir: Path) -> dict[str, Any]:
     for line in log_end(run_dir / "metrics.jsonl"):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             found |= row

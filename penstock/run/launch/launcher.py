@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core.machine import Machine
+from penstock.run.files.trust import VARIABLE
 from penstock.run.launch.sweep import PROMPT, Queue, Run, has_checkpoint
 from penstock.run.signals import handling
 
@@ -117,6 +118,9 @@ class Launcher:
 
     def _environment(self, k: int) -> dict[str, str]:
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        folder = str(self._queue.folder.resolve())
+        if os.pathsep not in folder:  # a run that is resumed here is one of this sweep, which is trusted
+            env[VARIABLE] = os.pathsep.join(filter(None, [env.get(VARIABLE), folder]))
         several = len({gpu.uuid for machine in self._machines for gpu in machine.gpus} - {""}) > 1
         if several and "CUDA_VISIBLE_DEVICES" not in env:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in self._machines[k].gpus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -9,12 +10,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.files import write_atomic
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.rundir import read_json, undamaged
+from penstock.run.files.stored import read_json, require_plain_run, undamaged
+from penstock.run.files.trust import VARIABLE, is_trusted, remember
 
 STATE, LOGS = "launch.json", "logs"
 PROMPT = "$ python -m penstock "
@@ -33,6 +35,11 @@ class Sweep:
     grid: Mapping[str, tuple[str, ...]]
     """Values of each option that varies, as text: {"algo.lr": ("1e-3", "3e-4")}."""
     seeds: tuple[int, ...] = (0,)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all that decides which commands are executed."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     def combinations(self) -> list[dict[str, str]]:
         """Every combination of the grid's values; without a grid a single empty one."""
@@ -120,6 +127,10 @@ def new_queue(folder: Path, sweep: Sweep) -> Queue:
     for combination, seed in itertools.product(sweep.combinations(), sweep.seeds):
         words = [f"{short[key]}={_in_a_name(value)}" for key, value in combination.items()]
         name = base = "_".join([*words, f"s{seed}"])[:200]
+        if "/" in name:
+            raise ConfigError(
+                f"a run would be named {name!r}; expected settings in the grid, such as algo.lr=1e-3,3e-4"
+            )
         for n in itertools.count(2):
             if name not in runs:
                 break
@@ -137,6 +148,7 @@ def read_queue(folder: Path) -> Queue:
     file = folder / STATE
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no {STATE}; begin with penstock launch ALGO --env ID --dir {folder}")
+    require_plain_run(folder, (STATE, LOGS))
     with undamaged(file):
         plain: dict[str, Any] = read_json(file)
         if plain["format"] != _FORMAT:
@@ -145,14 +157,30 @@ def read_queue(folder: Path) -> Queue:
         sweep = Sweep(plain["algo"], tuple(plain["options"]), grid, tuple(map(int, plain["seeds"])))
         queue = new_queue(folder, sweep)
         for run in queue.runs:
-            for key, value in plain["runs"][run.name].items():
-                setattr(run, key, value)
+            stored = plain["runs"][run.name]
+            if stored["status"] not in get_args(Status):
+                raise ValueError(f"status {stored['status']!r} of {run.name}")
+            run.status, run.code = stored["status"], None if stored["code"] is None else int(stored["code"])
+            run.attempts, run.seconds = int(stored["attempts"]), float(stored["seconds"])
     for run in queue.runs:
         if run.status in ("running", "stopped", "failed") and _is_finished(queue.run_dir(run)):
             run.status, run.code = "finished", 0  # its end was not seen, or it was resumed by hand
         elif run.status == "running":
             run.status = "stopped"
     return queue
+
+
+def require_trust(queue: Queue, trust: bool) -> None:
+    """Raises CheckpointError unless this user made a sweep, trusts its directory, or trusts it from now on."""
+    file = queue.folder / STATE
+    if trust:
+        remember(file, queue.sweep.digest)
+    elif not is_trusted(file, queue.sweep.digest):
+        raise CheckpointError(
+            f"{file} is no sweep that you launched here, and it would execute {len(queue.runs)} runs such as\n  "
+            f"{shown(queue.command(queue.runs[0])) if queue.runs else 'none'}\nIf you know who wrote it: --trust, "
+            f"which is needed once, or {VARIABLE}={queue.folder.absolute()}; see docs/security.md"
+        )
 
 
 def require_same(queue: Queue, sweep: Sweep) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ConfigError, nearest
+from penstock.run.files.stored import require_plain_run, undamaged
 from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
 from penstock.run.plots.curves import Curve, Points, read_curve
@@ -67,7 +68,10 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew
     groups: dict[tuple[str, str, str], list[Curve]] = {}
     without: list[str] = []
     for run_dir in dict.fromkeys(Path(d).resolve() for d in run_dirs):
-        if (run := read_curve(run_dir, metric)) is not None:
+        require_plain_run(run_dir)
+        with undamaged(run_dir / JSONL):
+            run = read_curve(run_dir, metric)
+        if run is not None:
             groups.setdefault(run.of.group, []).append(run)
         else:
             without.append(str(run_dir))

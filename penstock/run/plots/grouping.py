@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.core.files import read_stored
+
 _NOT_OF_THE_CURVE = ("seed", "dir", "progress", "tensorboard", "steps", "trace")
 """Settings of `run` that do not change a curve; a run that was made longer is the same curve."""
 _NAMED, _LONGEST = 3, 24
@@ -139,7 +141,7 @@ def _by_path(paths: list[Path]) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes(), parse_int=float)  # 0 and 0.0 are one setting
-    except (OSError, ValueError):
+        content = json.loads(read_stored(path, path.parent), parse_int=float)  # 0 and 0.0 are one setting
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -28,8 +28,8 @@ from penstock.core.mapped import releaser
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.replay.columns import Array, FrameColumn
+from penstock.run.files.stored import CONFIG, read_json
 from penstock.run.replays.stored import StoredReplay, summary
-from penstock.run.rundir import CONFIG, read_json
 
 ABOUT = "about.json"
 FORMAT = "penstock replay export 2"

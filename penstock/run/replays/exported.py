@@ -13,9 +13,11 @@ from typing import IO, Any
 import numpy as np
 
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.files import open_stored
 from penstock.run.replays.export import ABOUT, FORMAT
 
 _CHUNK_BYTES = 1 << 24
+_MAX_ABOUT_BYTES = 1 << 26
 _AGAIN = "copy it again, or export it anew"
 
 Opener = Callable[[str], IO[bytes]]
@@ -32,7 +34,7 @@ def exported(path: Path) -> tuple[dict[str, str], list[tuple[str, str, str, str]
             # about.json comes last, so an export without it was never whole, or has lost it.
             if not (path / ABOUT).is_file() and not (path / "row.npy").is_file():
                 return None
-            return _read(path, lambda name: (path / name).open("rb"))
+            return _read(path, lambda name: open_stored(path / name, path))
         if not path.is_file() or not (path.suffix == ".npz" or zipfile.is_zipfile(path)):
             return None
         with zipfile.ZipFile(path) as file:
@@ -52,7 +54,7 @@ def exported(path: Path) -> tuple[dict[str, str], list[tuple[str, str, str, str]
 def _read(path: Path, opener: Opener) -> tuple[dict[str, str], list[tuple[str, str, str, str]]]:
     try:
         with opener(ABOUT) as file:
-            about: Any = json.loads(file.read())
+            about: Any = json.loads(file.read(_MAX_ABOUT_BYTES))
     except (KeyError, FileNotFoundError):
         raise ConfigError(
             f"{path} holds no {ABOUT}, which every exported replay has; if it was one, {_AGAIN}"
@@ -70,10 +72,11 @@ def _read(path: Path, opener: Opener) -> tuple[dict[str, str], list[tuple[str, s
 def _check(path: Path, name: str, entry: dict[str, Any], opener: Opener) -> None:
     """Reads an array. Raises CheckpointError if it differs from the array that was written."""
     digest, size, head = hashlib.sha256(), 0, b""
+    most = int(entry["bytes"]) + _CHUNK_BYTES  # more would be another array: a packed one may be of any size
     where = f"{path} is damaged: {name}.npy"
     try:
         with opener(f"{name}.npy") as file:
-            while chunk := file.read(_CHUNK_BYTES):
+            while size <= most and (chunk := file.read(_CHUNK_BYTES)):
                 head = head or chunk
                 digest.update(chunk)
                 size += len(chunk)

@@ -15,6 +15,7 @@ from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
 from penstock.run.checkpoints.pruning import candidates
+from penstock.run.files.stored import undamaged
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
         CheckpointError: the replay is damaged or removed (names the file), or there never was one.
     """
     path = Path(path)
+    path = path.resolve() if path.is_symlink() else path  # one that the user names may be a link
     folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path
     run = folder.absolute().parent.parent if (folder / MANIFEST).is_file() else folder
     if run == folder and not (folder / "checkpoints").is_dir():
@@ -110,12 +112,21 @@ def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
             f"{folder} holds no replay: its algorithm learns from each batch once, or nothing was collected yet"
         )
     arrays = checkpoint.arrays()
-    try:
+    with undamaged(folder, "or it was written by another version"):
         own = checkpoint.state["policy"]["experience"]
         history = max((int(x.max(initial=0)) for name, x in arrays.items() if name.endswith(".age")), default=0)
-        return StoredReplay(folder, checkpoint.step, own["replay"], int(own["trained"]), arrays, history)
-    except KeyError as error:
-        raise CheckpointError(f"{folder} has no {error}; it was written by another version") from error
+        replay = StoredReplay(folder, checkpoint.step, own["replay"], int(own["trained"]), arrays, history)
+        _require_sound(replay)
+        return replay
+
+
+def _require_sound(replay: StoredReplay) -> None:
+    """Raises ValueError if the counters ask for more rows than are stored: none is read, nor room for it taken."""
+    index, stored = replay.state["index"], len(replay.arrays["valid"])
+    if not 0 <= replay.head - replay.oldest <= stored:
+        raise ValueError(f"head {replay.head:,} and {replay.capacity:,} rows of capacity, but {stored:,} are stored")
+    if not 0 <= index["head"] - index["tail"] <= len(replay.units):
+        raise ValueError(f"samples {index['tail']:,} to {index['head']:,}, but {len(replay.units):,} are stored")
 
 
 def summary(replay: StoredReplay) -> dict[str, str]:

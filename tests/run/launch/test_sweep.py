@@ -14,6 +14,7 @@ from penstock.run.launch.sweep import (
     new_queue,
     read_queue,
     require_same,
+    require_trust,
     shown,
     split_values,
 )  # fmt: skip
@@ -113,6 +114,31 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(CheckpointError, match=r"launch\.json"):
             read_queue(tmp_path)
+
+
+def test_a_sweep_of_others_is_refused_with_what_it_would_execute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = Sweep("ppo", ("--env", "X", "--import", "os"), {"algo.lr": ("1e-3",)}, (1,))
+    new_queue(tmp_path, sweep).save()
+    with pytest.raises(CheckpointError, match=r"(?s)launch\.json is no sweep that you launched.*--import os.*--trust"):
+        require_trust(read_queue(tmp_path), False)
+    monkeypatch.setenv("PENSTOCK_TRUST", str(tmp_path))
+    require_trust(read_queue(tmp_path), False)
+    monkeypatch.delenv("PENSTOCK_TRUST")
+    require_trust(read_queue(tmp_path), True)
+    require_trust(read_queue(tmp_path), False)  # it is on the list by now
+    file = tmp_path / "launch.json"
+    content = json.loads(file.read_text())
+    content["runs"]["lr=1e-3_s1"]["arguments"] = ["ppo", "--import", "evil"]
+    file.write_text(json.dumps(content))
+    assert "evil" not in read_queue(tmp_path).runs[0].arguments
+    file.write_text(json.dumps({**content, "grid": {"../../x": ["1"]}}))
+    with pytest.raises(ConfigError, match=r"a run would be named '/x=1_s1'"):
+        read_queue(tmp_path)
+    (tmp_path / "logs").symlink_to("/tmp")
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/logs: it leads out of"):
+        read_queue(tmp_path)
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Recorded:
                 rows.append(trainer.sampler.last_batch.copy())
             self.own: Any = trainer.policy.replay_schedule
             self.checkpoint = trainer.save()
-            from penstock.run.rundir import write_config
+            from penstock.run.files.rundir import write_config
 
             write_config(trainer)
         last = rows[-1]

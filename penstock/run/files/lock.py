@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.files import NO_SURPRISE, require_plain_tree
 
 if sys.platform != "win32":
     import fcntl
@@ -32,13 +33,16 @@ class RunLock:
     def __enter__(self) -> RunLock:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            require_plain_tree(self._path.parent, [self._path.name])
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | NO_SURPRISE, 0o666)
         except OSError as error:
             raise CheckpointError(
                 f"cannot lock the run directory: {self._path}: {error.strerror}; choose a directory that can be written"
             ) from error
         try:
             self._lock(fd)
+            if os.pread(fd, 1, 0) not in (b"", b"{"):
+                raise CheckpointError(f"{self._path} holds something else than a lock; nothing was written: remove it")
             os.ftruncate(fd, 0)
             os.write(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         except OSError as error:

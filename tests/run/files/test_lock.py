@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.lock import RunLock
+from penstock.run.files.lock import RunLock
 
 
 def test_a_second_learner_is_told_who_holds_the_directory(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_second_learner_is_told_who_holds_the_directory(tmp_path: Path) -> Non
 
 def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from penstock.run.lock import RunLock\n"
+        "import sys, time; from penstock.run.files.lock import RunLock\n"
         "with RunLock(sys.argv[1]): print(1, flush=True); time.sleep(1000)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -51,3 +51,19 @@ def test_a_lock_in_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot lock the run directory"), RunLock(tmp_path / "file"):
         pass
+
+
+def test_a_link_or_another_file_in_its_place_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    lock = tmp_path / "run" / ".lock"
+    for make in (
+        lambda: lock.symlink_to("../mine"),
+        lambda: lock.hardlink_to(tmp_path / "mine"),
+        lambda: os.mkfifo(lock),
+    ):
+        make()
+        with pytest.raises(CheckpointError, match=str(lock)), RunLock(tmp_path / "run"):
+            pass
+        assert (tmp_path / "mine").read_text() == "mine"
+        lock.unlink()

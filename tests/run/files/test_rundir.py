@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import replace
@@ -13,8 +12,8 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant
-from penstock.run.lock import RunLock
-from penstock.run.rundir import read_experiment
+from penstock.run.files.lock import RunLock
+from penstock.run.files.stored import StoredConfig
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
 
@@ -92,5 +91,5 @@ def test_an_atari_id_of_a_run_of_0_1_0_means_what_it_meant(tmp_path: Path) -> No
     now = ps.Experiment("ALE/Pong-v5", ps.PPO(), env_kwargs={"frameskip": 1})
     for added, kwargs in ((("env_drop", "env_text"), {"frameskip": 1, "raw": True}), ((), {"frameskip": 1})):
         plain = {key: value for key, value in to_plain(now).items() if key not in added}
-        (tmp_path / "config.json").write_text(json.dumps({"experiment": plain}))
-        assert read_experiment(tmp_path).env_kwargs == kwargs
+        stored = StoredConfig(tmp_path, plain, None, "", trusted=True)  # pyright: ignore[reportArgumentType]
+        assert stored.to_resume().env_kwargs == kwargs

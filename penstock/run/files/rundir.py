@@ -1,8 +1,8 @@
-"""The run directory: its name, its protection from overwriting, and the settings in it."""
+"""The run directory: its name, its protection from overwriting, and what a run writes there before it begins."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import itertools
 import json
 import platform
@@ -10,8 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +18,15 @@ import numpy as np
 import torch
 
 from penstock.core import VERSION
-from penstock.core.config import from_plain, override, to_plain
-from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.core.config import to_plain
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import write_atomic
-from penstock.envs.ids import as_before_ids
-from penstock.envs.make import EnvConfig
-from penstock.learn.algorithm import AgentFn
 from penstock.run.experiment import Experiment
+from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
+from penstock.run.files.trust import remember
 
 if TYPE_CHECKING:  # it writes the settings too
     from penstock.run.trainer import Trainer
-
-CONFIG, META = "config.json", "meta.json"
-_BEFORE = {"eval_max_steps": 200_000}
-"""Settings of runs that were stored before the setting was there."""
 
 
 def free_run_dir(exp: Experiment) -> Path:
@@ -110,10 +103,13 @@ def changes_since(run_dir: Path) -> list[str]:
 
 
 def write_config(trainer: Trainer) -> None:
-    """Writes config.json, from which a run is resumed and loaded, and meta.json with machine, versions and command."""
+    """Writes config.json, from which a run is resumed and loaded, and meta.json with machine, versions and command.
+
+    The run is trusted from then on, as it is this user's own.
+    """
     exp, run_dir = trainer.exp, trainer.run_dir
     assert run_dir is not None
-    config = {"experiment": to_plain(exp), "spec": trainer.report.spec.to_plain()}
+    config = config_bytes(to_plain(exp), trainer.report.spec.to_plain())
     meta = {
         "env": exp.env_config.name,
         "algo": exp.algo_name,
@@ -127,66 +123,11 @@ def write_config(trainer: Trainer) -> None:
     }
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomic(run_dir / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
+        write_atomic(run_dir / CONFIG, config)
         write_atomic(run_dir / META, (json.dumps(meta, indent=1) + "\n").encode())
     except OSError as error:
         raise CheckpointError(f"cannot write into run directory {run_dir}: {error.strerror or error}") from error
-
-
-def read_experiment(run_dir: Path, env: Any = None, agent: AgentFn | None = None, eval_env: Any = None) -> Experiment:
-    """The experiment in a run directory, with `env`, `agent` and `eval_env` in place of what could not be stored.
-
-    An EnvConfig replaces wrappers and keyword arguments as well.
-    """
-    whole = isinstance(env, EnvConfig)
-    beside = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text")
-    dropped = beside if whole else ()
-    with undamaged(run_dir / CONFIG):
-        stored = read_json(run_dir / CONFIG)["experiment"]
-        stored = as_before_ids(stored) if env is None else stored
-        plain: dict[str, Any] = {k: v for k, v in stored.items() if k not in dropped}
-        if env is not None:
-            plain = {**plain, "env": ""}
-        if eval_env is not None:
-            plain = {**plain, "eval_env": None, "eval_env_kwargs": {}}
-        plain = {**plain, "run": {**_BEFORE, **plain["run"]}}
-        if agent is not None:
-            plain = {**plain, "algo": {k: v for k, v in plain["algo"].items() if k != "agent"}}
-        try:
-            exp: Experiment = from_plain(plain)
-        except ConfigError as error:
-            again = " to ps.resume(run_dir, env=..., agent=..., eval_env=...)" if "again" in str(error) else ""
-            raise ConfigError(f"{run_dir / CONFIG}: {error}{again}") from error
-        if not isinstance(exp, Experiment):
-            raise TypeError("no Experiment in it")
-    exp = exp if env is None else replace(exp, env=env)
-    exp = exp if eval_env is None else replace(exp, eval_env=eval_env)
-    return exp if agent is None else override(exp, {"algo.agent": agent})
-
-
-@contextlib.contextmanager
-def undamaged(path: Path) -> Generator[None]:
-    """Turns every error that a damaged JSON file causes in the block into a CheckpointError that names the file."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({type(error).__name__}: {error}); copy it from another run of the same settings"
-        ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of one of a run's JSON files. Raises CheckpointError that names it."""
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise CheckpointError(
-            f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror})"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; copy it from another run of the same settings") from error
+    remember(run_dir / CONFIG, hashlib.sha256(config).hexdigest())
 
 
 def _git() -> str | None:

@@ -1,0 +1,81 @@
+"""Sizes in the settings of a stranger's run, checked before anything of that size is allocated or started."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penstock.core.errors import CheckpointError
+from penstock.core.machine import free_memory
+from penstock.core.tree import tree_leaves
+from penstock.run.experiment import Experiment
+from penstock.run.files.stored import StoredConfig
+
+_SPARE_BYTES = 1 << 20
+_SLOT_BYTES = 1 << 12
+"""What an environment takes at least."""
+_PER_CORE = 64
+"""Most processes or threads for a core."""
+_COUNTED = {"arange", "linspace", "eye", "logspace"}
+"""Functions of torch whose size is a number, not a list."""
+
+
+@contextlib.contextmanager
+def limited_tensors(stored_bytes: int, path: Path) -> Generator[None]:
+    """Refuses tensors larger than the parameters that are stored: in the block CheckpointError is raised for them."""
+    with _Limit(stored_bytes + _SPARE_BYTES, path):
+        yield
+
+
+class _Limit(TorchDispatchMode):
+    def __init__(self, limit: int, path: Path) -> None:
+        super().__init__()
+        self._limit, self._path = limit, path
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = func.overloadpacket.__name__ in _COUNTED
+        for value in args:
+            shape = value if isinstance(value, (list, tuple)) else [value] if named else []
+            if shape and all(isinstance(n, int) for n in shape) and math.prod(shape) > self._limit:
+                raise CheckpointError(
+                    f"{self._path} asks for a tensor {list(shape)} of more elements than all stored parameters have "
+                    f"bytes ({self._limit:,}); net or spec were changed: copy it again"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def check_batch(exp: Experiment, stored: StoredConfig) -> None:
+    """Raises CheckpointError if a batch and its environments do not fit into memory."""
+    T, B = exp.sampler_settings.spec
+    leaves = tree_leaves((stored.spec.obs, stored.spec.action))
+    row = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+    needed, free = B * (T * row + _SLOT_BYTES), free_memory()
+    if needed > free:
+        raise CheckpointError(
+            f"{stored.path}: sampler.T={T}, B={B} need {needed / 1e9:,.1f} GB; free is {free / 1e9:,.1f} GB"
+        )
+
+
+def check_processes(exp: Experiment, stored: StoredConfig) -> None:
+    """Raises CheckpointError if more processes or threads are asked for than this machine can run."""
+    settings: Any = exp.sampler_settings
+    while hasattr(settings, "inner"):
+        settings = settings.inner
+    most = _PER_CORE * (os.cpu_count() or 1)
+    counts = {
+        "sampler.workers": getattr(settings, "workers", 0),
+        "sampler.groups": getattr(settings, "groups", 0),
+        "run.learner_threads": exp.run.learner_threads,
+    }
+    for name, value in counts.items():
+        if isinstance(value, int) and value > most:
+            raise CheckpointError(f"{stored.path}: {name}={value:,}; expected at most {most:,} on this machine")

@@ -1,0 +1,222 @@
+"""The stored experiment of a run: read with care, compared with its own sha256, and judged before any of it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.core.config import from_plain, override
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.core.files import read_stored, require_plain_tree
+from penstock.core.spec import EnvSpec
+from penstock.envs.ids import as_before_ids
+from penstock.envs.make import EnvConfig
+from penstock.learn.algorithm import AgentFn
+from penstock.run.experiment import Experiment
+from penstock.run.files.foreign import foreign
+from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
+
+CONFIG, META = "config.json", "meta.json"
+_OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
+"""What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
+_DROPPED = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text")
+_PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
+"""Settings of the run that playing episodes needs."""
+_BEFORE = {"eval_max_steps": 200_000}
+"""Settings of runs that were stored before the setting was there."""
+
+
+@dataclass(frozen=True)
+class StoredConfig:
+    """The content of a run's config.json, of which nothing was imported yet."""
+
+    path: Path
+    plain: dict[str, Any]
+    """The experiment as `to_plain` returned it."""
+    spec: EnvSpec
+    digest: str
+    """sha256 of the file."""
+    trusted: bool
+    """What it names may be imported and called."""
+
+    def algorithm(self, agent: AgentFn | None = None) -> Any:
+        """The algorithm's settings, with `agent` in place of a stored one. Raises CheckpointError unless trusted."""
+        with undamaged(self.path):
+            plain = _without_agent(self.plain, agent)["algo"]
+            self._require_trust({"algo": plain}, files=False)
+            algo = self._made(plain)
+            if not hasattr(algo, "build"):
+                raise TypeError("no algorithm in it")
+            return algo if agent is None else replace(algo, agent=agent)
+
+    def to_play(self, env: Any = None) -> Experiment:
+        """The experiment to play episodes of: with T, B and the seed, but without the rest of sampler and run."""
+        with undamaged(self.path):
+            run, sampler = self.plain["run"], self.plain["sampler"]
+            plain = {**self.plain, "run": {key: run[key] for key in _PLAYED if key in run}}
+            if not self.trusted and foreign(sampler, files=False):
+                serial = "penstock.samplers.serial:SerialSampler"
+                plain["sampler"] = {"class": serial, **{key: sampler[key] for key in ("T", "B") if key in sampler}}
+            return self._experiment(plain, env, None, env, files=False)
+
+    def to_resume(self, env: Any = None, agent: AgentFn | None = None, eval_env: Any = None) -> Experiment:
+        """The whole experiment, with `env`, `agent` and `eval_env` in place of those that could not be stored.
+
+        An EnvConfig replaces wrappers and keyword arguments as well.
+        """
+        with undamaged(self.path):
+            return self._experiment(self.plain, env, agent, eval_env, files=True)
+
+    def _experiment(
+        self, plain: Mapping[str, Any], env: Any, agent: AgentFn | None, eval_env: Any, files: bool
+    ) -> Experiment:
+        dropped = _DROPPED if isinstance(env, EnvConfig) else ()
+        plain = _without_agent({key: item for key, item in plain.items() if key not in dropped}, agent)
+        plain = {**plain, "env": ""} if env is not None else as_before_ids(plain)
+        if eval_env is not None:
+            plain = {**plain, "eval_env": None, "eval_env_kwargs": {}}
+        plain = {**plain, "run": {**_BEFORE, **plain["run"]}}
+        self._require_trust(plain, files)
+        exp = self._made(plain)
+        if not isinstance(exp, Experiment):
+            raise TypeError("no Experiment in it")
+        exp = exp if env is None else replace(exp, env=env)
+        exp = exp if eval_env is None else replace(exp, eval_env=eval_env)
+        return exp if agent is None else override(exp, {"algo.agent": agent})
+
+    def _made(self, plain: Any) -> Any:
+        try:
+            return from_plain(plain)
+        except ConfigError as error:
+            again = " to ps.resume(run_dir, env=..., agent=..., eval_env=...)" if "again" in str(error) else ""
+            raise ConfigError(f"{self.path}: {error}{again}") from error
+
+    def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
+        found = [] if self.trusted else foreign(plain, files=files)
+        if found:
+            raise CheckpointError(
+                f"{self.path} names what is not part of penstock and would be imported, called or opened: "
+                f"{'; '.join(found)}. It is no run that you trained here, or it was changed since. If you know who "
+                f"wrote it: --trust (trust=True), which is needed once, or {VARIABLE}={self.path.parent.absolute()}; "
+                "see docs/security.md"
+            )
+
+
+def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
+    """Reads a run's config.json; with `trust` its user vouches for it, from now on.
+
+    Raises:
+        CheckpointError: it is not there, damaged, or was edited and is not trusted; or something in the run directory
+            is no plain file, or a link out of it. Names the file.
+    """
+    path = run_dir / CONFIG
+    require_plain_run(run_dir)
+    text = _read(path)
+    digest = hashlib.sha256(text).hexdigest()
+    vouched = trust or is_listed(digest)
+    with undamaged(path):
+        content = json.loads(text)
+        if not vouched:
+            _compare(content, path)
+        with named(path):
+            spec = EnvSpec.from_plain(content["spec"])
+        found = StoredConfig(path, content["experiment"], spec, digest, vouched)
+        if not isinstance(found.plain, dict):
+            raise TypeError("experiment is no object")
+    if trust:
+        remember(path, digest)
+    return found if vouched else replace(found, trusted=below_trusted(path))
+
+
+def require_plain_run(run_dir: Path, parts: Sequence[str] = _OURS) -> None:
+    """Raises CheckpointError, before anything is opened, if a part of a run is no plain file, or a link out of it."""
+    try:
+        require_plain_tree(run_dir, parts)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename}: {error.strerror}; nothing was read: it must be folders and plain files, of "
+            "which only the first may be a link"
+        ) from error
+
+
+def config_bytes(experiment: Mapping[str, Any], spec: Mapping[str, Any]) -> bytes:
+    """The text of config.json, which holds a sha256 of its content."""
+    content = {"experiment": experiment, "spec": spec}
+    return (json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n").encode()
+
+
+def trusts(run_dir: Path, trust: bool = False) -> bool:
+    """True if a run can be read and is trusted; see `read_config`."""
+    try:
+        return read_config(run_dir, trust).trusted
+    except PenstockError:
+        return False  # the command that opens it says why
+
+
+@contextlib.contextmanager
+def undamaged(path: Path, advice: str = "copy it from another run of the same settings") -> Generator[None]:
+    """Turns every error that a damaged file causes in the block into a CheckpointError that names the file."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f"{path}: {error}") from error
+    except PenstockError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {advice}") from error
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Generator[None]:
+    """Has every ConfigError of the block name the file that the settings are from."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of one of a run's JSON files. Raises CheckpointError that names it."""
+    text = _read(path)
+    with undamaged(path):
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise TypeError("no object in it")
+        return content
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_stored(path, path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror})"
+        ) from error
+
+
+def _compare(content: Mapping[str, Any], path: Path) -> None:
+    """Raises CheckpointError if config.json is not as it was written; versions before 0.2 stored no sha256."""
+    kept = {key: content[key] for key in ("experiment", "spec")}
+    if content.keys() - kept.keys() and content != {**kept, "sha256": _digest(kept)}:
+        raise CheckpointError(
+            f"{path} is not as penstock wrote it, as its own sha256 says: damaged, or edited by hand. If you edited "
+            "it, --trust (trust=True) accepts it, which is needed once; if not, copy it again"
+        )
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Of the content, however the text is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _without_agent(plain: Mapping[str, Any], agent: AgentFn | None) -> dict[str, Any]:
+    if agent is None:
+        return dict(plain)
+    return {**plain, "algo": {key: item for key, item in plain["algo"].items() if key != "agent"}}

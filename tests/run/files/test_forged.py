@@ -1,0 +1,187 @@
+"""Forged runs, checkpoints and datasets: nothing in them is executed, nothing hangs, and every message names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.core.config import to_plain
+from penstock.core.errors import PenstockError
+from penstock.run.files.stored import read_config
+from tests.run.files.forging import (
+    EXPERIMENT,
+    deep_config,
+    deep_manifest,
+    elsewhere,
+    huge_spec,
+    in_place_of,
+    linked,
+    no_hang,
+    openers,
+    read_all,
+    replay_of,
+    view,
+    with_array,
+    with_config,
+    with_index,
+    with_state,
+)
+
+Forge = Callable[[Path], Path]
+EVERY = {"load", "evaluate", "record", "resume", "init"}
+PLAYED = {"evaluate", "record", "resume"}
+SHELL = {"env": "os:system", "env_kwargs": {"command": "touch EXECUTED"}}
+FORGED: dict[str, tuple[Forge, set[str]]] = {
+    # The code that a run names.
+    "env": (with_config(lambda s: s.update(SHELL)), PLAYED),
+    "env of a folder beside": (with_config(lambda s: s.update(env="sentinel:Env-v0")), PLAYED),
+    "env through penstock": (with_config(lambda s: s.update(SHELL, env="penstock.run.files.rundir:subprocess.getoutput")),
+                             PLAYED),
+    "env of penstock that is none": (with_config(lambda s: s.update(env="penstock.envs.check:check_env",
+                                                                   env_kwargs={"env": "sentinel:x"})), PLAYED),
+    "a stored function": (with_config(lambda s: s.update(SHELL, env={"import": "subprocess:getoutput"})), PLAYED),
+    "wrappers": (with_config(lambda s: s.update(wrappers=["sentinel:wrap"])), PLAYED),
+    "imports": (with_config(lambda s: s.update(imports=["sentinel"])), PLAYED),
+    "agent": (with_config(lambda s: s["algo"].update(agent={"import": "sentinel:agent"})), EVERY),
+    "agent as text": (with_config(lambda s: s["algo"].update(agent="sentinel:agent")), EVERY),
+    "algorithm": (with_config(lambda s: s["algo"].update({"class": "sentinel:Algo"})), EVERY),
+    "a class in a setting": (with_config(lambda s: s["algo"].update(net={"class": "sentinel:Net"})), EVERY),
+    "sampler": (with_config(lambda s: s["sampler"].update({"class": "sentinel:Sampler"})), {"resume"}),
+    "reward of goals": (with_config(lambda s: s["algo"]["replay"].update(hindsight=1, reward_fn="sentinel:f")), EVERY),
+    # The files that it names.
+    "env_kwargs with a file": (with_config(lambda s: s.update(env="Ant-v5", env_kwargs={"xml_file": "/x/ant.xml"})),
+                               PLAYED),
+    "folder of the replay": (with_config(lambda s: s["algo"]["replay"].update(dir="/nowhere/else")), {"resume"}),
+    "trace": (with_config(lambda s: s["run"].update(trace="../x.json")), {"resume"}),
+    # Sizes.
+    "deep settings": (deep_config, EVERY),
+    "hidden units": (with_config(lambda s: s["algo"]["net"].update(hidden=[10**6, 10**6])), {"load", "resume", "init"}),
+    "capacity": (with_config(lambda s: s["algo"]["replay"].update(capacity=10**14)), {"resume"}),
+    "slots": (with_config(lambda s: s["sampler"].update(B=10**9)), {"resume"}),
+    "workers": (with_config(lambda s: s["sampler"].update({"class": "penstock.samplers.cpu:CpuSampler",
+                                                          "workers": 10**5, "B": 10**5})), {"resume"}),
+    "observations": (huge_spec, EVERY),
+    # Checkpoints.
+    "an array of 40 TB": (with_array({"descr": "<f8", "shape": (5 * 10**12,)}), {"resume", "replay"}),
+    "an array of objects": (with_array({"descr": "|O", "shape": (1,)}, b"\x01" * 8), {"resume", "replay"}),
+    "a tensor of 40 TB": (with_state(lambda s: s["policy"].update(x=view((10**13,)))), EVERY | {"replay"}),
+    "a head far away": (with_state(lambda s: replay_of(s)["index"].update(head=10**15)), {"resume", "replay"}),
+    "no state of the policy": (with_state(lambda s: s.update(policy=[])), {"resume", "replay"}),
+    "a deep manifest": (deep_manifest, EVERY | {"replay"}),
+    # Files that are none.
+    "a FIFO for settings": (in_place_of("config.json", os.mkfifo), EVERY | {"plot"}),
+    "a FIFO for metrics": (in_place_of("metrics.jsonl", os.mkfifo), {"resume"}),
+    "a device for meta.json": (in_place_of("meta.json", linked("/dev/zero")), {"resume"}),
+    "settings elsewhere": (in_place_of("config.json", linked("/proc/self/environ")), EVERY | {"plot"}),
+    "checkpoints elsewhere": (in_place_of("checkpoints", linked("/tmp")), EVERY | {"replay"}),
+    "evaluations elsewhere": (in_place_of("eval", linked("/tmp")), {"resume"}),
+    "a lock elsewhere": (in_place_of(".lock", linked("/tmp/penstock-not-a-lock")), {"resume"}),
+}  # fmt: skip
+DATASETS: dict[str, Forge] = {
+    "absolute": with_index(lambda index: index["shards"][0].update(dir="/etc")),
+    "above": with_index(lambda index: index["shards"][0].update(dir="../data/000000")),
+    "a file above": with_index(lambda index: index["shards"][0]["files"].update({"../x.npy": {"size": 0}})),
+    "more steps": with_index(lambda index: index["shards"][0].update(steps=10**13)),
+    "wide observations": with_index(lambda index: index["spec"]["obs"]["dict"]["a"]["leaf"].__setitem__(1, [1 << 50])),
+    "a column elsewhere": elsewhere("000000/reward.npy"),
+    "an index elsewhere": elsewhere("dataset.json"),
+    "no shards": with_index(lambda index: index.update(shards={"a": 1})),
+}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("honest") / "run"
+    ps.train(replace(EXPERIMENT, run=replace(EXPERIMENT.run, dir=str(run))))
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, in which a module `sentinel` tells that it was imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    (tmp_path / "code").mkdir()
+    tell = f"open({str(tmp_path / 'EXECUTED')!r}, 'w').close()\n"
+    (tmp_path / "code" / "sentinel.py").write_text(tell)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_run(name: str, honest: Path, folder: Path) -> None:
+    forge, refused = FORGED[name]
+    shutil.copytree(honest, folder / "run")
+    file = forge(folder / "run")
+    for how, opener in openers(folder / "run", folder).items():
+        before = set(sys.modules)
+        with no_hang(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if how in refused:
+                with pytest.raises(PenstockError) as told:
+                    opener()
+                assert str(file) in str(told.value), how
+            elif how in ("load", "evaluate", "replay"):
+                try:
+                    opener()
+                except PenstockError as error:
+                    assert str(folder / "run") in str(error), how  # noqa: PT017
+        assert "sentinel" not in set(sys.modules) - before, how
+    assert not (folder / "EXECUTED").exists()
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_forged_dataset(name: str, folder: Path) -> None:
+    file = DATASETS[name](folder)
+    with no_hang(), pytest.raises(PenstockError, match=str(file)):
+        read_all(file)
+
+
+def test_a_flipped_bit_in_the_settings_is_found(honest: Path, folder: Path) -> None:
+    """Or it changes no setting: it lies in the layout of the text."""
+    shutil.copytree(honest, folder / "run")
+    file, draw = folder / "run" / "config.json", random.Random(0)
+    sound, settings = file.read_bytes(), to_plain(read_config(folder / "run").to_resume())
+    found = 0
+    for _ in range(300):
+        data = bytearray(sound)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        file.write_bytes(data)
+        try:
+            same = to_plain(read_config(folder / "run").to_resume()) == settings
+        except PenstockError as error:
+            assert str(file) in str(error)  # noqa: PT017
+            found += 1
+        else:
+            assert same, data
+    assert found > 200
+    file.write_bytes(sound.replace(b'"seed": 2', b'"seed": 3'))
+    with pytest.raises(PenstockError, match=r"config\.json is not as penstock wrote it.*--trust"):
+        ps.load(folder / "run")
+    assert read_config(folder / "run", trust=True).to_resume().run.seed == 3
+    ps.load(folder / "run")  # by now it is on the list
+
+
+def test_a_flipped_bit_in_the_index_of_a_dataset_is_found(folder: Path) -> None:
+    path, draw = with_index(lambda index: None)(folder), random.Random(0)
+    file = path / "dataset.json"
+    sound, content = file.read_bytes(), json.loads(file.read_bytes())
+    for _ in range(300):
+        data = bytearray(sound)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        file.write_bytes(data)
+        try:
+            read_all(path)
+        except PenstockError as error:
+            assert str(path) in str(error)  # noqa: PT017
+        else:
+            assert json.loads(data) == content
