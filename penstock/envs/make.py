@@ -50,10 +50,11 @@ class EnvConfig:
     imports: tuple[str, ...] = ()
     """Modules imported before anything is made, because they register ids on import, such as `ale_py`."""
     checks: Checks = "sampled"
-    """Checks of values; shapes and dtypes are always checked, and every batch for NaN and infinity.
+    """Checks of values; structure, shapes and dtypes are always checked.
 
-    `sampled`: bounds too, in the first episode of a slot and 1 step in 64. `always`: every step. `finite`: bounds are
-    not checked, for environments that overstep their own. `off`: neither.
+    `sampled`: NaN and infinity are errors, looked for in the first episode of a slot, in 1 step of 64 and in every
+    batch; a value outside its space is a warning, once, and counted. `always`: every step, and all are errors.
+    `finite`: as `sampled`, without a look at bounds. `off`: no values at all.
     """
     drop: tuple[str, ...] = ()
     """Keys of a Dict observation that are left out by `DropKeys`, such as `mission`, a text."""
