@@ -47,16 +47,16 @@ class Task:
 
 
 TASKS = {
-    "ppo-inverted-pendulum": Task("ppo", "InvertedPendulum-v5", 50_000, 5.6),
-    "ppo-inverted-double-pendulum": Task("ppo", "InvertedDoublePendulum-v5", 50_000, 54.1),
-    "ppo-hopper": Task("ppo", "Hopper-v5", 50_000, 18.0),
-    "ppo-acrobot": Task("ppo", "Acrobot-v1", 150_000, -498.6),
-    "ppo-frozen-lake": Task("ppo", "FrozenLake-v1", 150_000, 0.01, episodes=200),
-    "ppo-lunar-lander": Task("ppo", "LunarLander-v3", 150_000, -176.0),
-    "dqn-cartpole": Task("dqn", "CartPole-v1", 50_000, 22.0, cpu=0.8),
-    "dqn-acrobot": Task("dqn", "Acrobot-v1", 50_000, -498.6, cpu=0.8),
-    "sac-pendulum": Task("sac", "Pendulum-v1", 10_000, -1230.0, seeds=5),
-    "sac-inverted-double-pendulum": Task("sac", "InvertedDoublePendulum-v5", 10_000, 54.1, seeds=5),
+    "ppo-inverted-pendulum": Task("ppo", "InvertedPendulum-v5", 50_000, 5.0),
+    "ppo-inverted-double-pendulum": Task("ppo", "InvertedDoublePendulum-v5", 50_000, 48.5),
+    "ppo-hopper": Task("ppo", "Hopper-v5", 50_000, 19.3),
+    "ppo-acrobot": Task("ppo", "Acrobot-v1", 150_000, -497.5),
+    "ppo-frozen-lake": Task("ppo", "FrozenLake-v1", 150_000, 0.0125, episodes=200),
+    "ppo-lunar-lander": Task("ppo", "LunarLander-v3", 150_000, -194.3),
+    "dqn-cartpole": Task("dqn", "CartPole-v1", 50_000, 21.4, cpu=0.8),
+    "dqn-acrobot": Task("dqn", "Acrobot-v1", 50_000, -497.5, cpu=0.8),
+    "sac-pendulum": Task("sac", "Pendulum-v1", 10_000, -1166.4, seeds=5),
+    "sac-inverted-double-pendulum": Task("sac", "InvertedDoublePendulum-v5", 10_000, 48.5, seeds=5),
 }
 
 

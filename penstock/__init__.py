@@ -43,8 +43,10 @@ _WHERE = {
     "Episodes": "penstock.samplers.episodes",
     "ReplaySchedule": "penstock.replay.replay",
     "Experiment": "penstock.run.experiment",
+    "ExportableAgent": "penstock.agents.export",
     "GpuSampler": "penstock.samplers.gpu",
     "Inputs": "penstock.core.batch",
+    "Iteration": "penstock.run.loop",
     "Loss": "penstock.learn.algorithm",
     "MARWIL": "penstock.algos.marwil",
     "MultiAgentBatch": "penstock.core.batch",
@@ -62,10 +64,10 @@ _WHERE = {
     "R2D1": "penstock.algos.r2d1",
     "Replay": "penstock.replay.replay",
     "ReplaySettings": "penstock.replay.replay",
-    "Result": "penstock.run.runner",
+    "Result": "penstock.run.result",
     "ResultDict": "penstock.learn.algorithm",
+    "Run": "penstock.run.loop",
     "RunConfig": "penstock.run.experiment",
-    "Runner": "penstock.run.runner",
     "SAC": "penstock.algos.sac",
     "SampleBatch": "penstock.core.batch",
     "Schedule": "penstock.core.schedule",
@@ -79,16 +81,17 @@ _WHERE = {
     "concat_samples": "penstock.core.joining",
     "cosine": "penstock.core.schedule",
     "linear": "penstock.core.schedule",
+    "evaluate": "penstock.run.evaluation",
     "load": "penstock.run.entry",
     "minibatches": "penstock.learn.minibatch",
     "override": "penstock.core.config",
     "plot_runs": "penstock.run.plots.figure",
     "preset": "penstock.run.presets",
     "q_agent": "penstock.agents.q_agent",
-    "resume": "penstock.run.entry",
+    "resume": "penstock.run.loop",
     "rmsprop": "penstock.learn.optimizers",
     "split_by_episode": "penstock.core.joining",
-    "train": "penstock.run.entry",
+    "train": "penstock.run.loop",
     "train_one_step": "penstock.learn.train_ops",
 }
 _MODULES = (
@@ -112,6 +115,7 @@ if TYPE_CHECKING:
     from penstock import ops as ops
     from penstock.agents.actor_critic import ActorCritic as ActorCritic, Output as Output, actor_critic as actor_critic
     from penstock.agents.agent import Agent as Agent
+    from penstock.agents.export import ExportableAgent as ExportableAgent
     from penstock.agents.networks import Net as Net
     from penstock.agents.q_agent import QAgent as QAgent, q_agent as q_agent
     from penstock.algos.a2c import A2C as A2C
@@ -157,11 +161,13 @@ if TYPE_CHECKING:
         ReplaySchedule as ReplaySchedule,
         ReplaySettings as ReplaySettings,
     )
-    from penstock.run.entry import load as load, resume as resume, train as train
+    from penstock.run.entry import load as load
+    from penstock.run.evaluation import evaluate as evaluate
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
+    from penstock.run.loop import Iteration as Iteration, Run as Run, resume as resume, train as train
     from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
-    from penstock.run.runner import Result as Result, Runner as Runner
+    from penstock.run.result import Result as Result
     from penstock.run.trainer import Trainer as Trainer
     from penstock.samplers.asynchronous import (
         AsyncAlternatingSampler as AsyncAlternatingSampler,

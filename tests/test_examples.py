@@ -105,6 +105,18 @@ def test_the_algorithm_from_outside_runs_from_the_command_line(tmp_path: Path) -
 
 
 @pytest.mark.examples
+def test_the_steps_of_the_page_on_algorithms_are_an_algorithm(tmp_path: Path) -> None:
+    """Its fragments in order, which `examples/reinforce.py` repeats, and the line that trains it."""
+    text = (ROOT / "docs" / "writing-an-algorithm.md").read_text().partition("## From replay")[0]
+    steps = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(steps) == 3
+    last = f'print(ps.train(ps.Experiment("CartPole-v1", Reinforce(), run=ps.RunConfig(steps={STEPS}))).metrics)'
+    head = "from dataclasses import dataclass\n\nimport penstock as ps\n"
+    (tmp_path / "steps.py").write_text("\n".join([head, *steps, last]))
+    assert "train/value_loss" in run([sys.executable, "steps.py"], tmp_path)
+
+
+@pytest.mark.examples
 @pytest.mark.parametrize(("where", "code"), [pytest.param(*block, id=block[0]) for block in blocks()])
 def test_block_runs(where: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(code)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penstock.agents.mlp import runs_directly
+from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_leaves, tree_unflatten
 
 _LOG_2 = math.log(2.0)
@@ -82,6 +84,11 @@ class MultiCategorical:
         shape: tuple[int, ...],
         mask: Tensor | None = None,
     ) -> None:
+        if logits.shape[-1] != sum(sizes):
+            raise ConfigError(
+                f"MultiCategorical got {logits.shape[-1]} logits for choices of sizes {sizes}; give the head "
+                f"{sum(sizes)} outputs"
+            )
         masks = mask.split(sizes, -1) if mask is not None else [None] * len(sizes)
         self.parts = [Categorical(part, s, m) for part, s, m in zip(logits.split(sizes, -1), start, masks)]
         self.shape = shape
@@ -132,6 +139,11 @@ class Gaussian:
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor, center: Tensor, half: Tensor, shape: tuple[int, ...]) -> None:
+        if mean.shape[-1] != center.shape[-1]:  # one mean would stand for all elements
+            raise ConfigError(
+                f"{type(self).__name__} got {mean.shape[-1]} means for an action of {center.shape[-1]} elements; "
+                f"give the head {center.shape[-1]} outputs"
+            )
         self.mean, self.log_std, self.center, self.half, self.shape = mean, log_std, center, half, shape
 
     def sample(self, noise: Tensor) -> Tensor:
@@ -239,7 +251,7 @@ def squashed_sample(out: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         out: [N, 2 A] mean and log standard deviation. z: [N, A] standard normals, without gradient.
     """
-    if torch.is_grad_enabled() and out.requires_grad:
+    if torch.is_grad_enabled() and out.requires_grad and runs_directly():
         return _Squashed.apply(out, z)  # pyright: ignore[reportReturnType]
     return _sample(out, z)[:2]
 

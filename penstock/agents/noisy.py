@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from penstock.agents.mlp import mlp_chain
+from penstock.agents.mlp import are_plain, is_plain, mlp_chain, runs_directly
 
 
 class NoisyLinear(nn.Module):
@@ -36,7 +38,10 @@ class NoisyLinear(nn.Module):
         self.register_buffer("noise_out", torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return mlp_chain(x, "relu", (), self.noised())
+        weights = self.noised()
+        if x.dim() == 2 and runs_directly() and are_plain((x, *weights)):
+            return mlp_chain(x, "relu", weights, True)
+        return F.linear(x, *weights)
 
     def noised(self) -> tuple[Tensor, Tensor]:
         """Weight and bias with the present noise."""
@@ -55,14 +60,20 @@ class NoisyLinear(nn.Module):
 class NoisyMLP(nn.Module):
     """[N, inputs] -> [N, hidden[-1]]: noisy layers, each followed by relu."""
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...]) -> None:
+    def __init__(self, inputs: int, hidden: tuple[int, ...], sigma: float = 0.5) -> None:
         super().__init__()
         self.size = hidden[-1] if hidden else inputs
-        self.layers = nn.ModuleList(NoisyLinear(i, o) for i, o in zip((inputs, *hidden), hidden))
+        self.layers = nn.ModuleList(NoisyLinear(i, o, sigma) for i, o in zip((inputs, *hidden), hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights: list[Tensor] = [p for layer in self.layers for p in layer.noised()]  # pyright: ignore[reportCallIssue]
-        return mlp_chain(x, "relu", weights)
+        layers: Any = list(self.layers)
+        if x.dim() == 2 and runs_directly() and all(is_plain(layer, NoisyLinear) for layer in layers):
+            weights: list[Tensor] = [p for layer in layers for p in layer.noised()]
+            if are_plain((x, *weights)):
+                return mlp_chain(x, "relu", weights)
+        for layer in layers:
+            x = layer(x).relu()
+        return x
 
 
 def noisy_layers(module: nn.Module) -> Iterator[NoisyLinear]:

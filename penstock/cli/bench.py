@@ -20,7 +20,7 @@ First the parts of a step: the environment, a forward of the network, a hand-sha
 samplers that may pay, those that the parts promise most for first, until the time is up.
 
   penstock bench samplers CartPole-v1 ppo
-  penstock bench samplers ALE/Pong-v5 ppo --import ale_py --B 64 --budget 120 --trace pong.json
+  penstock bench samplers ALE/Pong-v5 ppo --B 64 --budget 120 --trace pong.json
 
 `penstock train ... --sampler auto` does the same in 20 s, and keeps the answer.
 """
@@ -39,14 +39,18 @@ def run(argv: list[str]) -> int:
 
     if args.trace is not None:
         check_path(args.trace)
-    exp = with_preset(args.algo, args.env, None if args.no_preset else find_preset(args.algo, args.env))
+    kwargs = key_values(args.env_kwargs, "--env-kwargs")
+    found = None if args.no_preset else find_preset(args.algo, args.env, kwargs, args.wrappers)
+    exp = with_preset(args.algo, args.env, found)
     settings = exp.sampler_settings
     exp = replace(
         exp,
         sampler=sized(settings, BatchSpec(args.T or settings.spec.T, args.B or settings.spec.B)),
         imports=(*exp.imports, *args.imports),
-        env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
+        env_kwargs={**exp.env_kwargs, **kwargs},
         wrappers=(*exp.wrappers, *args.wrappers),
+        env_drop=(*exp.env_drop, *args.env_drop),
+        env_text=args.env_text or exp.env_text,
         run=replace(exp.run, device=args.device or exp.run.device),
     )
     verdict = bench(exp, args.budget, say=_progress)
@@ -67,6 +71,8 @@ def _command(args: Any, sampler: Synchronous) -> str:
     parts += [word for module in args.imports for word in ("--import", module)]
     parts += ["--env-kwargs", *args.env_kwargs] if args.env_kwargs else []
     parts += ["--wrappers", *args.wrappers] if args.wrappers else []
+    parts += ["--env-drop", *args.env_drop] if args.env_drop else []
+    parts += ["--env-text", str(args.env_text)] if args.env_text else []
     parts += ["--preset", "none"] if args.no_preset else []
     parts += ["--run.device", args.device] if args.device else []
     parts += ["--sampler", found.pop("name")]

@@ -7,16 +7,20 @@ from penstock.cli.options import Parser, import_modules
 
 def run(argv: list[str]) -> int:
     """Lists environment ids; returns the exit code."""
-    parser = Parser("envs", "Lists the environment ids that Gymnasium knows, one a line.")
+    parser = Parser("envs", "Lists the environment ids that can be made here, one a line.")
     parser.add_argument("filter", nargs="?", default="", help="only ids that contain this text")
-    parser.add_import(", because it registers environments, e.g. ale_py")
+    parser.add_import(", because it registers environments, e.g. minigrid")
     args = parser.parse_args(argv)
     import_modules(args.imports)
-    import gymnasium
+    from penstock.core.errors import nearest
+    from penstock.envs.ids import known_ids
 
-    ids = [name for name in sorted(gymnasium.registry) if args.filter.lower() in name.lower()]
+    known = known_ids()
+    ids = [name for name in known if args.filter.lower() in name.lower()]
     for name in ids:
         print(name)
     if not ids:
-        print(f"no id contains {args.filter!r}; packages register theirs on import: --import PKG")
+        print(
+            f"no id contains {args.filter!r}; {nearest(args.filter, known)} Packages register on import: --import PKG"
+        )
     return 0 if ids else 2

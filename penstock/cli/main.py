@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -10,6 +11,7 @@ from types import FrameType
 
 from penstock.core import VERSION
 from penstock.core.errors import PenstockError, nearest
+from penstock.run.signals import open_standard_files, unfailing_output
 
 COMMANDS = {
     "train": "train an algorithm on an environment",
@@ -25,6 +27,8 @@ COMMANDS = {
     "doctor": "say what this machine has, and whether it keeps the promises",
 }
 
+_LONG = ("train", "resume", "launch")
+"""Commands whose work is on disk: they go on where nobody reads what they show."""
 _HELP = """usage: penstock COMMAND [OPTIONS]
 
 {commands}
@@ -38,6 +42,7 @@ Exit codes: 0 done, 1 a run of `launch` or a check of `doctor` failed, or pensto
 def main(argv: list[str] | None = None) -> int:
     """Executes a command; returns its exit code."""
     if argv is None:  # the process is ours
+        open_standard_files()
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _leave)
@@ -52,8 +57,13 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         print(f"penstock: unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}", file=sys.stderr)
         return 2
+    with unfailing_output() if args[0] in _LONG else contextlib.nullcontext():
+        return _carry_out(args[0], args[1:])
+
+
+def _carry_out(command: str, args: list[str]) -> int:
     try:
-        return importlib.import_module(f"penstock.cli.{args[0]}").run(args[1:])
+        return importlib.import_module(f"penstock.cli.{command}").run(args)
     except PenstockError as error:
         print(f"penstock: {type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

@@ -34,10 +34,22 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def refuse(self, option: str, further: Iterable[str] = ()) -> NoReturn:
-        """Exits with code 2 and names the options nearest to an unknown one."""
+        """Exits with code 2 and names the options that an unknown one may stand for: ours for another library's, else
+        the nearest.
+
+        Args:
+            further: options besides the parser's own, such as `--algo.lr`.
+        """
+        from penstock.core.config import our_path  # it loads numpy, which help does not need
+
         known = [text for action in self._actions for text in action.option_strings] + list(further)
-        close = difflib.get_close_matches(option.split("=")[0], known, n=3, cutoff=0.4)
+        name = option.split("=")[0]
+        leaves = [text.lstrip("-").rpartition(".")[2].replace("-", "_") for text in known]
+        path = our_path(name.rpartition(".")[2].lstrip("-").replace("-", "_"), leaves) if name.startswith("--") else ""
+        close = [f"--{path}"] if path else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        if path and f"--{path}" not in known:
+            hint = f"; it is --{path} of other algorithms or samplers"
         self.exit(2, f"{self.prog}: unknown option {option}{hint}\n")
 
     def add_import(self, why: str) -> None:
@@ -46,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG", help=text)
 
     def add_environment(self) -> None:
-        """Adds --import, --env-kwargs and --wrappers, which together say how an environment is made."""
+        """Adds --import, --env-kwargs, --wrappers, --env-drop and --env-text: how an environment is made and shown."""
         self.add_import(", because it registers environments; may be repeated")
         self.add_argument(
             "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
@@ -54,23 +66,44 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
         )
+        self.add_argument(
+            "--env-drop", nargs="+", default=[], metavar="KEY", help="keys of a Dict observation to leave out"
+        )
+        self.add_argument(
+            "--env-text", type=whole_number, default=0, metavar="N", help="show text in observations as N bytes"
+        )
 
     def add_policy(self, episodes: int) -> None:
         """Adds RUN and the options of commands that play episodes with its policy."""
         self.add_argument("run", metavar="RUN", help="run directory")
-        self.add_argument("--episodes", type=int, default=episodes, help=f"how many (default {episodes})")
+        self.add_argument("--episodes", type=whole_number, default=episodes, help=f"how many (default {episodes})")
         self.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
         self.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
-        self.add_argument("--seed", type=int, help="of the episodes (default: the run's)")
+        self.add_argument("--seed", type=seed_number, help="of the episodes (default: the run's)")
         self.add_argument("--env-kwargs", nargs="+", default=[], metavar="K=V", help="added to those of the run")
         self.add_import("")
 
 
 def whole_number(text: str) -> int:
-    """A whole number from 1, as an argument type. Raises ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
-    return int(text)
+    """A whole number from 1, as an argument type: 100000, 1e5 or 100_000. Raises ArgumentTypeError."""
+    return _from(1, text)
+
+
+def seed_number(text: str) -> int:
+    """A whole number from 0, as an argument type. Raises ArgumentTypeError."""
+    return _from(0, text)
+
+
+def _from(least: int, text: str) -> int:
+    from penstock.core.config import whole  # it loads numpy, which help does not need
+
+    try:
+        number = whole(text)
+    except ValueError:
+        number = -1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from {least}, such as 1000 or 1e3")
+    return number
 
 
 def import_modules(modules: Sequence[str]) -> None:
@@ -98,10 +131,10 @@ def key_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
     return out
 
 
-def dotted(pairs: Sequence[str], parser: Parser) -> dict[str, Any]:
+def dotted(pairs: Sequence[str], parser: Parser, known: Sequence[str] = ()) -> dict[str, Any]:
     """Settings by path: `--run.steps 1e5 --run.stop a 475` is {"run.steps": 1e5, "run.stop": {"a": 475}}.
 
-    Refuses options without a dot, as the parser does. Raises ConfigError if one lacks its value.
+    Refuses options without a dot, as the parser does, naming one of `known`. Raises ConfigError if one lacks its value.
     """
     out: dict[str, Any] = {}
     rest = list(pairs)
@@ -109,7 +142,7 @@ def dotted(pairs: Sequence[str], parser: Parser) -> dict[str, Any]:
         option = rest.pop(0)
         name, equals, value = option.partition("=")
         if not name.startswith("--") or "." not in name:
-            parser.refuse(option)
+            parser.refuse(option, known)
         values = [value] if equals else []
         while rest and not rest[0].startswith("--"):
             values.append(rest.pop(0))

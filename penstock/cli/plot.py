@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import sys
 import warnings
 from pathlib import Path
 
 from penstock.cli.options import Parser
 from penstock.core.errors import ConfigError
+
+_METRICS = "metrics.jsonl"
 
 
 def run(argv: list[str]) -> int:
@@ -17,7 +20,12 @@ def run(argv: list[str]) -> int:
         "Draws curves over steps and over wall time. Seeds of one environment, algorithm and settings become one "
         "curve: their interquartile mean with a 95% bootstrap band.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories, or folders that hold some")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run directories, folders that hold some, or the --run.dir of a train with --seeds",
+    )
     parser.add_argument(
         "--metric", default="rollout/ep_rew_mean", help="metric on the y-axis (default rollout/ep_rew_mean)"
     )
@@ -26,7 +34,8 @@ def run(argv: list[str]) -> int:
     from penstock.run.plots.figure import plot_runs
 
     runs = [run for path in args.runs for run in _run_dirs(Path(path))]
-    out = Path(args.out) if args.out else Path(args.runs[0]) / "plots" / f"{args.metric.replace('/', '-')}.png"
+    folder = Path(args.runs[0]) if Path(args.runs[0]).exists() else runs[0]
+    out = Path(args.out) if args.out else folder / "plots" / f"{args.metric.replace('/', '-')}.png"
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("default")
         try:
@@ -39,7 +48,12 @@ def run(argv: list[str]) -> int:
 
 
 def _run_dirs(path: Path) -> list[Path]:
-    """The folder itself if it is a run, else the runs below it, or the folder again if there are none."""
-    if (path / "metrics.jsonl").is_file():
+    """The folder itself if it is a run, else the runs below it, else those that `--seeds` made beside it.
+
+    The folder again if there are none.
+    """
+    if (path / _METRICS).is_file():
         return [path]
-    return sorted(found.parent for found in path.rglob("metrics.jsonl")) or [path]
+    below = [found.parent for found in path.rglob(_METRICS)]
+    seeds = [found.parent for found in path.parent.glob(f"{glob.escape(path.name)}-s*/{_METRICS}")]
+    return sorted(below) or sorted(run for run in seeds if run.name[len(path.name) + 2 :].isdecimal()) or [path]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from penstock.cli.options import Parser, dotted, import_modules
 from penstock.core.errors import CheckpointError
 
@@ -20,10 +22,12 @@ def run(argv: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_import(", because it registers environments")
     args, rest = parser.parse_known_args(argv)
-    changes = dotted(rest, parser)
+    from penstock.run.experiment import RunConfig
+
+    changes = dotted(rest, parser, [f"--run.{f.name}" for f in fields(RunConfig)])
     import_modules(args.imports)
     from penstock.cli.train import draw_curve
-    from penstock.run.entry import resume
+    from penstock.run.loop import resume
 
     result = resume(args.run, changes)
     draw_curve(result.run_dir, quiet=True)

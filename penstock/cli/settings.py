@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import fields, is_dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, import_modules, key_values
+from penstock.cli.options import Parser, import_modules, key_values, seed_number
+from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -19,7 +20,10 @@ ALGO comes first: ppo, a2c, ... (penstock algos), or module:NAME of your own.
 
   penstock train ppo --env CartPole-v1
   penstock train ppo --env Pendulum-v1 --algo.lr "linear(1e-3, 0)" --run.steps 200000 --run.seed 1 --run.dir runs/a
-  penstock train my_module:MyAlgo --env ALE/Pong-v5 --import ale_py --seeds 1,2,3
+  penstock train dqn --env ALE/Pong-v5 --sampler cpu --sampler.workers 3
+  penstock train my_module:MyAlgo --env MiniGrid-Empty-5x5-v0 --import minigrid --env-drop mission --seeds 1,2,3
+
+  penstock train --config my_settings.toml --run.seed 2
 
 Settings of the algorithm (--algo.X), the sampler (--sampler.X) and the run (--run.X):
   penstock train ppo --help
@@ -44,19 +48,36 @@ def train_parser() -> Parser:
         "async-alternating, offline, module:NAME, or auto: the fastest here, measured once in 20 s",
     )
     parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")
+    parser.add_argument(
+        "--preset-file",
+        metavar="FILE",
+        help="presets of your own: a TOML file as in penstock/presets, for this algorithm",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="settings from a TOML file or a run's config.json, in the place of a preset"
+    )
+    parser.add_argument("--eval-env", metavar="ID", help="environment of evaluations (default: as in training)")
+    parser.add_argument(
+        "--eval-env-kwargs",
+        nargs="+",
+        default=[],
+        metavar="K=V",
+        help="its keyword arguments, or changes to those of --env",
+    )
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
     parser.add_argument("--seeds", type=seed_list, metavar="1,2,3", help="one run for each seed")
     parser.add_argument("--init", metavar="RUN", help="start from the networks and normalisers of another run")
     return parser
 
 
-def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, Preset | None]:
+def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experiment, Preset | None]:
     """The experiment, and the preset that it is based on or None.
 
     With `--sampler auto` its sampler is a SerialSampler with T, B and all else that concerns the batches, until the
     fastest is chosen.
 
     Args:
+        algo: None with --config, which may name it.
         args, rest: the result of `train_parser().parse_known_args`. For help alone, --env may be missing.
 
     Raises:
@@ -65,17 +86,27 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, P
     """
     import_modules(args.imports)
     # Torch is imported from here on: everything above must stay quick.
+    from penstock.cli.config import experiment_from
     from penstock.core.config import import_object, override
     from penstock.run.bench.search import base_sampler
-    from penstock.run.presets import find_preset, is_full_name, named_preset, with_preset
+    from penstock.run.presets import find_preset, is_full_name, named_preset, preset_of_file, with_preset
     from penstock.samplers import find_sampler, sized
 
-    found = None
-    if args.preset is None:
-        found = find_preset(algo, args.env) if args.env else None
-    elif args.preset != "none":
-        found = named_preset(args.preset if is_full_name(args.preset) else f"{algo}/{args.preset}")
-    exp = with_preset(algo, args.env or "", found)
+    found, kwargs = None, key_values(args.env_kwargs, "--env-kwargs")
+    if args.config is not None:
+        if args.preset is not None or args.preset_file is not None:
+            raise ConfigError("--config is the whole of the settings; leave out --preset and --preset-file")
+        exp = experiment_from(args.config, algo, args.env)
+    else:
+        assert algo is not None
+        if args.preset_file is not None:
+            found = preset_of_file(args.preset_file, algo, args.env or "", args.preset)
+        elif args.preset is None:
+            found = find_preset(algo, args.env, kwargs, args.wrappers) if args.env else None
+        elif args.preset != "none":
+            found = named_preset(args.preset if is_full_name(args.preset) else f"{algo}/{args.preset}")
+            found.require_fit(args.env or "", kwargs)
+        exp = with_preset(algo, args.env or "", found)
     if args.sampler == "auto":
         exp = replace(exp, sampler=base_sampler(exp))
     elif args.sampler is not None:
@@ -86,20 +117,25 @@ def experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, P
         algo=settings.algo,
         sampler=settings.sampler,
         run=settings.run,
-        env_kwargs={**exp.env_kwargs, **key_values(args.env_kwargs, "--env-kwargs")},
+        env_kwargs={**exp.env_kwargs, **kwargs},
         wrappers=(*exp.wrappers, *args.wrappers),
         info_keys=(*exp.info_keys, *args.info_keys),
         imports=(*exp.imports, *args.imports),
         env_checks=args.env_checks or exp.env_checks,
+        env_drop=(*exp.env_drop, *args.env_drop),
+        env_text=args.env_text or exp.env_text,
+        eval_env=args.eval_env or exp.eval_env,
+        eval_env_kwargs={**exp.eval_env_kwargs, **key_values(args.eval_env_kwargs, "--eval-env-kwargs")},
     )
     return exp if args.agent is None else override(exp, {"algo.agent": import_object(args.agent)}), found
 
 
 def seed_list(text: str) -> list[int]:
     """The seeds in a text such as 1,2,3, none of them twice."""
-    if not all(part.strip().isdecimal() for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3")
-    seeds = [int(part) for part in text.split(",")]
+    try:
+        seeds = [seed_number(part.strip()) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3") from error
     if len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"{text!r} names a seed twice")
     return seeds
@@ -110,7 +146,7 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     import tyro
 
     parts = ("algo", "sampler", "run")
-    known = [f"--{name}.{f.name}" for name in parts for f in fields(getattr(exp, name))]
+    known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
     for option in rest:
         if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:
             train_parser().refuse(option, known)
@@ -119,4 +155,51 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     cls = make_dataclass("Settings", [(name, type(getattr(exp, name))) for name in parts], frozen=True)
     default = cls(**{name: getattr(exp, name) for name in parts})
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
-    return tyro.cli(cls, args=rest, default=default, prog="penstock train ALGO", config=config, description="Settings:")
+    numbers = tyro.constructors.ConstructorRegistry()
+    numbers.primitive_rule(_whole_numbers)
+    settings, unknown = tyro.cli(
+        cls,
+        args=rest,
+        default=default,
+        prog="penstock train ALGO",
+        config=config,
+        description="Settings:",
+        registry=numbers,
+        return_unknown_args=True,
+    )
+    if unknown:
+        train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known)
+    return settings
+
+
+def _options(settings: Any, path: str) -> list[str]:
+    """The options of a settings dataclass and of those within it, each as `--algo.net.hidden`."""
+    found: list[str] = []
+    for f in fields(settings):
+        value, name = getattr(settings, f.name), f"{path}.{f.name}"
+        found += _options(value, name) if is_dataclass(value) else [name]
+    return found
+
+
+def _whole_numbers(info: Any) -> Any:
+    """Tyro's rule for `int`: 100000, 1e5 and 100_000 are one number; None for another type."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    from penstock.core.config import whole
+
+    if info.type is not int:
+        return None
+
+    def number(words: list[str]) -> int:
+        try:
+            return whole(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r}; expected a whole number, such as 100000, 1e5 or 100_000") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=number,
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )

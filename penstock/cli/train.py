@@ -20,18 +20,22 @@ def run(argv: list[str]) -> int:
     algo = argv[0] if argv and not argv[0].startswith("-") else None
     args, rest = parser.parse_known_args(argv[algo is not None :])
     wants_help = any(a in ("-h", "--help") for a in rest)
-    if wants_help and algo is None:
+    if wants_help and algo is None and args.config is None:
         parser.print_help()
         return 0
-    if algo is None or (args.env is None and not wants_help):
+    if args.config is None and (algo is None or (args.env is None and not wants_help)):
         print(f"penstock train: {_missing(algo, args.env, rest)}\nAll options: penstock train --help", file=sys.stderr)
         return 2
     exp, found = experiment(algo, args, rest)
     if exp.run.progress != "off":
-        if found is None:
-            print(
-                f"no preset {'asked for' if args.preset == 'none' else f'for {algo} on {args.env}'}: default settings"
-            )
+        if args.config is not None:
+            print(f"settings of {args.config}; options override them")
+        elif found is None:
+            from penstock.run.presets import why_no_preset
+
+            assert algo is not None
+            said = why_no_preset(algo, args.env or "", exp.env_kwargs, args.wrappers)
+            print("no preset asked for: default settings" if args.preset == "none" else said)
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
@@ -53,7 +57,7 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
 
 def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool) -> int:
     from penstock.run.bench.cache import auto_sampler
-    from penstock.run.entry import train
+    from penstock.run.loop import train
     from penstock.run.rundir import free_run_dir
 
     def of_seed(seed: int) -> Experiment:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, nearest
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, struct, tree_assign, tree_leaves, tree_map
 
@@ -176,7 +176,10 @@ class TrainBatch:
     """Scalars about the whole batch to log; minibatches and samples have none."""
 
     def __getitem__(self, name: str) -> Tree:
-        return self.rows[name]
+        try:
+            return self.rows[name]
+        except KeyError:
+            raise ConfigError(f"no row {name!r} in this TrainBatch; {nearest(name, self.rows)}") from None
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import importlib
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.core.errors import ConfigError, nearest
+from penstock.core.errors import ConfigError, nearest, nearest_words
 
 S = TypeVar("S")
 
@@ -32,6 +32,46 @@ def override(settings: S, changes: Mapping[str, Any]) -> S:
     for path, value in changes.items():
         settings = _override_one(settings, path.split("."), path, value)
     return settings
+
+
+def known_names(cls: type[S], *args: object, **given: object) -> S:
+    """The `__new__` of settings: refuses names that they do not have before the dataclass's `__init__` does.
+
+    Raises:
+        ConfigError: names the setting that was meant, where another library calls it so, or the nearest.
+    """
+    known = [f.name for f in dataclasses.fields(cls) if f.init]  # pyright: ignore[reportArgumentType]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{cls.__name__} has no setting {name!r}; {meant(name, known)}")
+    return object.__new__(cls)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A hint at the setting that a wrong name stands for: ours for another library's word, else the nearest known.
+
+    Args:
+        name: of a setting, the last part of a dotted path. known: settings that are there.
+    """
+    known = list(known)
+    path = our_path(name, known)
+    if not path:
+        return nearest(name, known)
+    parts = path.split(".")
+    for i, part in enumerate(parts):
+        if part in known:
+            return f"it is {'.'.join(parts[i:])!r} here (--{path})"
+    owner = "another algorithm" if "lr" in known and parts[0] == "algo" else _OWNERS.get(parts[0], "ps.Experiment")
+    return f"it is {'.'.join(parts[1:]) or path!r} of {owner} here (--{path})"
+
+
+def our_path(name: str, known: Iterable[str]) -> str:
+    """The dotted path of our setting for another library's name, misspelt or not; "" if `known` has a nearer one."""
+    if name in FOREIGN:
+        return FOREIGN[name]
+    known = set(known)
+    likely = [word for word in nearest_words(name, [*known, *FOREIGN])[:1] if word not in known]
+    return FOREIGN[likely[0]] if likely else ""
 
 
 def check_fields(settings: Any) -> None:
@@ -63,7 +103,11 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Any) -> Any:
-    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
+    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data.
+
+    A class whose new field's default differs from what stored settings without the field meant says so in a class
+    attribute: `absent = {"field": value}`.
+    """
     if isinstance(plain, Mapping):
         if "import" in plain:
             return import_object(plain["import"])
@@ -83,6 +127,7 @@ def from_plain(plain: Any) -> Any:
             for key in given:
                 if key not in known:
                     raise ConfigError(f"stored settings of {cls.__name__} name {key!r}; {nearest(key, known)}")
+            given = {**getattr(cls, "absent", {}), **given}
             hints = _hints(cls)
             return cls(**{key: _convert(value, hints[key], key) for key, value in given.items()})
         return {key: from_plain(item) for key, item in plain.items()}
@@ -133,7 +178,7 @@ def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
     else:
         raise ConfigError(f"{path!r}: nothing lies below {type(settings).__name__} {settings!r}; shorten the path")
     if key not in known:
-        raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {nearest(key, known)}")
+        raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {meant(key, known)}")
     if rest:
         changed = _override_one(getattr(settings, key), rest, path, value)
     else:
@@ -161,6 +206,9 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
                 return _convert(value, choice, path)
             except ConfigError:
                 continue
+        names = [name for choice in args if typing.get_origin(choice) is typing.Literal for name in choice.__args__]
+        if isinstance(value, str) and names:
+            raise ConfigError(f"{path}={value!r}; {nearest(value, map(str, names))}")
         raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {hint}")
     if origin is typing.Literal:
         if value in args:
@@ -199,11 +247,131 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return value
     if isinstance(value, str) and hint in (int, float, bool):
         try:
-            found = {"true": True, "false": False}[value.lower()] if hint is bool else hint(value.replace("_", ""))
+            if hint is int:
+                return whole(value)
+            found = {"true": True, "false": False}[value.lower()] if hint is bool else float(value.replace("_", ""))
             if not math.isnan(found):
                 return found
         except (ValueError, KeyError):
             pass
     if hint is Path and isinstance(value, str):
         return Path(value)
-    raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {getattr(hint, '__name__', hint)}")
+    expected = "a whole number, such as 100000, 1e5 or 100_000" if hint is int else getattr(hint, "__name__", hint)
+    raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {expected}")
+
+
+def whole(text: str) -> int:
+    """The whole number that a text spells: 100000, 1e5, 1.5e3 or 100_000. Raises ValueError for any other text."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text.replace("_", ""))
+        if not number.is_integer():  # nor are inf and nan
+            raise
+        return int(number)
+
+
+_OWNERS = {"algo": "the algorithm", "sampler": "the sampler", "run": "ps.RunConfig"}
+"""What the first part of a path names; all else are settings of the experiment."""
+FOREIGN = {
+    # Stable-Baselines3 2, rlpyt, RLlib 2, CleanRL
+    "gamma": "algo.discount",
+    "learning_rate": "algo.lr",
+    "lr_schedule": "algo.lr",
+    "lambda": "algo.gae_lambda",
+    "lambda_": "algo.gae_lambda",
+    "n_epochs": "algo.epochs",
+    "num_epochs": "algo.epochs",
+    "update_epochs": "algo.epochs",
+    "num_sgd_iter": "algo.epochs",
+    "batch_size": "algo.minibatch",
+    "minibatch_size": "algo.minibatch",
+    "minibatches": "algo.minibatch",
+    "num_minibatches": "algo.minibatch",
+    "sgd_minibatch_size": "algo.minibatch",
+    "ent_coef": "algo.entropy_coef",
+    "entropy_coeff": "algo.entropy_coef",
+    "entropy_loss_coeff": "algo.entropy_coef",
+    "vf_coef": "algo.value_coef",
+    "vf_loss_coeff": "algo.value_coef",
+    "value_loss_coeff": "algo.value_coef",
+    "clip_range": "algo.clip",
+    "clip_coef": "algo.clip",
+    "clip_param": "algo.clip",
+    "ratio_clip": "algo.clip",
+    "norm_adv": "algo.normalize_advantage",
+    "clip_grad_norm": "algo.max_grad_norm",
+    "grad_clip": "algo.max_grad_norm",
+    "train_batch_size": "algo.batch_size",
+    "train_batch_size_per_learner": "algo.batch_size",
+    "buffer_size": "algo.replay.capacity",
+    "replay_size": "algo.replay.capacity",
+    "replay_buffer_config": "algo.replay",
+    "pri_alpha": "algo.replay.priority_alpha",
+    "pri_beta_init": "algo.replay.priority_beta",
+    "min_steps_learn": "algo.learning_starts",
+    "num_steps_sampled_before_learning_starts": "algo.learning_starts",
+    "gradient_steps": "algo.replay_ratio",
+    "training_intensity": "algo.replay_ratio",
+    "n_steps_return": "algo.n_step",
+    "n_step_return": "algo.n_step",
+    "target_update_tau": "algo.tau",
+    "polyak": "algo.tau",
+    "target_update_interval": "algo.target_interval",
+    "target_network_frequency": "algo.target_interval",
+    "target_network_update_freq": "algo.target_interval",
+    "policy_lr": "algo.actor_lr",
+    "policy_frequency": "algo.policy_delay",
+    "double_dqn": "algo.double",
+    "double_q": "algo.double",
+    "exploration_fraction": "algo.epsilon",
+    "exploration_initial_eps": "algo.epsilon",
+    "exploration_final_eps": "algo.epsilon",
+    "eps_init": "algo.epsilon",
+    "eps_final": "algo.epsilon",
+    "start_e": "algo.epsilon",
+    "end_e": "algo.epsilon",
+    "policy_kwargs": "algo.net",
+    "model_kwargs": "algo.net",
+    "model_config": "algo.net",
+    "net_arch": "algo.net.hidden",
+    "fcnet_hiddens": "algo.net.hidden",
+    "hidden_sizes": "algo.net.hidden",
+    "activation_fn": "algo.net.activation",
+    "fcnet_activation": "algo.net.activation",
+    "use_lstm": "algo.net.recurrent",
+    "lstm_cell_size": "algo.net.recurrent_size",
+    "log_std_init": "algo.net.log_std_init",
+    "n_envs": "sampler.B",
+    "num_envs": "sampler.B",
+    "batch_B": "sampler.B",
+    "num_envs_per_env_runner": "sampler.B",
+    "num_envs_per_worker": "sampler.B",
+    "n_steps": "sampler.T",
+    "num_steps": "sampler.T",
+    "batch_T": "sampler.T",
+    "train_freq": "sampler.T",
+    "rollout_fragment_length": "sampler.T",
+    "num_workers": "sampler.workers",
+    "num_env_runners": "sampler.workers",
+    "n_workers": "sampler.workers",
+    "total_timesteps": "run.steps",
+    "n_timesteps": "run.steps",
+    "timesteps_total": "run.steps",
+    "cuda_idx": "run.device",
+    "verbose": "run.progress",
+    "tensorboard_log": "run.dir",
+    "log_dir": "run.dir",
+    "log_interval_steps": "run.log_interval",
+    "eval_freq": "run.eval_interval",
+    "n_eval_episodes": "run.eval_episodes",
+    "evaluation_duration": "run.eval_episodes",
+    "save_freq": "run.checkpoint_interval",
+    "checkpoint_freq": "run.checkpoint_interval",
+    "seed": "run.seed",
+    "device": "run.device",
+    "env_id": "env",
+    "gym_id": "env",
+    "env_config": "env_kwargs",
+}
+"""Paths of our settings by the names that other libraries have for them."""

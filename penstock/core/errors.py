@@ -56,11 +56,16 @@ class MissingExtraError(ConfigError):
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     """A hint that names the known words closest to `name`, or all of them if they are few."""
-    import difflib  # needed for a typo only, and it makes every start slower
-
     words = sorted(set(known))
-    close = difflib.get_close_matches(name, words, n=limit, cutoff=0.5)
+    close = nearest_words(name, words, limit)
     if close:
         return "did you mean " + " or ".join(repr(w) for w in close) + "?"
     shown = words if len(words) <= 12 else [*words[:12], "..."]
     return "known: " + ", ".join(shown)
+
+
+def nearest_words(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The known words closest to `name`, the closest first; [] if none is close."""
+    import difflib  # needed for a typo only, and it makes every start slower
+
+    return difflib.get_close_matches(name, sorted(set(known)), n=limit, cutoff=0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import re
@@ -98,8 +97,9 @@ def at_progress(settings: S, progress: float, env_steps: int = 0, last: S | None
         return settings
     if last is not None and all(getattr(last, name) == value for name, value in changed.items()):
         return last
-    out = copy.copy(settings)
-    for name, value in changed.items():
+    out = object.__new__(type(settings))
+    held = {f.name: getattr(settings, f.name) for f in fields(settings)}  # pyright: ignore[reportArgumentType]
+    for name, value in {**getattr(settings, "__dict__", {}), **held, **changed}.items():
         object.__setattr__(out, name, value)
     return out
 

@@ -23,7 +23,13 @@ from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_map, tree_paths
 from penstock.envs.actions import action_noise_size, sample_action
-from penstock.envs.contract import describe_reset_violation, describe_step_violation, describe_violation
+from penstock.envs.contract import (
+    Checks,
+    describe_reset_violation,
+    describe_step_violation,
+    describe_violation,
+    refused_values,
+)
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
 from penstock.envs.spaces import env_spec
 
@@ -47,6 +53,8 @@ class EnvReport:
     """Median duration of a reset."""
     step_s: float
     """Median duration of a step."""
+    out_of_bounds: str | None = None
+    """The first value seen outside its space, as a message; None if there was none, or `checks` looks at no bounds."""
 
 
 @dataclass
@@ -57,13 +65,15 @@ class _Record:
     returned: list[bytes] = field(default_factory=list)
     reset_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
+    out_of_bounds: str | None = None
 
 
 def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps: int = 30) -> EnvReport:
     """Reports spaces, reproducibility and speed of an environment after `steps` random steps on a throw-away instance.
 
     Two instances are made one after the other; the second replays the first one's seeds and actions. An environment
-    that is not reproducible is no error: resume reads the report to know what it can promise.
+    that is not reproducible is no error: resume reads the report to know what it can promise. Values are checked as
+    `EnvConfig.checks` says; one outside its space is an error with `always` alone, and else stands in the report.
 
     Raises:
         ConfigError: a space without a fixed-size array, a vector environment that does not reset at the next step.
@@ -71,28 +81,37 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
         EnvWorkerError: the environment's own code raised; the message holds its traceback.
     """
     config = as_env_config(env)
+    checks = config.checks
     made = config.make()
     try:
         if isinstance(made, gym.vector.VectorEnv):
             return check_vector_env(made)
         spec = env_spec(made)
         record = _Record()
-        _play(made, spec, seed, 0, steps, record)
+        _play(made, spec, checks, seed, 0, steps, record)
         has_state = _offers(made, "get_state") and _offers(made, "set_state")
     finally:
         _close(made)
     again = config.make()
     try:
-        _play(again, spec, seed, 1, _PRELUDE_STEPS, _Record())
-        reproducible = _play(again, spec, seed, 0, steps, _Record(), expected=record)
+        _play(again, spec, checks, seed, 1, _PRELUDE_STEPS, _Record())
+        reproducible = _play(again, spec, checks, seed, 0, steps, _Record(), expected=record)
     finally:
         _close(again)
     step_s = statistics.median(record.step_s or [0.0])
-    return EnvReport(spec, reproducible, has_state, steps, statistics.median(record.reset_s), step_s)
+    reset_s = statistics.median(record.reset_s)
+    return EnvReport(spec, reproducible, has_state, steps, reset_s, step_s, record.out_of_bounds)
 
 
 def _play(
-    env: Any, spec: EnvSpec, seed: int, stream: int, steps: int, record: _Record, expected: _Record | None = None
+    env: Any,
+    spec: EnvSpec,
+    checks: Checks,
+    seed: int,
+    stream: int,
+    steps: int,
+    record: _Record,
+    expected: _Record | None = None,
 ) -> bool:
     """Steps the environment and checks what it returns; with `expected`, replays that and stops where it differs.
 
@@ -106,13 +125,16 @@ def _play(
             where = f"slot 0, reset of episode {episode} (seed {episode_seed})"
             (obs, _), duration = _called(partial(env.reset, seed=episode_seed), where, describe_reset_violation)
             record.reset_s.append(duration)
-            _check_obs(obs, spec, where, None)
+            _check_obs(obs, spec, checks, where, record)
             record.returned.append(_bytes(obs))
         action = expected.actions[i] if expected else _random_action(spec.action, noise[i], obs)
         where = f"slot 0, step {t} of episode {episode} (seed {env_seed(seed, 0, episode)})"
+        before = deepcopy(obs)
         result, duration = _called(partial(env.step, deepcopy(action)), where, describe_step_violation)
-        before, (obs, reward, terminated, truncated, _) = obs, result
-        _check_obs(obs, spec, where, before)
+        if checks != "off":
+            _check_memory(before, obs, spec, where)
+        obs, reward, terminated, truncated, _ = result
+        _check_obs(obs, spec, checks, where, record)
         record.actions.append(action)
         record.step_s.append(duration)
         record.returned.append(_bytes(obs) + np.float64(reward).tobytes() + bytes((bool(terminated), bool(truncated))))
@@ -124,16 +146,21 @@ def _play(
     return True
 
 
-def _check_obs(obs: Any, spec: EnvSpec, where: str, before: Any) -> None:
-    if message := describe_violation(obs, spec.obs, "observation"):
+def _check_obs(obs: Any, spec: EnvSpec, checks: Checks, where: str, record: _Record) -> None:
+    if message := describe_violation(obs, spec.obs, "observation", refused_values(checks)):
         raise EnvContractError(f"{where}: {message}")
-    if before is None:
-        return
-    for path, old, new in zip(tree_paths(spec.obs), _leaves(before, spec.obs), _leaves(obs, spec.obs)):
-        if isinstance(old, np.ndarray) and isinstance(new, np.ndarray) and np.shares_memory(old, new):
+    if checks == "sampled" and record.out_of_bounds is None:
+        message = describe_violation(obs, spec.obs, "observation")
+        record.out_of_bounds = message and f"{where}: {message}"
+
+
+def _check_memory(before: Any, after: Any, spec: EnvSpec, where: str) -> None:
+    """Raises if an observation that was returned has changed since; memory that stays as it is may be shared."""
+    for path, old, new in zip(tree_paths(spec.obs), _leaves(before, spec.obs), _leaves(after, spec.obs)):
+        if np.asarray(old).tobytes() != np.asarray(new).tobytes():
             raise EnvContractError(
-                f"{where}: observation{path}: got the memory of the observation before, expected a new array; "
-                "return obs.copy()"
+                f"{where}: observation{path}: got the memory of the observation before, whose content has changed, "
+                "expected a new array; return obs.copy()"
             )
 
 

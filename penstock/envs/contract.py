@@ -1,32 +1,49 @@
 """The environment contract, value by value: each function returns the first violation as text, or None.
 
 They run in the step loop of every pool: they allocate little and never raise. `check.py` plays a whole environment.
+A value outside its space is a violation only where `bounds` says so: `OutOfBounds` counts such values elsewhere.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree
 
+Checks = Literal["sampled", "always", "finite", "off"]
 LARGEST_REWARD = float(np.finfo(np.float32).max)
+_ONE_REWARD = (
+    "add up the objectives, e.g. by --wrappers penstock.envs.wrappers:WeightedReward (weights: "
+    "functools.partial(WeightedReward, weights=(1, 0.1))) or, in MO-Gymnasium, mo_gymnasium.wrappers:LinearReward"
+)
+_CURE = "widen the space, clip the value, or leave bounds unchecked (env_checks='finite', --env-checks finite)"
 
 
-def describe_violation(obs: Any, spec_tree: Tree, where: str) -> str | None:
+Values = Literal["bounds", "finite", "any"]
+"""The values that a check refuses: those outside the space and not finite ones, the latter alone, or none."""
+
+
+def refused_values(checks: Checks) -> Values:
+    """The values that end a run with these `env_checks`."""
+    return "bounds" if checks == "always" else "any" if checks == "off" else "finite"
+
+
+def describe_violation(obs: Any, spec_tree: Tree, where: str, values: Values = "bounds") -> str | None:
     """The first way in which an observation breaks its spec, None if it does not.
 
-    Looks at structure, type, shape and dtype (exactly; any integer for `discrete`), NaN and infinity (never allowed,
-    even where the bounds are infinite), and bounds.
+    Looks at structure, type, shape and dtype (exactly; any integer for `discrete`), then at values: NaN and infinity
+    (even where the bounds are infinite), and bounds.
 
     Args:
         obs: of the environment. spec_tree: tree of LeafSpec. where: opens the key path, such as "observation".
     """
     if isinstance(spec_tree, LeafSpec):
-        return _discrete(obs, spec_tree, where) if spec_tree.kind == "discrete" else _array(obs, spec_tree, where)
+        check = _discrete if spec_tree.kind == "discrete" else _array
+        return check(obs, spec_tree, where, values)
     if isinstance(spec_tree, dict):
         if not isinstance(obs, dict):
             return f"{where}: got {_shown(obs)}, expected a dict with keys {sorted(spec_tree)}; the space is a Dict"
@@ -43,7 +60,7 @@ def describe_violation(obs: Any, spec_tree: Tree, where: str) -> str | None:
             return f"{where}: got {_shown(obs)}{size}, expected a tuple of {len(spec_tree)}; the space is a Tuple"
         pairs = ((f"{where}[{i}]", below, leaf) for i, (below, leaf) in enumerate(zip(obs, spec_tree)))
     for path, below, leaf in pairs:
-        if message := describe_violation(below, leaf, path):
+        if message := describe_violation(below, leaf, path, values):
             return message
     return None
 
@@ -56,8 +73,10 @@ def describe_step_violation(result: Any) -> str | None:
         return f"got {_shown(result)}{size}, expected a tuple (obs, reward, terminated, truncated, info){hint}"
     _, reward, terminated, truncated, info = result
     if not _is_real(reward):
-        hint = "reward.item()" if isinstance(reward, np.ndarray) and reward.size == 1 else "float(reward)"
-        return f"reward: got {_shown(reward)}, expected one real number; return {hint}"
+        hint = "return float(reward)"
+        if isinstance(reward, np.ndarray):
+            hint = "return reward.item()" if reward.size == 1 else _ONE_REWARD
+        return f"reward: got {_shown(reward)}, expected one real number; {hint}"
     if not -LARGEST_REWARD <= float(reward) <= LARGEST_REWARD:
         return f"reward: got {reward}, expected a finite number that fits float32; look for a division by zero"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -84,20 +103,18 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biuf"
 
 
-def _discrete(obs: Any, leaf: LeafSpec, where: str) -> str | None:
+def _discrete(obs: Any, leaf: LeafSpec, where: str, values: Values) -> str | None:
     if isinstance(obs, np.ndarray) and obs.ndim == 0:
         obs = obs[()]
     if not isinstance(obs, (int, np.integer)) or isinstance(obs, bool):
         return f"{where}: got {_shown(obs)}, expected an integer; return int(obs)"
     start: Any = leaf.start
-    if not start <= obs < start + leaf.sizes[0]:
-        return (
-            f"{where}: got {obs}, expected {start} to {start + leaf.sizes[0] - 1}; widen the space or correct the value"
-        )
+    if values == "bounds" and not start <= obs < start + leaf.sizes[0]:
+        return f"{where}: got {obs}, expected {start} to {start + leaf.sizes[0] - 1}; {_CURE}"
     return None
 
 
-def _array(obs: Any, leaf: LeafSpec, where: str) -> str | None:
+def _array(obs: Any, leaf: LeafSpec, where: str, values: Values) -> str | None:
     if not isinstance(obs, (np.ndarray, np.generic)):
         return (
             f"{where}: got {_shown(obs)}, expected a numpy array {leaf.dtype}{list(leaf.shape)}; return "
@@ -109,15 +126,16 @@ def _array(obs: Any, leaf: LeafSpec, where: str) -> str | None:
     if obs.dtype != dtype:
         hint = f"return obs.astype(np.{leaf.dtype}) or declare it so"
         return f"{where}: got dtype {obs.dtype}, expected {leaf.dtype}; {hint}"
-    if dtype.kind == "f" and not np.isfinite(obs).all():
+    if values != "any" and dtype.kind == "f" and not np.isfinite(obs).all():
         index = _first(~np.isfinite(obs))
         got = np.asarray(obs)[index]
         return f"{where}: got {got} at {list(index)}, expected finite numbers; look for a division by zero"
-    for bound, wrong, word in ((low, np.less, "least"), (high, np.greater, "most")):
+    limits = ((low, np.less, "least"), (high, np.greater, "most")) if values == "bounds" else ()
+    for bound, wrong, word in limits:
         if bound is not None and (outside := wrong(obs, bound)).any():
             index = _first(outside)
             got, limit = np.asarray(obs)[index], np.broadcast_to(bound, leaf.shape)[index]
-            return f"{where}: got {got} at {list(index)}, expected at {word} {limit}; widen the space or clip the value"
+            return f"{where}: got {got} at {list(index)}, expected at {word} {limit}; {_CURE}"
     return None
 
 

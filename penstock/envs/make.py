@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import gymnasium as gym
 
-from penstock.core.config import import_object, import_path
+from penstock.core.config import import_object, import_path, known_names
 from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, NativeEnvError, PenstockError, nearest
-from penstock.envs.wrappers import ActionMask
+from penstock.envs.contract import Checks
+from penstock.envs.ids import make_registered, note_on, own_factory
+from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
-Checks = Literal["sampled", "always", "finite", "off"]
 
 _EXTRAS = {
     "box2d": "box2d",
@@ -25,11 +27,17 @@ _EXTRAS = {
     "cv2": "atari",
     "opencv": "atari",
 }
+_OLD_GYM = (
+    "that is the old `gym`, which Gymnasium has replaced: `import gymnasium as gym` and derive from gymnasium.Env, or "
+    "convert the environment with shimmy (pip install 'shimmy[gym-v26]' or 'shimmy[gym-v21]')"
+)
 
 
 @dataclass(frozen=True)
 class EnvConfig:
     """The settings of one environment; `make()` returns a new instance each time."""
+
+    __new__ = known_names
 
     env: str | Callable[..., Any]
     """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`."""
@@ -47,6 +55,10 @@ class EnvConfig:
     `sampled`: bounds too, in the first episode of a slot and 1 step in 64. `always`: every step. `finite`: bounds are
     not checked, for environments that overstep their own. `off`: neither.
     """
+    drop: tuple[str, ...] = ()
+    """Keys of a Dict observation that are left out by `DropKeys`, such as `mission`, a text."""
+    text: int = 0
+    """Bytes of every text in the observation, shown as an array of that length by `TextBytes`; 0: text is refused."""
     mask_key: str | None = None
     """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper."""
 
@@ -56,11 +68,13 @@ class EnvConfig:
                 f"env={self.env!r}; expected a Gymnasium id, module:qualname, or a callable that makes an environment: "
                 "every slot needs its own instance"
             )
-        for name in ("wrappers", "info_keys", "imports"):
+        for name in ("wrappers", "info_keys", "imports", "drop"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r}; expected a tuple: {name}=({getattr(self, name)!r},)"
                 )
+        if not isinstance(self.text, int) or self.text < 0:
+            raise ConfigError(f"text={self.text!r}; expected the bytes of the longest text, e.g. 64, or 0")
         if self.checks not in get_args(Checks):
             raise ConfigError(f"checks={self.checks!r}; {nearest(str(self.checks), get_args(Checks))}")
 
@@ -84,13 +98,7 @@ class EnvConfig:
                 what = f"env wrapper {_name(wrapper)}"
                 wrap = import_object(wrapper) if isinstance(wrapper, str) else wrapper
                 env = _expect_env(_call(functools.partial(wrap, env), {}, what), what)
-            if self.mask_key is not None:
-                if isinstance(env, gym.vector.VectorEnv):
-                    raise ConfigError(
-                        f"mask_key={self.mask_key!r} with the vector environment {type(env).__name__}; "
-                        "show the mask in its observation instead"
-                    )
-                env = ActionMask(env, self.mask_key)
+            env = self._shown(env)
         except BaseException:
             env.close()
             raise
@@ -105,6 +113,25 @@ class EnvConfig:
                 "expected; use SerialSampler, or AlternatingSampler for two groups"
             )
         return env
+
+    @property
+    def note(self) -> str:
+        """A line on what is done to the environment without being asked; "" if nothing is."""
+        return note_on(self.env, self.kwargs) if isinstance(self.env, str) else ""
+
+    def _shown(self, env: AnyEnv) -> AnyEnv:
+        """The environment with the observation that `drop`, `text` and `mask_key` ask for."""
+        asked = {name: given for name in ("drop", "text", "mask_key") if (given := getattr(self, name))}
+        if asked and isinstance(env, gym.vector.VectorEnv):
+            raise ConfigError(
+                f"{asked} with the vector environment {type(env).__name__}; show such an observation in it instead"
+            )
+        changed: Any = env
+        if self.drop:
+            changed = DropKeys(changed, self.drop)
+        if self.text:
+            changed = TextBytes(changed, self.text)
+        return changed if self.mask_key is None else ActionMask(changed, self.mask_key)
 
     def _factory(self) -> Callable[..., Any]:
         if not isinstance(self.env, str):
@@ -121,29 +148,13 @@ class EnvConfig:
                         "makes an environment"
                     )
                 return found
-        return functools.partial(_make_registered, name if colon else self.env)
+        id_ = name if colon else self.env
+        return own_factory(id_) or functools.partial(make_registered, id_)
 
 
 def as_env_config(env: EnvConfig | str | Callable[..., Any]) -> EnvConfig:
     """Settings from an id, an import path or a callable; an `EnvConfig` is returned unchanged."""
     return env if isinstance(env, EnvConfig) else EnvConfig(env)
-
-
-def _make_registered(id_: str, **kwargs: Any) -> Any:
-    try:
-        # Gymnasium's own checker looks at the first step only and costs a call on every one; `check_env` replaces it.
-        return gym.make(id_, **{"disable_env_checker": True, **kwargs})
-    except gym.error.DependencyNotInstalled:
-        raise
-    except gym.error.DeprecatedEnv as error:
-        raise ConfigError(str(error)) from error
-    except gym.error.Error as error:
-        if id_ in gym.registry:
-            raise
-        raise ConfigError(
-            f"unknown environment id {id_!r}: {nearest(id_, gym.registry)} Packages register their ids when they are "
-            "imported: name the package in `imports=` (--import, e.g. --import ale_py)"
-        ) from error
 
 
 def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> Any:
@@ -158,7 +169,9 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
                 if package in text:
                     raise MissingExtraError(package, extra) from error
         given = f" with kwargs {dict(kwargs)!r}" if kwargs else ""
-        raise EnvWorkerError(f"{what} raised {type(error).__name__}: {error}{given}") from error
+        where = "".join(traceback.format_exception(error))
+        said = f"{what} raised {type(error).__name__}: {error}{given}{_old_gym(error)}"
+        raise EnvWorkerError(f"{said}\n{where}") from error
 
 
 def _expect_env(made: Any, what: str) -> AnyEnv:
@@ -169,7 +182,9 @@ def _expect_env(made: Any, what: str) -> AnyEnv:
     if made is None:
         hint = "; is a `return` missing?"
     elif any(base.__module__.split(".")[0] == "gym" for base in cls.__mro__):
-        hint = "; that is the old `gym`: derive from gymnasium.Env, or convert it with shimmy"
+        hint = f"; {_OLD_GYM}"
+    elif callable(getattr(made, "step", None)) and callable(getattr(made, "reset", None)):
+        hint = "; derive from gymnasium.Env, or convert it with a wrapper of yours or of shimmy (wrappers=, --wrappers)"
     raise ConfigError(
         f"{what} gave {cls.__module__}.{cls.__qualname__}; expected a gymnasium.Env or gymnasium.vector.VectorEnv{hint}"
     )
@@ -179,11 +194,16 @@ def _import_module(module: str, setting: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
-            f"{setting}: cannot import {module!r}: {error}; is it installed and on PYTHONPATH?"
-        ) from error
+        hint = _old_gym(error) or "; is it installed and on PYTHONPATH?"
+        raise ConfigError(f"{setting}: cannot import {module!r}: {error}{hint}") from error
     except Exception as error:
-        raise EnvWorkerError(f"{setting}: importing {module!r} raised {type(error).__name__}: {error}") from error
+        said = f"{setting}: importing {module!r} raised {type(error).__name__}: {error}"
+        raise EnvWorkerError(f"{said}\n{''.join(traceback.format_exception(error))}") from error
+
+
+def _old_gym(error: BaseException) -> str:
+    """A hint where the package that is missing is `gym`, which Gymnasium has replaced."""
+    return f"; {_OLD_GYM}" if isinstance(error, ModuleNotFoundError) and error.name == "gym" else ""
 
 
 def _name(obj: Any) -> str:

@@ -52,10 +52,31 @@ def space_to_spec(space: Any, where: str) -> Tree:
     leaf = leaf_spec(space)
     if leaf is None:
         raise ConfigError(
-            f"{where} space is {space!r}, which has no array of fixed size; expected {_FITS}: "
-            "wrap the environment so that it shows one of these (pad what varies in length)"
+            f"{where} space is {space!r}, which has no array of fixed size; expected {_FITS}: {_cure(space, where)}"
         )
     return leaf
+
+
+def is_text(space: Any) -> bool:
+    """True for a space whose elements are text: Text, and those that packages define, as MiniGrid does."""
+    return np.dtype(getattr(space, "dtype", None)).kind == "U"
+
+
+def _cure(space: Any, where: str) -> str:
+    """What makes such a space one that fits."""
+    _, _, key = where.partition("['")
+    key = key.removesuffix("']")
+    ways = [f"leave it out by env_drop=({key!r},) (--env-drop {key})"] if key and "['" not in key else []
+    if where.startswith("action"):
+        ways = []
+    elif is_text(space):
+        ways.append("show it as bytes by env_text=64 (--env-text 64)")
+    if type(space).__module__.startswith("minigrid."):
+        ways.append(
+            "take the package's own wrapper, --wrappers minigrid.wrappers:ImgObsWrapper (the image alone) or "
+            "minigrid.wrappers:FlatObsWrapper (image and text in one vector)"
+        )
+    return ", or ".join([*ways, "wrap the environment so that it shows one of these (pad what varies in length)"])
 
 
 def leaf_spec(space: Any) -> LeafSpec | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -9,8 +10,92 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import MASK_KEY
+from penstock.envs.spaces import is_text
+
+
+class DropKeys(gym.ObservationWrapper[Any, Any, Any]):
+    """Shows a Dict observation without some of its keys.
+
+    Raises:
+        ConfigError: the observation is no Dict, has no such key, or would be empty.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], keys: Sequence[str]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, spaces.Dict):
+            raise ConfigError(f"drop={tuple(keys)} with the observation space {space!r}; expected a Dict")
+        for key in keys:
+            if key not in space.spaces:
+                raise ConfigError(f"drop={tuple(keys)}: the observation has no {key!r}; {nearest(key, space.spaces)}")
+        self._kept = [key for key in space.spaces if key not in keys]
+        if not self._kept:
+            raise ConfigError(f"drop={tuple(keys)} leaves nothing of the observation; keep one of its keys")
+        self.observation_space = spaces.Dict({key: space.spaces[key] for key in self._kept})
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        """The keys that are kept."""
+        return {key: observation[key] for key in self._kept}
+
+
+class TextBytes(gym.ObservationWrapper[Any, Any, Any]):
+    """Shows every text in the observation as its bytes in UTF-8, an uint8 array [size] with zeros behind.
+
+    Raises:
+        ConfigError: the observation holds no text.
+        EnvWorkerError: a text is longer than `size` bytes.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], size: int) -> None:
+        super().__init__(env)
+        self._size = size
+        self.observation_space = self._shown_space(env.observation_space)
+        if self.observation_space == env.observation_space:
+            raise ConfigError(f"text={size} with the observation space {env.observation_space!r}, which has no text")
+
+    def observation(self, observation: Any) -> Any:
+        """The observation with bytes in place of text."""
+        if isinstance(observation, str):
+            code = observation.encode()
+            if len(code) > self._size:
+                raise EnvWorkerError(f"text {observation!r} is {len(code)} bytes long; set text={len(code)} or more")
+            return np.frombuffer(code.ljust(self._size, b"\0"), np.uint8).copy()
+        if isinstance(observation, dict):
+            return {key: self.observation(below) for key, below in observation.items()}
+        return tuple(map(self.observation, observation)) if isinstance(observation, tuple) else observation
+
+    def _shown_space(self, space: Any) -> Any:
+        if isinstance(space, spaces.Dict):
+            return spaces.Dict({key: self._shown_space(below) for key, below in space.spaces.items()})
+        if isinstance(space, spaces.Tuple):
+            return spaces.Tuple([self._shown_space(below) for below in space.spaces])
+        return spaces.Box(0, 255, (self._size,), np.uint8) if is_text(space) else space
+
+
+class WeightedReward(gym.Wrapper[Any, Any, Any, Any]):
+    """Rewards of several objectives as one number, their weighted sum.
+
+    Args:
+        weights: one for each objective; None for the plain sum. `functools.partial(WeightedReward, weights=(1, 0.1))`.
+
+    Raises:
+        EnvWorkerError: a step gave another number of rewards.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], weights: Sequence[float] | None = None) -> None:
+        super().__init__(env)
+        self._weights = weights if weights is None else np.asarray(weights, np.float64)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As the environment's, the reward being one number."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        rewards = np.asarray(reward, np.float64)
+        if self._weights is not None and rewards.shape != self._weights.shape:
+            raise EnvWorkerError(f"rewards {rewards.tolist()} with weights {self._weights.tolist()}; make them fit")
+        one = rewards.sum() if self._weights is None else rewards @ self._weights
+        return obs, float(one), terminated, truncated, info
 
 
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):

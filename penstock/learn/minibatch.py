@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_structure, tree_unflatten
 
 
 def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1) -> Iterator[TrainBatch]:
@@ -24,8 +25,9 @@ def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, ep
         rng: shuffles.
 
     Raises:
-        ConfigError: a recurrent minibatch smaller than a column.
+        ConfigError: an array that is not [T, B, ...], or a recurrent minibatch smaller than a column.
     """
+    check_rows(data)
     assert data.valid is not None
     T, B = data.valid.shape
     if data.state is not None:
@@ -60,6 +62,36 @@ def valid_rows(data: TrainBatch) -> TrainBatch:
         return flat if len(index) == len(flat) else flat[index]
 
     return TrainBatch(_mapped(rows, data.inputs), tree_map(rows, data.rows), None)
+
+
+def check_rows(data: TrainBatch) -> None:
+    """Raises ConfigError that names the first array of post-processed data that is not a tensor [T, B, ...]."""
+    if not isinstance(data.valid, Tensor) or data.valid.ndim != 2:
+        raise ConfigError(f"TrainBatch.valid is {_shown(data.valid)}; expected bool [T, B]: pass batch.valid")
+    lead = data.valid.shape
+    arrays = tuple(data.inputs), dict(data.rows)
+    if all(isinstance(x, Tensor) and x.shape[:2] == lead for x in tree_leaves(arrays)):
+        return
+    for name, tree in (("inputs", data.inputs._asdict()), ("rows", arrays[1])):
+        for path, x in zip(tree_paths(tree), tree_leaves(tree)):
+            if not (isinstance(x, Tensor) and x.shape[:2] == lead):
+                T, B = lead
+                raise ConfigError(
+                    f"postprocess_fn returned {name}{path} of {_shown(x)}; expected [T, B, ...] with T={T}, B={B}, "
+                    "as `valid` is" + _turned(x, lead)
+                )
+
+
+def _shown(x: Any) -> str:
+    return f"shape {list(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
+
+
+def _turned(x: Any, lead: torch.Size) -> str:
+    """A remark on the two mistakes that shapes tell apart."""
+    T, B = lead
+    if isinstance(x, Tensor) and x.shape[:2] == (T + 1, B):
+        return "; is it of all T+1 observations? x[:-1] are those acted at"
+    return "; is it transposed?" if isinstance(x, Tensor) and x.shape[:2] == (B, T) else ""
 
 
 def _columns(data: TrainBatch, columns: Tensor) -> TrainBatch:

@@ -34,6 +34,16 @@ def trainable(agent: Agent) -> list[torch.nn.Parameter]:
     return parameters
 
 
+def check_optimizers(found: object) -> None:
+    """Raises ConfigError unless this is what `optimizer_fn` must return: optimizers by name."""
+    if not isinstance(found, dict):
+        hint = ': put it into a dict, {"all": optimizer}' if hasattr(found, "param_groups") else ""
+        raise ConfigError(f"optimizer_fn returned {type(found).__name__}; expected {{name: optimizer}}{hint}")
+    wrong = {name: type(x).__name__ for name, x in found.items() if not hasattr(x, "param_groups")}
+    if wrong or not found:
+        raise ConfigError(f"optimizer_fn returned {wrong}; expected a torch.optim.Optimizer for each name")
+
+
 def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | None) -> float:
     """Sets `.grad` of every optimizer's parameters, scaled so that the norm over each optimizer is at most the limit.
 
@@ -48,6 +58,17 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
         )
     largest = 0.0
     for i, (name, total) in enumerate(totals.items()):
+        if not isinstance(total, Tensor) or total.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            shape = getattr(total, "shape", None)
+            seen = f"type {type(total).__name__}" if shape is None else f"shape {list(shape)}"
+            raise ConfigError(
+                f"loss_fn returned a total for {name!r} of {seen}; expected a scalar tensor: take the mean over rows "
+                "with penstock.ops.masked_mean"
+            )
+        if not total.requires_grad:
+            raise ConfigError(
+                f"loss_fn returned a total for {name!r} without a gradient; is it detached, or made under no_grad?"
+            )
         parameters = [p for group in optimizers[name].param_groups for p in group["params"]]
         gradients = torch.autograd.grad(total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True)
         present = [g for g in gradients if g is not None]

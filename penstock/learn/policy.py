@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.agents.acting import check_heads
 from penstock.agents.agent import Agent, check_agent_members
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.errors import CheckpointError, NonFiniteError
+from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.core.tree import Tree
+from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
-from penstock.learn.optimizers import set_gradients
+from penstock.learn.optimizers import check_optimizers, set_gradients
 from penstock.learn.predict import predict
+from penstock.learn.seeding import OwnGenerator
+from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
+_views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
+"""Leaves of a batch and the same as tensors."""
 
 
 class Policy:
@@ -35,7 +43,8 @@ class Policy:
             samples of it.
 
     Raises:
-        ConfigError: a schedule that cannot be read, or an `agent_fn` that makes no Agent.
+        ConfigError: settings that are no dataclass, a schedule that cannot be read, or a function that does not return
+            what it should.
     """
 
     def __init__(
@@ -54,6 +63,10 @@ class Policy:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
+        if isinstance(settings, type) or not is_dataclass(settings):
+            raise ConfigError(
+                f"Policy got settings {settings!r:.80}; expected an instance of a frozen dataclass, as ps.PPO() is one"
+            )
         check_schedules(settings)
         self.spec, self.seed = spec, seed
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
@@ -62,14 +75,19 @@ class Policy:
         self.settings = at_progress(settings, 0.0)
         """The settings with every schedule at its present value."""
         self._scheduled = self.settings is not settings
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
-            torch.manual_seed(derived_seed(seed, Purpose.INIT))
+        with OwnGenerator(derived_seed(seed, Purpose.INIT)):
             agent = agent_fn(spec, self.settings)
         check_agent_members(agent)
         self.agent: Agent = agent.to(device)
+        check_heads(self.agent, spec)
         self.optimizers = optimizer_fn(self.agent, self.settings)
+        check_optimizers(self.optimizers)
         self.replay_schedule = None if replay_fn is None else replay_fn(self.agent, self.settings)
         """The replay to train on and how much, None for training on the batches themselves."""
+        if replay_fn is not None and not isinstance(self.replay_schedule, ReplaySchedule):
+            raise ConfigError(
+                f"replay_fn returned {type(self.replay_schedule).__name__}; expected a penstock.ReplaySchedule"
+            )
         self.version = 0
         """Training steps finished: the number that samples are stamped with."""
         self.updates = 0
@@ -119,16 +137,56 @@ class Policy:
             self.replay_schedule.replay.prepare(batch.T, batch.B, info)
 
     def postprocess(self, batch: SampleBatch | TrainBatch) -> TrainBatch:
-        """The post-processed rows for the loss, of a batch of tensors [T, B, ...], or of a sample of replay."""
-        return self.postprocess_fn(self.agent, batch, self.settings)
+        """The post-processed rows for the loss, of a sampler's batch [T, B, ...], or of a sample of replay.
+
+        Raises:
+            ConfigError: the batch lacks an info key, or the rows would broadcast in a loss.
+        """
+        if isinstance(batch, SampleBatch) and isinstance(batch.valid, np.ndarray):
+            batch = as_tensors(batch, self.device)
+        try:
+            data = self.postprocess_fn(self.agent, batch, self.settings)
+        except KeyError as error:
+            if isinstance(batch, TrainBatch) or error.args[0] in batch.info:
+                raise
+            raise ConfigError(
+                f"postprocess_fn asked for {error}, and batch.info holds {sorted(batch.info)}: act() of "
+                f"{type(self.agent).__name__} must return it in its info, (action, {{{error}: ...}}, state); keys of "
+                "the environment's own stand in batch.info['env'], where info_keys names them"
+            ) from error
+        if not isinstance(data, TrainBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"postprocess_fn returned {type(data).__name__}; expected a penstock.TrainBatch")
+        self._check_width(data, batch)
+        return data
+
+    def _check_width(self, data: TrainBatch, batch: SampleBatch | TrainBatch) -> None:
+        """Refuses rows [T, B, 1] or [N, 1], which broadcast against [T, B] or [N], where nothing has one element."""
+        known = batch.rows if isinstance(batch, TrainBatch) else {}
+        for name, x in data.rows.items():
+            lead = 2 if isinstance(batch, SampleBatch) else 1
+            if not (isinstance(x, Tensor) and x.shape[lead:] == (1,) and x is not known.get(name)):
+                continue
+            held = tree_leaves((self.spec.obs, self.spec.action))
+            info = [] if isinstance(batch, TrainBatch) else tree_leaves(batch.info)
+            if all(leaf.shape != (1,) for leaf in held) and all(part.shape[2:] != (1,) for part in info):
+                raise ConfigError(
+                    f"postprocess_fn returned rows[{name!r}] of shape {list(x.shape)}; expected {list(x.shape[:-1])}, "
+                    "a number for each row, as more would broadcast in the loss: squeeze(-1) it"
+                )
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
         """One gradient step on post-processed data; returns its loss, or None if the step was skipped.
 
         Raises:
             NonFiniteError: loss or gradient was not finite 10 times in a row; each such step is skipped.
+            ConfigError: `loss_fn` returned no Loss of scalars that carry a gradient.
         """
         loss = self.loss_fn(self.agent, minibatch, self.settings)
+        if not isinstance(loss, Loss):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"loss_fn returned {type(loss).__name__}; expected penstock.Loss(total, metrics), e.g. "
+                'ps.Loss(total, {"loss": total.detach()})'
+            )
         norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
         if not math.isfinite(norm):
             self.skipped += 1
@@ -194,7 +252,10 @@ class Policy:
         """The inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
         self.load_parameters(state["agent"])
         for name, optimizer in self.optimizers.items():
+            lrs = [group["lr"] for group in optimizer.param_groups]
             optimizer.load_state_dict(state["optimizers"][name])
+            for group, lr in zip(optimizer.param_groups, lrs):
+                group["lr"] = lr  # of these settings, which may be others than those that the state was stored with
         counters = state["counters"]
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]
         self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]
@@ -210,6 +271,19 @@ class Policy:
                 f"the stored parameters do not fit this agent, {_misfit(self.agent.state_dict(), parameters)}; "
                 "were net, spaces or the algorithm changed?"
             ) from error
+
+
+def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
+    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere.
+
+    A sampler fills one buffer again and again, so its views are kept for as long as the buffer is.
+    """
+    leaves = tree_leaves(batch)
+    known, tensors = _views.get(batch, ((), batch))
+    if len(known) != len(leaves) or not all(map(operator.is_, known, leaves)):
+        tensors = tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, batch)
+        _views[batch] = leaves, tensors
+    return tensors if device.type == "cpu" else tree_map(lambda x: x.to(device), tensors)
 
 
 def _misfit(own: Mapping[str, Any], stored: Mapping[str, Any]) -> str:

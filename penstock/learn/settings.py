@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 from penstock.agents.actor_critic import actor_critic
 from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
+from penstock.core.config import known_names
 from penstock.core.limits import Bound, Count, Positive, Rate, Share, Unit, Whole, check_settings
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
@@ -34,6 +35,8 @@ class Functions(NamedTuple):
 @dataclass(frozen=True)
 class Settings:
     """Settings of every algorithm, checked at construction. Whole batches are trained on, each once."""
+
+    __new__ = known_names
 
     functions: ClassVar[Functions]
     """What the algorithm is made of."""

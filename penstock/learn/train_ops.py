@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import functools
-import operator
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.batch import SampleBatch, TrainBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch
+from penstock.core.errors import ConfigError
 from penstock.core.noise import Purpose, at_address
-from penstock.core.tree import tree_leaves, tree_map
+from penstock.core.tree import tree_map
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.minibatch import minibatches
-from penstock.learn.policy import Policy
+from penstock.learn.policy import Policy, as_tensors
 from penstock.replay.replay import Drawing
 
 if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler
 
 _CPU = torch.device("cpu")
-_views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
-"""Leaves of a batch and the same as tensors."""
 
 
 def training_step(policy: Policy, sampler: Sampler, itr: int) -> TrainingStep:
@@ -53,7 +50,11 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
 
     Raises:
         NonFiniteError: see `Policy.learn_on_batch`.
+        ConfigError: something else than one policy's batch, or functions of the algorithm that return what they should
+            not.
     """
+    if not isinstance(batch, SampleBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"train_one_step got {_described(batch)}")
     if policy.replay_schedule is not None:
         return _with_totals(policy, train_on_replay(policy, batch))
     tensors = as_tensors(batch, policy.device)
@@ -136,23 +137,25 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
     sums: dict[str, Tensor] = {}
     counts = Counter[str]()
     for metrics in steps:
+        if not isinstance(metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"metrics are {type(metrics).__name__}; expected a dict of scalars by name")
         for name, value in metrics.items():
+            if isinstance(value, Tensor) and value.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(f"metric {name!r} is of shape {list(value.shape)}; expected a scalar: its mean?")
             sums[name] = sums[name] + value if name in sums else value
             counts[name] += 1
     return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
 
 
-def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
-    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere.
-
-    A sampler fills one buffer again and again, so its views are kept for as long as the buffer is.
-    """
-    leaves = tree_leaves(batch)
-    known, tensors = _views.get(batch, ((), batch))
-    if len(known) != len(leaves) or not all(map(operator.is_, known, leaves)):
-        tensors = tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, batch)
-        _views[batch] = leaves, tensors
-    return tensors if device.type == "cpu" else tree_map(lambda x: x.to(device), tensors)
+def _described(batch: object) -> str:
+    """What was given in place of a batch, and what to give."""
+    if isinstance(batch, MultiAgentBatch):
+        return (
+            f"a MultiAgentBatch of the policies {sorted(batch)}; each policy learns from its own batch: "
+            "train_one_step(policies[name], batch[name]) for each name"
+        )
+    hint = "; obtain_samples returns (batch, episodes)" if isinstance(batch, tuple) else ""
+    return f"{type(batch).__name__}; expected the SampleBatch of a sampler{hint}"
 
 
 def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:

@@ -6,20 +6,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.core.errors import ConfigError
+from penstock.ops.value_learning import shape_error
 
 
 def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
-    """The mean of `x` where `valid`; of all of it if `valid` is None. 0 if nothing is valid."""
+    """The mean of `x` where `valid`; of all of it, [N], if `valid` is None. 0 if nothing is valid."""
     if valid is None:
+        if x.ndim != 1:  # [N, N] is what [N] and [N, 1] broadcast to
+            raise shape_error("masked_mean", "x [N], a number for each row, where valid is None", x=x)
         return x.mean() if x.numel() else x.sum()
     if x.shape != valid.shape:
-        raise ConfigError(f"masked_mean got x {tuple(x.shape)} and valid {tuple(valid.shape)}; expected equal shapes")
+        raise shape_error("masked_mean", "equal shapes", x=x, valid=valid)
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
 
 
 def squared_error(prediction: Tensor, target: Tensor, valid: Tensor | None) -> Tensor:
     """The mean of (prediction - target)^2 where `valid`; one node of the graph where everything is."""
+    if prediction.shape != target.shape:
+        raise shape_error("squared_error", "equal shapes", prediction=prediction, target=target)
     if valid is None:
         return F.mse_loss(prediction, target)
     return masked_mean((prediction - target).square(), valid)
@@ -27,6 +31,8 @@ def squared_error(prediction: Tensor, target: Tensor, valid: Tensor | None) -> T
 
 def normalized(advantage: Tensor, valid: Tensor) -> Tensor:
     """Advantages of a whole batch shifted and scaled to mean 0 and standard deviation 1 over its valid rows."""
+    if advantage.shape != valid.shape:
+        raise shape_error("normalized", "equal shapes", advantage=advantage, valid=valid)
     chosen = advantage[valid]
     if chosen.numel() < 2:
         return advantage
@@ -40,17 +46,23 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> tupl
     Written as -min(ratio * A, A + clip * |A|), which is the same function with a node less: the clipped term can be
     the smaller one only where it is (1 + clip) * A for A > 0, or (1 - clip) * A for A < 0.
     """
+    if log_ratio.shape != advantage.shape:
+        raise shape_error("clipped_surrogate", "equal shapes", log_ratio=log_ratio, advantage=advantage)
     ratio = log_ratio.exp()
     return -torch.minimum(ratio * advantage, advantage + clip * advantage.abs()), ratio
 
 
 def approx_kl(log_ratio: Tensor, ratio: Tensor) -> Tensor:
     """Non-negative estimate of KL(old, new) for each sample: (ratio - 1) - log ratio (Schulman 2020, estimator k3)."""
+    if log_ratio.shape != ratio.shape:
+        raise shape_error("approx_kl", "equal shapes", log_ratio=log_ratio, ratio=ratio)
     return (ratio - 1.0) - log_ratio
 
 
 def explained_variance(value: Tensor, return_: Tensor, valid: Tensor) -> Tensor:
     """1 - Var[return - value] / Var[return] over valid rows: 1 is perfect, 0 is no better than a constant."""
+    if not value.shape == return_.shape == valid.shape:
+        raise shape_error("explained_variance", "equal shapes", value=value, return_=return_, valid=valid)
     value, return_ = value[valid], return_[valid]
     if return_.numel() < 2:
         return torch.full((), torch.nan)

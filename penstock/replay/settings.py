@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Chance, Count, Unit, Whole, check_settings
 from penstock.core.spec import EnvSpec
@@ -15,6 +16,8 @@ from penstock.replay.view import ALL_INPUTS, Transitions
 @dataclass(frozen=True)
 class ReplaySettings:
     """Size, place and drawing of a replay."""
+
+    __new__ = known_names
 
     capacity: Count = 1_000_000
     """Rows kept over all slots, usually 1e5 to 1e6."""

@@ -1,1 +1,1 @@
-"""Whole runs: the Experiment, the Trainer, the Runner's visible loop, and everything a run leaves on disk."""
+"""Whole runs: the Experiment, the Trainer, the Run as an iterator, and everything a run leaves on disk."""

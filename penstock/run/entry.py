@@ -1,13 +1,14 @@
-"""Entry points: `train` from settings, `resume` from a run directory, and `load`, which returns the policy alone."""
+"""Opening of runs: begun from settings, reopened from a directory; and `load`, which returns the policy alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import from_plain, override
+from penstock.core.config import from_plain, import_object, override
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.envs.make import EnvConfig
@@ -26,27 +27,26 @@ from penstock.run.rundir import (
     undamaged,
     write_config,
 )
-from penstock.run.runner import Result, Runner
 from penstock.run.trainer import Trainer
 
 
-def train(exp: Experiment, init: str | Path | None = None) -> Result:
-    """Trains an experiment in a new run directory.
-
-    Args:
-        init: a run whose networks and normalisers are the start.
-
-    Raises:
-        ConfigError: settings contradict each other, or the run directory holds something already.
-        EnvWorkerError: an environment failed. CheckpointError: the run directory cannot be written.
-    """
+@contextlib.contextmanager
+def begun(exp: Experiment, init: str | Path | None) -> Generator[Trainer]:
+    """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as of `ps.train`."""
     run_dir = free_run_dir(exp)
+    _check_each(exp)
     with _built(exp, run_dir, init) as trainer:
         trainer.run_dir = run_dir = make_run_dir(exp, run_dir)
         with RunLock(run_dir):
             check_free(run_dir)  # again: another run may have come and gone while this one was being built
             write_config(trainer)
-            return Runner(trainer).run()
+            yield trainer
+
+
+def _check_each(exp: Experiment) -> None:
+    """Raises ConfigError if `run.each` cannot be called, before anything is made."""
+    if exp.run.each is not None and not callable(found := import_object(exp.run.each)):
+        raise ConfigError(f"run.each={exp.run.each!r} is {found!r}; expected a function of an iteration")
 
 
 def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
@@ -64,19 +64,11 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None) -> Trainer:
         ) from error
 
 
-def resume(
-    run_dir: str | Path, changes: Mapping[str, Any] | None = None, *, env: Any = None, agent: AgentFn | None = None
-) -> Result:
-    """Goes on with a run from its newest good checkpoint, as if it had never stopped.
-
-    Args:
-        changes: of `run.*` settings only, e.g. {"run.steps": 400_000} to extend a finished run.
-        env, agent: the environment or agent function again, where it could not be stored (a lambda).
-
-    Raises:
-        CheckpointError: nothing good to go on from. ConfigError: changes that would make it another experiment.
-    """
-    run_dir = Path(run_dir)
+@contextlib.contextmanager
+def reopened(
+    run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None, eval_env: Any
+) -> Generator[Trainer]:
+    """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
     refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
     if refused:
         raise ConfigError(
@@ -84,9 +76,10 @@ def resume(
             f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
             "(--init)"
         )
-    stored = read_experiment(run_dir, env, agent)
+    stored = read_experiment(run_dir, env, agent, eval_env)
     exp = override(stored, dict(changes or {}))
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
+    _check_each(exp)
     extended = (exp.run.steps, exp.run.stop) != (stored.run.steps, stored.run.stop)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
@@ -95,7 +88,7 @@ def resume(
             trainer.restore(checkpoint)
             if changes:
                 write_config(trainer)
-            return Runner(trainer, resumed=True).run()
+            yield trainer
 
 
 def _newest(run_dir: Path) -> Path:
@@ -141,7 +134,7 @@ def open_policy(
     Args:
         env: the environment again, where it could not be stored (a lambda).
     """
-    exp = read_experiment(run_dir, env)
+    exp = read_experiment(run_dir, env, eval_env=env)
     config = exp.env_config
     policy, step = _load(run_dir, which)
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})

@@ -1,8 +1,9 @@
-"""Evaluation of a trained policy: episodes and video of a run."""
+"""Evaluation of a policy: episodes, and video of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +12,83 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
-from penstock.envs.pools.native import makes_vector_env
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.learn.policy import Policy
 from penstock.run.entry import open_policy
+from penstock.run.evaluator import Evaluator
+from penstock.run.experiment import Experiment
 from penstock.run.video import VideoWriter
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.serial import SerialSampler
+from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
 
 
 def evaluate(
-    run_dir: str | Path,
+    policy: Policy | str | Path,
+    env: str | Callable[..., Any] | EnvConfig | None = None,
     episodes: int = 20,
     *,
-    which: str = "last",
     deterministic: bool = True,
     seed: int | None = None,
-    env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
-) -> tuple[Episodes, int]:
-    """Plays exactly `episodes` episodes with the policy of a run; returns them and the step of its checkpoint.
+    which: str = "last",
+    slots: int | None = None,
+    max_steps: int | None = None,
+) -> Episodes:
+    """Plays exactly `episodes` episodes with a policy, in environments of their own: `.mean_return`, `.return_.std()`.
 
     Args:
-        which: "last", "best" by evaluation, or a step as text.
-        env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
+        policy: of `ps.load`, of a result, or in training; or a run directory.
+        env: an id, `module:qualname`, callable or EnvConfig; of a run None for that of its evaluations.
+        seed: of the episodes; None for the run's, else 0. Equal seeds are equal episodes.
+        env_kwargs: added to those of the environment. which: of a run "last", "best", or a step as text.
+        slots: environments side by side, at most; None for the run's, else 16.
+        max_steps: an episode is cut there, neither terminated nor longer; None for the run's, else 27,000.
+
+    Raises:
+        ConfigError: the environment's spaces are not those that the policy was built for.
     """
-    if episodes < 1:
-        raise ConfigError(f"episodes={episodes}; expected at least 1")
-    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs)
-    B = exp.sampler_settings.spec.B if makes_vector_env(config) else 1  # its training slots are never stepped
-    sampler = SerialSampler(T=1, B=B).build(config, exp.run.seed if seed is None else seed)
+    if not isinstance(policy, Policy):
+        return evaluate_run(policy, env, episodes, deterministic, seed, env_kwargs, which, slots, max_steps)[0]
+    if env is None:
+        raise ConfigError("evaluate(policy) without env; pass what to play, e.g. evaluate(policy, 'CartPole-v1')")
+    config = as_env_config(env)
+    config = replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
+    how = {"slots": slots or EVAL_SLOTS, "max_steps": max_steps or EVAL_MAX_STEPS}
+    evaluator = Evaluator(config, seed or 0, how["slots"])
     try:
-        sampler.initialize(policy.agent)
-        return sampler.evaluate_agent(step, episodes, deterministic), step
+        return evaluator.play(policy, 0, episodes, deterministic=deterministic, **how)
     finally:
-        sampler.shutdown()
+        evaluator.close()
+
+
+def evaluate_run(
+    run_dir: str | Path,
+    env: Any = None,
+    episodes: int = 20,
+    deterministic: bool = True,
+    seed: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    which: str = "last",
+    slots: int | None = None,
+    max_steps: int | None = None,
+) -> tuple[Episodes, int]:
+    """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
+    policy, step, exp, config = _opened(run_dir, which, env, env_kwargs)
+    how = {"slots": slots or exp.run.eval_slots, "max_steps": max_steps or exp.run.eval_max_steps}
+    evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
+    try:
+        return evaluator.play(policy, step, episodes, deterministic=deterministic, **how), step
+    finally:
+        evaluator.close()
+
+
+def _opened(
+    run_dir: str | Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None
+) -> tuple[Policy, int, Experiment, EnvConfig]:
+    """Policy, step, experiment, and the environment to play in: `env`, else that of the run's evaluations."""
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, None)
+    config = exp.eval_env_config if env is None else config
+    return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
 
 
 def record_video(
@@ -60,7 +105,7 @@ def record_video(
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
-    policy, step, exp, config = open_policy(Path(run_dir), which, env, kwargs)
+    policy, step, exp, config = _opened(run_dir, which, env, kwargs)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
-from penstock.core.config import check_fields
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Whole, check_settings
 from penstock.core.protocols import require_members
@@ -24,11 +25,13 @@ else:  # settings are read where torch is not loaded, such as for help
 class RunConfig:
     """Length, seed, evaluation and files of a run."""
 
+    __new__ = known_names
+
     steps: Count = 1_000_000
     """Environment steps; the run ends with the batch that reaches them."""
     seed: Whole = 0
     """The seed of every random number of the run."""
-    dir: str | None = None
+    dir: str | Path | None = None
     """Run directory; must be new or empty. None: runs/ENV/ALGO/TIME-sSEED."""
     stop: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics that end the run once all are reached: `--run.stop rollout/ep_rew_mean 475`, or the same as a dict."""
@@ -57,8 +60,19 @@ class RunConfig:
     """Display in the terminal."""
     trace: str | None = None
     """File name in .json for a timeline of 20 batches, process by process, which Perfetto opens; None for none."""
+    eval_max_steps: Count = 27_000
+    """An evaluation's episodes are cut here, counted as they stand, and told of in `eval/cut_episodes`.
+
+    The default is where Atari's published protocol ends an episode, 108,000 frames.
+    """
+    eval_slots: Count = 16
+    """Environments side by side in an evaluation, at most: each plays its share of the episodes."""
+    each: str | None = None
+    """A function as `module:name`, called with each iteration (`penstock.Iteration`) before it is logged."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.dir, Path):
+            object.__setattr__(self, "dir", str(self.dir))
         check_settings(self, "run.")
         for name, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -74,6 +88,8 @@ class RunConfig:
 @dataclass(frozen=True)
 class Experiment:
     """Environment, algorithm, sampler and run; `ps.train` trains it."""
+
+    __new__ = known_names
 
     env: str | Callable[..., Any] | EnvConfig
     """A Gymnasium id, `module:qualname`, a callable that makes an environment, or an EnvConfig."""
@@ -93,9 +109,20 @@ class Experiment:
     """Modules whose import registers environment ids, such as `ale_py`."""
     env_checks: Checks = "sampled"
     """Checks of values: sampled, always, finite or off, see `EnvConfig.checks`; of shapes and dtypes, always."""
+    env_drop: tuple[str, ...] = ()
+    """Keys of a Dict observation that are left out."""
+    env_text: Whole = 0
+    """Bytes that every text in the observation is shown as; 0: text is refused."""
+    eval_env: str | Callable[..., Any] | EnvConfig | None = None
+    """Environment of evaluations, which choose the best checkpoint; None: as in training.
+
+    Unless it is an EnvConfig, wrappers and all else but the keyword arguments are as in training.
+    """
+    eval_env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of `eval_env`; without one, added to those of `env`, e.g. {"levels": "held-out"}."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_settings(self)
         if isinstance(self.algo, type) or not (is_dataclass(self.algo) or hasattr(self.algo, "build")):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
@@ -111,19 +138,38 @@ class Experiment:
             )
         if self.sampler not in (None, "auto"):
             require_members(self.sampler, SamplerSettings, "docs/writing-a-sampler.md")
-        given = self.env_kwargs or self.wrappers or self.info_keys or self.imports or self.env_checks != "sampled"
+        names = ("env_kwargs", "wrappers", "info_keys", "imports", "env_drop", "env_text")
+        given = [name for name in names if getattr(self, name)] + ["env_checks"] * (self.env_checks != "sampled")
         if isinstance(self.env, EnvConfig) and given:
-            raise ConfigError(
-                "env is an EnvConfig and env_kwargs, wrappers, info_keys, imports or env_checks are given; "
-                "put them into it"
-            )
+            raise ConfigError(f"env is an EnvConfig and {', '.join(given)} given beside it; put them into it")
+        if isinstance(self.eval_env, EnvConfig) and self.eval_env_kwargs:
+            raise ConfigError("eval_env is an EnvConfig and eval_env_kwargs are given; put them into it")
 
     @property
     def env_config(self) -> EnvConfig:
         """The settings that make the environments."""
         if isinstance(self.env, EnvConfig):
             return self.env
-        return EnvConfig(self.env, self.env_kwargs, self.wrappers, self.info_keys, self.imports, self.env_checks)
+        return EnvConfig(
+            self.env,
+            self.env_kwargs,
+            self.wrappers,
+            self.info_keys,
+            self.imports,
+            self.env_checks,
+            self.env_drop,
+            self.env_text,
+        )
+
+    @property
+    def eval_env_config(self) -> EnvConfig:
+        """The settings that make the environments of evaluations."""
+        config = self.env_config
+        if self.eval_env is None:
+            return replace(config, kwargs={**config.kwargs, **self.eval_env_kwargs})
+        if isinstance(self.eval_env, EnvConfig):
+            return self.eval_env
+        return replace(config, env=self.eval_env, kwargs=self.eval_env_kwargs)
 
     @property
     def sampler_settings(self) -> SamplerSettings:

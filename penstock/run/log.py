@@ -17,9 +17,11 @@ from typing import Any
 
 from penstock.core.errors import CheckpointError
 from penstock.core.files import write_atomic
+from penstock.samplers.episodes import Episodes
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 JSONL, CSV = "metrics.jsonl", "progress.csv"
+EVALUATIONS = "eval/evaluations.jsonl"
 
 
 class MetricsLog:
@@ -98,6 +100,18 @@ class MetricsLog:
         if not self._warned:
             warnings.warn(message, stacklevel=3)
         self._warned = True
+
+
+def log_evaluation(run_dir: Path, step: int, metrics: Mapping[str, float], episodes: Episodes) -> None:
+    """Appends an evaluation, with the return and length of each episode; a disk that refuses is a warning."""
+    row = {"step": step, **metrics, "returns": episodes.return_.tolist(), "lengths": episodes.length.tolist()}
+    path = run_dir / EVALUATIONS
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        warnings.warn(f"evaluation not written to {path}: {error}", stacklevel=2)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:

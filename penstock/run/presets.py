@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from penstock.algos import find_algo
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
+from penstock.envs.ids import import_path_of, is_raw
 from penstock.run.experiment import Experiment
 from penstock.samplers import find_sampler, sized
 
@@ -30,11 +31,42 @@ class Preset:
     why: str
     path: Path
 
+    def misfit(self, env: str, kwargs: Mapping[str, Any], wrappers: Sequence[Any] = ()) -> str:
+        """The reason for which its network does not suit what the environment shows; "" if none is known."""
+        if self.changes.get("algo.net.cnn") is None:
+            return ""
+        if is_raw(env, kwargs):
+            return f"its network is for preprocessed frames, which raw=true leaves out for {env}"
+        return "its network is for images, and wrappers may show something else" if wrappers else ""
 
-def find_preset(algo: str, env: str) -> Preset | None:
-    """The preset of an algorithm for an environment id: its own table, else the first matching pattern, else None."""
+    def require_fit(self, env: str, kwargs: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a preset that was asked for by name and cannot fit; wrappers are the user's choice."""
+        if reason := self.misfit(env, kwargs):
+            raise ConfigError(f"preset {self.name}: {reason}; leave one of the two out")
+
+
+def find_preset(
+    algo: str, env: str, kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[Any] = ()
+) -> Preset | None:
+    """The preset of an algorithm for an environment id: its own table, else the first matching pattern, else None.
+
+    None too if its network does not suit what these keyword arguments or wrappers make of the environment.
+    """
+    found = _preset_of_id(algo, env)
+    return None if found is None or found.misfit(env, kwargs or {}, wrappers) else found
+
+
+def why_no_preset(algo: str, env: str, kwargs: Mapping[str, Any], wrappers: Sequence[Any] = ()) -> str:
+    """A line on why `find_preset` found nothing."""
+    found = _preset_of_id(algo, env)
+    if found is None:
+        return f"no preset for {algo} on {env}: default settings"
+    return f"preset {found.name} left out, since {found.misfit(env, kwargs, wrappers)}: default settings"
+
+
+def _preset_of_id(algo: str, env: str) -> Preset | None:
     tables = _tables(algo)
-    name = env if env in tables else next((t for t in tables if fnmatch.fnmatchcase(env, t)), None)
+    name = _matching(tables, env)
     return None if name is None else named_preset(f"{algo}/{name}")
 
 
@@ -45,9 +77,28 @@ def named_preset(name: str) -> Preset:
     if table not in tables:
         known = [f"{path.stem}/{t}" for path in _FOLDER.glob("*.toml") for t in _tables(path.stem)]
         raise ConfigError(f"unknown preset {name!r}; {nearest(name, known)}")
-    entries = dict(tables[table])
-    why = " ".join(str(entries.pop(key)) for key in _NOTES if key in entries)
-    return Preset(name, _flat(entries), why, _FOLDER / f"{algo}.toml")
+    return _preset(name, tables[table], _FOLDER / f"{algo}.toml")
+
+
+def preset_of_file(path: str | Path, algo: str, env: str, name: str | None = None) -> Preset | None:
+    """The preset of an algorithm for an environment in a file of the user's own, written as those of the package.
+
+    Args:
+        name: of a table; None for the environment's own table, else the first pattern that matches, else None.
+
+    Raises:
+        ConfigError: no such file or table, or it is not TOML.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"preset file {path}: there is no such file")
+    tables = read_toml(path)
+    table = name if name is not None else _matching(tables, env)
+    if table is None:
+        return None
+    if not isinstance(tables.get(table), dict):
+        raise ConfigError(f"preset file {path} has no table {table!r}; {nearest(table, tables)}")
+    return _preset(f"{algo}/{table}", tables[table], path)
 
 
 def is_full_name(name: str) -> bool:
@@ -98,20 +149,42 @@ def _known() -> str:
 
 def _tables(algo: str) -> dict[str, dict[str, Any]]:
     path = _FOLDER / f"{algo}.toml"
-    if not path.is_file():
-        return {}
+    return read_toml(path) if path.is_file() else {}
+
+
+def read_toml(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a TOML file. Raises ConfigError that names it."""
     try:
         return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _matching(tables: Mapping[str, Any], env: str) -> str | None:
+    """The table of an environment's id, or of the import path that the id stands for."""
+    for name in dict.fromkeys((env, import_path_of(env))):
+        if name in tables:
+            return name
+        if found := next((t for t in tables if fnmatch.fnmatchcase(name, t)), None):
+            return found
+    return None
+
+
+def _preset(name: str, table: Mapping[str, Any], path: Path) -> Preset:
+    entries = dict(table)
+    why = " ".join(str(entries.pop(key)) for key in _NOTES if key in entries)
+    return Preset(name, flat_settings(entries), why, path)
+
+
+def flat_settings(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as values by dotted path, for `override`."""
     out: dict[str, Any] = {}
     for key, value in entries.items():
         whole = f"{prefix}{key}"
-        if isinstance(value, Mapping) and whole not in ("env_kwargs", "run.stop"):
-            out |= _flat(value, f"{whole}.")
+        if isinstance(value, Mapping) and whole not in ("env_kwargs", "eval_env_kwargs", "run.stop"):
+            out |= flat_settings(value, f"{whole}.")
         else:
             out[whole] = tuple(value) if isinstance(value, list) else value
     return out

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Literal
+from typing import IO, Any, Literal, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,6 +17,8 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from penstock.run.signals import Unfailing
 
 Mode = Literal["auto", "live", "plain", "off"]
 
@@ -37,6 +40,7 @@ _SHOWN = (
     ("critic loss", "train/critic_loss"),
 )
 _ON_A_LINE = 3
+_ANY_WIDTH = 100_000
 
 
 class Progress:
@@ -52,7 +56,7 @@ class Progress:
     def __init__(self, total_steps: int, mode: Mode, title: str) -> None:
         self._total = max(total_steps, 1)
         self._title = title
-        self._console = Console(force_terminal=True if mode == "live" else None, highlight=False, quiet=mode == "off")
+        self._console = _console(force_terminal=True if mode == "live" else None, quiet=mode == "off")
         if mode == "auto":
             mode = "live" if self._console.is_terminal and not self._console.is_dumb_terminal else "plain"
         self._mode = mode
@@ -166,13 +170,32 @@ class Progress:
 
 
 def print_summary(title: str, rows: Mapping[str, str]) -> None:
-    """Prints a table of two columns under a title, for the end of a run or the result of a command."""
+    """Prints a table of two columns under a title, for the end of a run or the result of a command.
+
+    Without its frame where a line is wider than the terminal: paths and commands are there to be copied.
+    """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column(no_wrap=True)
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))
-    Console(highlight=False).print(Panel(table, title=Text(title, style="bold"), title_align="left", expand=False))
+    panel = Panel(table, title=Text(title, style="bold"), title_align="left", expand=False)
+    console = _console()
+    if console.measure(panel, options=console.options.update(width=_ANY_WIDTH)).maximum <= console.width:
+        console.print(panel)
+        return
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    width = max(map(len, rows), default=0)
+    for name, value in rows.items():
+        for i, line in enumerate(value.splitlines()):
+            console.print(Text(f"  {name if i == 0 else '':<{width}}  ", "dim").append(line, "default"), soft_wrap=True)
+
+
+def _console(**settings: Any) -> Console:
+    """A console on stdout whose writing never fails."""
+    return Console(
+        file=None if sys.stdout is None else cast(IO[str], Unfailing(sys.stdout)), highlight=False, **settings
+    )
 
 
 def _stop(live: Live, pid: int) -> None:

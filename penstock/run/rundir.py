@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -23,12 +23,17 @@ from penstock.core import VERSION
 from penstock.core.config import from_plain, override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.core.files import write_atomic
+from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.learn.algorithm import AgentFn
 from penstock.run.experiment import Experiment
-from penstock.run.trainer import Trainer
+
+if TYPE_CHECKING:  # it writes the settings too
+    from penstock.run.trainer import Trainer
 
 CONFIG, META = "config.json", "meta.json"
+_BEFORE = {"eval_max_steps": 200_000}
+"""Settings of runs that were stored before the setting was there."""
 
 
 def free_run_dir(exp: Experiment) -> Path:
@@ -121,33 +126,41 @@ def write_config(trainer: Trainer) -> None:
         "env_reproducible": trainer.report.reproducible,
     }
     try:
+        run_dir.mkdir(parents=True, exist_ok=True)
         write_atomic(run_dir / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
         write_atomic(run_dir / META, (json.dumps(meta, indent=1) + "\n").encode())
     except OSError as error:
         raise CheckpointError(f"cannot write into run directory {run_dir}: {error.strerror or error}") from error
 
 
-def read_experiment(run_dir: Path, env: Any = None, agent: AgentFn | None = None) -> Experiment:
-    """The experiment in a run directory, with `env` and `agent` in place of those that could not be stored.
+def read_experiment(run_dir: Path, env: Any = None, agent: AgentFn | None = None, eval_env: Any = None) -> Experiment:
+    """The experiment in a run directory, with `env`, `agent` and `eval_env` in place of what could not be stored.
 
     An EnvConfig replaces wrappers and keyword arguments as well.
     """
     whole = isinstance(env, EnvConfig)
-    dropped = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks") if whole else ()
+    beside = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text")
+    dropped = beside if whole else ()
     with undamaged(run_dir / CONFIG):
-        plain: dict[str, Any] = {k: v for k, v in read_json(run_dir / CONFIG)["experiment"].items() if k not in dropped}
+        stored = read_json(run_dir / CONFIG)["experiment"]
+        stored = as_before_ids(stored) if env is None else stored
+        plain: dict[str, Any] = {k: v for k, v in stored.items() if k not in dropped}
         if env is not None:
             plain = {**plain, "env": ""}
+        if eval_env is not None:
+            plain = {**plain, "eval_env": None, "eval_env_kwargs": {}}
+        plain = {**plain, "run": {**_BEFORE, **plain["run"]}}
         if agent is not None:
             plain = {**plain, "algo": {k: v for k, v in plain["algo"].items() if k != "agent"}}
         try:
             exp: Experiment = from_plain(plain)
         except ConfigError as error:
-            again = " to ps.resume(run_dir, env=..., agent=...)" if "again" in str(error) else ""
+            again = " to ps.resume(run_dir, env=..., agent=..., eval_env=...)" if "again" in str(error) else ""
             raise ConfigError(f"{run_dir / CONFIG}: {error}{again}") from error
         if not isinstance(exp, Experiment):
             raise TypeError("no Experiment in it")
     exp = exp if env is None else replace(exp, env=env)
+    exp = exp if eval_env is None else replace(exp, eval_env=eval_env)
     return exp if agent is None else override(exp, {"algo.agent": agent})
 
 

@@ -1,11 +1,14 @@
-"""Signal handlers that a long command installs for as long as it lasts."""
+"""Signals and broken output: handlers and streams that a long command installs for as long as it lasts."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
 
 def ending_signals() -> list[int]:
@@ -33,3 +36,68 @@ def die_of(number: int) -> None:
     """Ends this process by a signal, as if no handler had been there."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
+
+
+class Unfailing:
+    """A text stream that drops what cannot be written: a full disk or a closed pipe ends no run.
+
+    Everything but `write` and `flush` is the stream's own.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes what can be written; returns the length of the text."""
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError):  # ValueError: it was closed
+            self._empty()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes what can be flushed."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._empty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _empty(self) -> None:
+        """Empties the stream's buffer into nothing: Python would flush it at exit, fail, and exit with 120."""
+        with contextlib.suppress(OSError, ValueError):
+            fd = self._stream.fileno()
+            kept, nothing = os.dup(fd), os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(nothing, fd)
+                self._stream.flush()
+            finally:
+                os.dup2(kept, fd)
+                os.close(kept)
+                os.close(nothing)
+
+
+@contextlib.contextmanager
+def unfailing_output() -> Generator[None]:
+    """Inside the block stdout and stderr are `Unfailing`."""
+    before = sys.stdout, sys.stderr
+    streams = [None if stream is None else Unfailing(stream) for stream in before]
+    sys.stdout, sys.stderr = streams  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        for stream in streams:
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def open_standard_files() -> None:
+    """Opens /dev/null in the place of standard files that were closed, or the next file would be taken for one."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is fd

@@ -24,7 +24,9 @@ from penstock.learn.policy import Policy
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.evaluator import Evaluator, check_fits
 from penstock.run.experiment import Experiment
+from penstock.run.rundir import CONFIG, write_config
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
@@ -50,6 +52,11 @@ class Trainer:
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
         self.report: EnvReport = check_env(exp.env_config, seed=exp.run.seed)
+        self._held_out = exp.eval_env is not None or bool(exp.eval_env_kwargs)
+        if self._held_out:
+            report = check_env(exp.eval_env_config, seed=exp.run.seed)
+            check_fits(exp.eval_env_config, report.spec, self.report.spec)
+        self._evaluator: Evaluator | None = None
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
         require_device(exp.run.device, "run.device")
@@ -90,6 +97,8 @@ class Trainer:
         self.env_steps = 0
         """Environment steps collected: valid rows only."""
         self.episodes_seen = 0
+        self.episodes = Episodes()
+        """Those that ended in the last iteration."""
         self.pending: ResultDict = {}
         """Metrics of an iteration whose evaluation a signal cut short; the resumed run evaluates and logs them."""
         self.finished = False
@@ -121,6 +130,7 @@ class Trainer:
         self.itr += 1
         self.env_steps += step.env_steps
         self.episodes_seen += len(step.episodes)
+        self.episodes = step.episodes
         if len(step.episodes):
             self.recent = join_episodes([self.recent, step.episodes]).last(_WINDOW)
         now = time.monotonic()
@@ -143,19 +153,37 @@ class Trainer:
             )
         return metrics
 
+    @property
+    def batch(self) -> SampleBatch | None:
+        """The batch collected last, valid until the next iteration; None if the sampler does not show it."""
+        return getattr(self.sampler, "last_batch", None)
+
     def evaluate(
         self, episodes: int | None = None, give_up: Callable[[], bool] | None = None
     ) -> tuple[ResultDict, Episodes]:
-        """Plays deterministic episodes in environments of their own; training is not affected.
+        """Plays deterministic episodes in environments of their own; training is not affected, and may be over.
 
         Args:
             give_up: asked now and then; once it returns True the evaluation ends, without metrics.
         """
-        found = self.sampler.evaluate_agent(self.itr, episodes or self.exp.run.eval_episodes, give_up=give_up)
+        run, count = self.exp.run, episodes or self.exp.run.eval_episodes
+        how: dict[str, Any] = {"give_up": give_up, "slots": run.eval_slots, "max_steps": run.eval_max_steps}
+        if self._held_out or self._stopped:
+            if self._evaluator is None:
+                B = self.exp.sampler_settings.spec.B
+                self._evaluator = Evaluator(self.exp.eval_env_config, run.seed, B)
+            found = self._evaluator.play(self.policy, self.itr, count, **how)
+            if self._stopped:
+                self._close_evaluator()
+        else:
+            found = self.sampler.evaluate_agent(self.itr, count, **how)
         if give_up is not None and give_up():
             return {}, found
         metrics = found.metrics("eval/{stat}_{key}", "reward", "ep_length")
         if len(found):
+            cut = int((~found.terminated & (found.length >= run.eval_max_steps)).sum())
+            if cut:
+                metrics["eval/cut_episodes"] = float(cut)
             self.best_score = max(self.best_score, found.mean_return)
         return metrics, found
 
@@ -186,12 +214,20 @@ class Trainer:
         if not self._stopped:
             self._stopped = True
             self._end_trace()
-            self.sampler.shutdown()
+            try:
+                self._close_evaluator()
+            finally:
+                self.sampler.shutdown()
 
     def save(self, score: float | None = None) -> Path:
-        """Writes a checkpoint of all state into the run directory; returns its path. Raises CheckpointError."""
+        """Writes a checkpoint of all state into the run directory, and config.json if there is none.
+
+        Returns the checkpoint's path. Raises CheckpointError.
+        """
         if self.run_dir is None:
             raise ConfigError("Trainer.save without a run directory; pass run_dir=Path('runs/a') to Trainer")
+        if not (self.run_dir / CONFIG).exists():  # a Trainer that no Run has made
+            write_config(self)
         policy = self.policy.state_dict()
         agent = policy.pop("agent")
         state = {
@@ -255,12 +291,17 @@ class Trainer:
             self._measured, self._rollout = self.recent, self.recent.metrics()
         return self._rollout
 
+    def _close_evaluator(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
+        self._evaluator = None
+
     def _end_trace(self) -> None:
         if self._tracing is not None:
             self._tracing.close()
 
     def _save_batch(self) -> str:
-        batch: SampleBatch | None = getattr(self.sampler, "last_batch", None)
+        batch = self.batch
         if self.run_dir is None or batch is None:
             return "no run directory to save the batch in"
         path = self.run_dir / "crash" / f"batch-{self.itr}.npz"

@@ -35,7 +35,7 @@ from penstock.samplers.async_process import (
 )
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
 from penstock.samplers.installed import Installed
-from penstock.samplers.live import last_row
+from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, last_row
 from penstock.workers import control
 from penstock.workers.supervisor import Workers
 
@@ -116,6 +116,7 @@ class AsyncLive:
             "agent_states": tree_map(lambda x: x.cpu().numpy(), self._installed.agent.initial_state(B)),
             "stats": EpisodeStats(B, 0.0).state_dict(),
             "journal": Journal(B, 0).state_dict(),
+            "out_of_bounds": int(self._metrics.get("env/out_of_bounds", 0)),
         }
         self._opened += T + 1
         self._continues = SetInner(state, done)
@@ -168,7 +169,13 @@ class AsyncLive:
         return batch, self._results.pop(itr)
 
     def evaluate_agent(
-        self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
+        self,
+        itr: int,
+        episodes: int = 20,
+        deterministic: bool = True,
+        give_up: Callable[[], bool] | None = None,
+        slots: int = EVAL_SLOTS,
+        max_steps: int = EVAL_MAX_STEPS,
     ) -> Episodes:
         """As `LiveSampler.evaluate_agent`, with the present parameters, after the batch in the making."""
         agent = self._installed.agent
@@ -179,9 +186,10 @@ class AsyncLive:
             if give_up is not None and give_up():
                 self._block[STOP] = 1
 
-        answer = self._workers.call([[Evaluate(itr, episodes, deterministic)]], watch)[0]
+        message = Evaluate(itr, episodes, deterministic, slots, max_steps)
+        answer = self._workers.call([[message]], watch)[0]
         while answer is None:  # the process died of it and was started anew
-            answer = self._workers.call([[Evaluate(itr, episodes, deterministic)]], watch)[0]
+            answer = self._workers.call([[message]], watch)[0]
         return Episodes(**answer[0])
 
     def metrics(self) -> dict[str, float]:

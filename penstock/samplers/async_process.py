@@ -59,6 +59,8 @@ class Evaluate:
     itr: int
     episodes: int
     deterministic: bool
+    slots: int
+    max_steps: int
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,12 @@ class AsyncHost(Host):
         if isinstance(message, Evaluate):
             self.load(-1)
             found = self.inner.evaluate_agent(
-                message.itr, message.episodes, message.deterministic, lambda: bool(self.block[STOP])
+                message.itr,
+                message.episodes,
+                message.deterministic,
+                lambda: bool(self.block[STOP]),
+                message.slots,
+                message.max_steps,
             )
             return found.to_plain()
         if isinstance(message, GetInner):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Positive, Whole, check_settings
 from penstock.core.spec import BatchSpec
@@ -30,6 +31,8 @@ Weights = Literal["exact", "newest"]
 @dataclass(frozen=True)
 class AsyncSampler:
     """Settings of a sampler that collects while the learner trains."""
+
+    __new__ = known_names
 
     inner: Any = SerialSampler()
     """Settings of the sampler that collects, in a process of its own."""

@@ -7,10 +7,12 @@ acts. A small forward in every worker costs more than one large one, and the obs
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Limit, Positive, Unit, Whole, check_settings
 from penstock.core.placement import Placement
@@ -34,13 +36,16 @@ Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 class WorkerSampler:
     """Settings of every sampler whose worker processes step environments."""
 
+    __new__ = known_names
+
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
     B: Count = 16
     """Slots: environments stepped side by side, usually 4 or more for each worker; 16 to 1024 where a device acts."""
     workers: Count = 2
-    """Processes, usually one for each core, less one where an action server acts; any number gives the same batches.
-    Native batched environments step in threads of their own and have none: leave the default."""
+    """Processes, usually one for each core, less one where an action server acts; any number gives the same batches,
+    and none is started that would have no slot. Native batched environments step in threads of their own: leave the
+    default."""
     groups: Groups = 1
     """Groups of slots that take turns, 1 to 8, each worker having some slots of each; always 1 for a CpuSampler."""
     reset: Reset = "next_step"
@@ -48,7 +53,7 @@ class WorkerSampler:
     max_decorrelation_steps: Whole = 0
     """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
     discount: Unit | None = None
-    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, else 0.99."""
+    """Of the logged discounted episode return, not of targets. None: the algorithm's, or 0.99 without one."""
     journal_steps: Whole = 100_000
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
     step_timeout_s: Positive = 60.0
@@ -63,12 +68,11 @@ class WorkerSampler:
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
-        needed = self.workers * self.groups
-        if needed > self.B:
-            text = f"{self.workers} workers" + (f" x {self.groups} groups" if self.groups > 1 else "")
-            most = self.B // self.groups
-            fix = f"B>={needed}" + (f" or workers<={most}" if most else f" or groups<={self.B}")
-            raise ConfigError(f"sampler.B={self.B} leaves {needed - self.B} of {text} without a slot; use {fix}")
+        if self.groups > self.B:
+            raise ConfigError(
+                f"sampler.B={self.B} leaves {self.groups - self.B} of {self.groups} groups without a slot; use "
+                f"B>={self.groups} or groups<={self.B}"
+            )
         if self.affinity is not None and len(self.affinity.workers) != self.workers:
             raise ConfigError(
                 f"sampler.affinity places {len(self.affinity.workers)} workers and sampler.workers="
@@ -80,6 +84,11 @@ class WorkerSampler:
         """T and B."""
         return BatchSpec(self.T, self.B)
 
+    @property
+    def processes(self) -> int:
+        """Worker processes: as many as `workers` says, or as have a slot of every group."""
+        return min(self.workers, self.B // self.groups)
+
     def start_workers(self, config: EnvConfig, seed: int, computing: int, shared: Shared | None) -> Workers:
         """Starts the worker processes, once the environment's settings are known to be picklable.
 
@@ -87,11 +96,18 @@ class WorkerSampler:
             seed: of the workers' global generators. computing: processes that compute at a time.
         """
         pickled({f.name: getattr(config, f.name) for f in fields(config)})
+        if self.processes < self.workers:
+            per = f" in {self.groups} groups" if self.groups > 1 else ""
+            warnings.warn(
+                f"sampler.workers={self.workers} with sampler.B={self.B}{per}: {self.processes} worker(s) are used, "
+                f"since the others would have no slot; use B>={self.workers * self.groups} to keep all busy",
+                stacklevel=2,
+            )
         cpus, own = (), ()
         if self.affinity is not None:
-            cpus, own = self.affinity.workers, self.affinity.server + self.affinity.learner
+            cpus, own = self.affinity.workers[: self.processes], self.affinity.server + self.affinity.learner
         return Workers(
-            self.workers,
+            self.processes,
             seed,
             Faults(self.fault_policy),
             self.step_timeout_s,
@@ -117,7 +133,7 @@ class WorkerSampler:
         Args:
             server: runs the loop, here or in the workers. exclusive: never have two groups stepping at a time.
         """
-        workers = self.start_workers(config, seed + first_slot, self.workers + (not server.remote), shared)
+        workers = self.start_workers(config, seed + first_slot, self.processes + (not server.remote), shared)
         try:
             pool = ProcessPool(
                 workers,

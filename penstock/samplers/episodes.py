@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ from penstock.envs.pools.restoring import thinned
 DISCOUNT = 0.99
 """Of episode returns where neither sampler nor algorithm names one."""
 _LONGEST_TABLE = 1_000_000  # steps
+_ENOUGH = 20
+"""Episodes after which an info key that no step has reported is remarked on."""
+_OPTIONAL = {"is_success"}
+"""Keys that are recorded unasked."""
 _FIRST_ROWS = 64
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -76,6 +81,10 @@ class Episodes:
             mine = self.slot == b
             rank[mine] = np.arange(mine.sum())
         return self._at(rank < np.asarray(counts, np.int64)[self.slot])
+
+    def no_longer_than(self, steps: int) -> Episodes:
+        """Those of at most this many steps."""
+        return self._at(self.length <= steps)
 
     def metrics(
         self, name: str = "rollout/ep_{key}_{stat}", return_: str = "rew", length: str = "len"
@@ -140,6 +149,11 @@ def join_episodes(parts: Sequence[Episodes]) -> Episodes:
     )
 
 
+def _env_info(batch: SampleBatch) -> Mapping[str, Any]:
+    """Columns [T, B] of the env info that is recorded; NaN where a step reported nothing."""
+    return batch.info.get("env", {}) if isinstance(batch.info, dict) else {}
+
+
 def _all_go_on(batch: SampleBatch) -> bool:
     """True if every row of a batch continues an episode that it does not end."""
     flags = (batch.first[:-1], batch.terminated, batch.truncated)
@@ -156,6 +170,8 @@ class EpisodeStats:
         self.length = np.zeros(B, np.int64)
         self.discounted = np.zeros(B)
         self.columns: dict[str, Floats] = {}
+        self._missing: set[str] | None = None  # info keys that no row has reported; None before the first batch
+        self._ended = 0
 
     def begin(self, b: int, rewards: Sequence[float]) -> None:
         """Counts rewards that slot b earned in its current episode before the first batch."""
@@ -167,6 +183,7 @@ class EpisodeStats:
         """Adds T rows of every slot. An episode that is cut without an end (a fault) is dropped."""
         if _all_go_on(batch):
             self._extend(batch)
+            self._remark(batch, 0)
             return Episodes(columns={key: _no_floats() for key in self.columns})
         T, B = batch.spec
         ended = np.logical_or(batch.terminated, batch.truncated)
@@ -178,7 +195,7 @@ class EpisodeStats:
         reward = batch.reward.astype(np.float64)
         sums = np.cumsum(reward, 0)
         discounted_sums = np.cumsum(reward * self._powers_of(age), 0)
-        env_info = batch.info.get("env", {}) if isinstance(batch.info, dict) else {}
+        env_info = _env_info(batch)
 
         def since_opening(t: Ints, b: Ints) -> tuple[Floats, Floats, dict[str, Floats]]:
             """Sums and last reported columns of the episodes that rows (t, b) belong to."""
@@ -202,6 +219,7 @@ class EpisodeStats:
         self.return_, self.discounted = np.where(open_, total, 0.0), np.where(open_, discounted, 0.0)
         self.length = np.where(open_, age[-1] + 1, 0)
         self.columns = {key: np.where(open_, values, np.nan) for key, values in columns.items()}
+        self._remark(batch, len(finished))
         return finished
 
     def _extend(self, batch: SampleBatch) -> None:
@@ -211,12 +229,29 @@ class EpisodeStats:
         self.return_ = np.add.accumulate(reward)[-1] + self.return_
         self.discounted = np.add.accumulate(reward * self._powers_of(age))[-1] + self.discounted
         self.length = age[-1] + 1
-        for key, column in batch.info.get("env", {}).items() if isinstance(batch.info, dict) else ():
+        for key, column in _env_info(batch).items():
             unknown = np.isnan(column)
             if key not in self.columns:
                 self.columns[key] = np.full(column.shape[1], np.nan)
             for row, missing in zip(column, unknown) if not unknown.all() else ():
                 self.columns[key] = np.where(missing, self.columns[key], row.astype(np.float64))
+
+    def _remark(self, batch: SampleBatch, ended: int) -> None:
+        """Warns, once, of info keys that the environment has not reported in its first episodes."""
+        if self._missing == set():
+            return
+        env_info = _env_info(batch)
+        missing = set(env_info) - _OPTIONAL if self._missing is None else self._missing
+        self._missing = {key for key in missing if np.isnan(env_info[key]).all()}
+        self._ended += ended
+        if self._missing and self._ended >= _ENOUGH:
+            names = ", ".join(map(repr, sorted(self._missing)))
+            warnings.warn(
+                f"info_keys {names} (--info-keys): no step has reported that in the first {_ENOUGH} episodes; expected "
+                "a key of the info that the environment's step() returns",
+                stacklevel=2,
+            )
+            self._missing = set()
 
     def _powers_of(self, age: Ints) -> Floats:
         """discount ** age, looked up: powers of a whole batch take a third of the time of `update`."""

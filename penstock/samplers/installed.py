@@ -1,18 +1,15 @@
-"""The agent of a live sampler from `initialize` to `shutdown`, and examples of the rows that it records."""
+"""The agent of a live sampler from `initialize` to `shutdown`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
-
+from penstock.agents.acting import check_acting, examples
 from penstock.agents.agent import Agent
-from penstock.agents.parameters import agent_device
-from penstock.core.batch import ROW_MULTIPLE, Inputs, SampleBatch, allocate_batch
+from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_map
 
 
 class Installed:
@@ -61,6 +58,7 @@ class Installed:
             raise ConfigError(f"the agent was built for {agent.spec}; this sampler's environment has {self._spec}")
         agent.set_slots(self.total_slots)
         self.info, self.state = examples(agent, self._spec)
+        check_acting(agent, self._spec)
         self._agent = agent
         obs = tree_map(lambda x: x[0], allocate(self._spec.obs, 1))
         null = tree_map(lambda leaf: leaf.null(), self._spec.action)
@@ -80,28 +78,3 @@ class Installed:
         batch = self.allocate()
         batch.valid[...] = True
         return batch
-
-
-def examples(agent: Agent, spec: EnvSpec) -> tuple[Tree, Tree]:
-    """Examples of the info that `act` records and of the recurrent state, one row without its leading dimension."""
-    device = agent_device(agent)
-    n = ROW_MULTIPLE
-
-    def rows(tree: Tree) -> Tree:
-        return tree_map(lambda x: torch.as_tensor(x, device=device), tree)
-
-    action = tree_map(lambda leaf: np.broadcast_to(leaf.null(), (n, *leaf.shape)).copy(), spec.action)
-    inputs = Inputs(
-        rows(allocate(spec.obs, n)),
-        rows(action),
-        torch.zeros(n, device=device),
-        torch.ones(n, dtype=torch.bool, device=device),
-    )
-    for leaf, x in zip(tree_leaves(spec.obs), tree_leaves(inputs.obs)):
-        x += torch.as_tensor(leaf.null(), device=device)
-    with torch.inference_mode():
-        state = agent.initial_state(n)
-        _, info, _ = agent.act(inputs, state, torch.full((n, agent.noise_size), 0.5, device=device))
-    if not isinstance(info, dict) or "env" in info:
-        raise ConfigError(f"act() recorded {type(info).__name__} {list(info)}; expected a dict without the key 'env'")
-    return tree_map(lambda x: x[0].detach().cpu().numpy(), info), tree_map(lambda x: x[0].detach().cpu().numpy(), state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.agents.acting import examples
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
 from penstock.core.batch import SampleBatch, allocate_batch
@@ -19,16 +19,17 @@ from penstock.core.protocols import require_members
 from penstock.core.slab import share
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
+from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool, PoolState, slots_of
 from penstock.samplers.collector import Collect, GroupViews
 from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats, Journal, JournalViews, join_episodes
-from penstock.samplers.installed import Installed, examples
+from penstock.samplers.installed import Installed
 from penstock.samplers.traced import loop
 
 _EVAL_T = 64
-_EVAL_B = 16
-_EVAL_MAX_STEPS = 200_000
+EVAL_SLOTS, EVAL_MAX_STEPS = 16, 27_000
+"""Defaults of an evaluation. 27,000 steps are the 108,000 frames after which Atari's protocol ends an episode."""
 
 
 class Server(Protocol):
@@ -101,6 +102,7 @@ class LiveSampler:
         except ConfigError:
             pool.close()
             raise
+        self._bounds = OutOfBounds(config, self.spec, first_slot)
         self._stats = EpisodeStats(batch_spec.B, self._discount)
         self._journal = Journal(batch_spec.B, journal_steps)
         self._training: Buffers | None = None
@@ -146,13 +148,20 @@ class LiveSampler:
         if self._config.checks != "off":
             while (bad := self._not_finite(batch)) is not None:
                 training.forget_slots(self._pool.disown(*bad))
+        self._bounds.look(batch)
         if not self._collected:
             self._begin(self._journal_views[buffer])
         self._journal.record(self._journal_views[buffer])
         return batch, self._stats.update(batch)
 
     def evaluate_agent(
-        self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
+        self,
+        itr: int,
+        episodes: int = 20,
+        deterministic: bool = True,
+        give_up: Callable[[], bool] | None = None,
+        slots: int = EVAL_SLOTS,
+        max_steps: int = EVAL_MAX_STEPS,
     ) -> Episodes:
         """Exactly `episodes` finished episodes in environments of their own: the first k of each slot.
 
@@ -161,36 +170,33 @@ class LiveSampler:
 
         Args:
             itr: addresses the episodes' seeds and the noise, so that a resumed run evaluates on the same ones.
-
             give_up: asked every 64 steps; once it is True, the episodes that have ended are all there are.
-
-        An environment without a time limit may never end an episode: after 200,000 steps of each slot a warning
-        says so, and the episodes that did end are all there are.
+            slots: environments side by side, at most. Native batched environments have as many as in training.
+            max_steps: an episode is cut there, neither terminated nor longer, and counts with its return so far.
         """
-        if episodes < 1:
-            raise ConfigError(f"evaluate_agent(episodes={episodes}); expected at least 1")
-        agent = self._installed.agent
-        B = self._pool.evaluation_slots(min(episodes, _EVAL_B))
-        own = self._evaluation_buffers(agent, B)
-        counts = [episodes // B + (b < episodes % B) for b in range(B)]
-        seed = self._seed + ((itr + 1) << 40)
-        own.pool.restart(seed, counts)
-        own.set_states(None)
-        batch, views = own.batches[0], own.views[0]
-        stats, found, chunk = EpisodeStats(B, self._discount), Episodes(), 0
-        while len(found) < episodes and chunk * _EVAL_T < _EVAL_MAX_STEPS:
-            noise = None if deterministic else Noise(seed, Purpose.EVALUATE, (itr << 24) + chunk)
-            self._collect(own.pool, [agent], [batch], views, own.states, noise)
-            found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
-            chunk += 1
-            if give_up is not None and give_up():
-                return found
-        if len(found) < episodes:
-            warnings.warn(
-                f"evaluation gave up with {len(found)} of {episodes} episodes: some slot has not ended one in "
-                f"{_EVAL_MAX_STEPS:,} steps; give {self._config.name} a time limit",
-                stacklevel=2,
+        if episodes < 1 or slots < 1 or max_steps < 1:
+            raise ConfigError(
+                f"evaluate_agent(episodes={episodes}, slots={slots}, max_steps={max_steps}); expected 1 or more of each"
             )
+        agent = self._installed.agent
+        B = self._pool.evaluation_slots(min(episodes, slots))
+        own = self._evaluation_buffers(agent, B)
+        batch, views = own.batches[0], own.views[0]
+        seed, left = self._seed + ((itr + 1) << 40), [episodes // B + (b < episodes % B) for b in range(B)]
+        found, chunk, again = Episodes(), 0, 0
+        while sum(left):
+            own.pool.restart(seed + (again << 20), left)
+            own.set_states(None)
+            play = _Play(left, self._discount, max_steps)
+            while not play.over:
+                noise = None if deterministic else Noise(seed, Purpose.EVALUATE, (itr << 24) + chunk)
+                self._collect(own.pool, [agent], [batch], views, own.states, noise)
+                self._bounds.look(batch, training=False)
+                play.add(batch)
+                chunk += 1
+                if give_up is not None and give_up():
+                    return join_episodes([found, play.found])
+            found, left, again = join_episodes([found, play.found]), play.left, again + 1
         return found
 
     @property
@@ -213,8 +219,9 @@ class LiveSampler:
             self._server.close()
 
     def metrics(self) -> dict[str, float]:
-        """Waits and faults since the run began, by the names under which they are logged."""
-        return {**self._pool.metrics(), **(self._server.metrics() if self._server is not None else {})}
+        """Waits, faults and steps out of bounds since the run began, by the names under which they are logged."""
+        served = {} if self._server is None else self._server.metrics()
+        return {**self._pool.metrics(), **served, **self._bounds.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches, as plain data, arrays and tensors."""
@@ -226,6 +233,7 @@ class LiveSampler:
             "agent_states": training.get_states(),
             "stats": self._stats.state_dict(),
             "journal": self._journal.state_dict(),
+            "out_of_bounds": self._bounds.count,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -243,6 +251,7 @@ class LiveSampler:
         self._collected = True
         self._stats.load_state_dict(state["stats"])
         self._journal.load_state_dict(state["journal"])
+        self._bounds.count = state.get("out_of_bounds", 0)  # which 0.1.0 did not count
         training.set_states(state["agent_states"])
         episodes = [self._journal.episode(b) for b in range(self.batch_spec.B)]
         faults = state.get("faults", {})  # where 0.1.0 put them
@@ -291,6 +300,36 @@ class LiveSampler:
                 )
                 return b, max(t - 1, 0), message
         return None
+
+
+class _Play:
+    """The first `counts[b]` episodes of each slot b, cut after `max_steps`, out of batches that follow each other."""
+
+    def __init__(self, counts: list[int], discount: float, max_steps: int) -> None:
+        self._counts, self._max_steps = counts, max_steps
+        self._stats = EpisodeStats(len(counts), discount)
+        self.found = Episodes()
+        self.left = list(counts)
+        """Episodes that each slot has yet to play."""
+
+    @property
+    def over(self) -> bool:
+        """No slot gets on: each has played its episodes, or its open one was cut and might never end."""
+        cut = self._stats.length >= self._max_steps
+        return all(stuck or not n for stuck, n in zip(cut.tolist(), self.left))
+
+    def add(self, batch: SampleBatch) -> None:
+        """Takes the rows of a batch; writes into its `truncated` where it cuts an episode."""
+        time = np.arange(batch.spec.T)[:, None]
+        opened = np.maximum.accumulate(np.where(batch.first[:-1], time, -1), 0)
+        age = np.where(opened >= 0, time - opened, time + self._stats.length)
+        cut = batch.valid & (age == self._max_steps - 1) & ~np.logical_or(batch.terminated, batch.truncated)
+        np.logical_or(batch.truncated, cut, out=batch.truncated)
+        ended = self._stats.update(batch)
+        self._stats.length[cut[-1]] = self._max_steps  # the episode goes on, and its own end counts no more
+        ended = ended.no_longer_than(self._max_steps)
+        self.found = join_episodes([self.found, ended]).first_of_each_slot(self._counts)
+        self.left = (np.asarray(self._counts) - np.bincount(self.found.slot, minlength=len(self._counts))).tolist()
 
 
 class Buffers:

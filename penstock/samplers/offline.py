@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Unit, check_settings
 from penstock.core.spec import BatchSpec
@@ -42,6 +43,8 @@ def check_teacher(algo: object, sampler: SamplerSettings, replays: bool) -> None
 @dataclass(frozen=True)
 class OfflineSampler:
     """Settings of a sampler whose steps come from a dataset; the environment is stepped for evaluations only."""
+
+    __new__ = known_names
 
     dataset: str = ""
     """Folder of a dataset, as `penstock record RUN --dataset DIR` or Minari (HDF5) writes it."""

@@ -25,7 +25,7 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats
 from penstock.samplers.installed import Installed
-from penstock.samplers.live import LiveSampler
+from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
 
 NO_VERSION = -1
 """`version` of every row: no parameters of this learner chose the action."""
@@ -120,10 +120,16 @@ class OfflineLive:
         return batch, self._stats.update(batch)
 
     def evaluate_agent(
-        self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
+        self,
+        itr: int,
+        episodes: int = 20,
+        deterministic: bool = True,
+        give_up: Callable[[], bool] | None = None,
+        slots: int = EVAL_SLOTS,
+        max_steps: int = EVAL_MAX_STEPS,
     ) -> Episodes:
         """Exactly `episodes` finished episodes in real environments: see `LiveSampler.evaluate_agent`."""
-        return self._evaluator.evaluate_agent(itr, episodes, deterministic, give_up)
+        return self._evaluator.evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
 
     @property
     def last_batch(self) -> SampleBatch:

@@ -39,13 +39,20 @@ class Sampler(Protocol):
         ...
 
     def evaluate_agent(
-        self, itr: int, episodes: int = 20, deterministic: bool = True, give_up: Callable[[], bool] | None = None
+        self,
+        itr: int,
+        episodes: int = 20,
+        deterministic: bool = True,
+        give_up: Callable[[], bool] | None = None,
+        slots: int = ...,
+        max_steps: int = ...,
     ) -> Episodes:
         """Returns exactly `episodes` finished episodes, the first k of each slot, and leaves training as it was.
 
         Args:
             itr: addresses the episodes' seeds and the noise. give_up: asked now and then; once it is True, the
                 episodes that have ended are all there are.
+            slots: environments side by side, at most. max_steps: an episode is cut there and counts as it stands.
         """
         ...
 

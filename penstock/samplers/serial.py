@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Unit, Whole, check_settings
 from penstock.core.spec import BatchSpec
@@ -20,6 +21,8 @@ from penstock.workers.shares import Shared
 @dataclass(frozen=True)
 class SerialSampler:
     """Settings of a sampler that steps B environments here, one by one, or one native batched environment."""
+
+    __new__ = known_names
 
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""

@@ -13,8 +13,8 @@ from penstock.agents.networks import Net
 from penstock.algos.a2c import A2C
 from penstock.algos.ppo import PPO
 from penstock.envs import toy
-from penstock.learn.policy import Policy
-from penstock.learn.train_ops import as_tensors, train_one_step
+from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.train_ops import train_one_step
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 

@@ -7,3 +7,7 @@ def test_envs(cli: Cli) -> None:
     assert "CartPole-v1\n" in cli("envs").out
     assert cli("envs", "cartpole-v1").out.splitlines()[0] == "CartPole-v1"
     assert cli("envs", "--import", "penstock.envs.toy", "pend").code == 0
+    assert cli("envs", "tmaze").out == "penstock/TMaze-v0\n"
+    said = cli("envs", "CartPol-v1x")
+    assert said.code == 2
+    assert "did you mean 'CartPole-v1'" in said.out

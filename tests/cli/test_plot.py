@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+from penstock.cli.plot import _run_dirs  # pyright: ignore[reportPrivateUsage]
 from tests.cli.short import Cli
 
 
@@ -16,7 +17,9 @@ def test_plot(cli: Cli, trained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "two.svg").read_text().startswith("<?xml")
     assert cli("plot", "all/a", "all/b").out == "all/a/plots/rollout-ep_rew_mean.png\n"
     assert cli("plot", "all", "--out", "x.gif").code == 2
-    assert cli("plot", "all", "--metric", "train/nothing").code == 2
+    said = cli("plot", "all", "--metric", "train/value_los")
+    assert (said.code, "no row with 'train/value_los'" in said.err) == (2, True)
+    assert "did you mean 'train/value_loss'" in said.err
 
 
 def test_plot_names_what_is_no_run_and_remarks_on_one_without_the_metric(
@@ -38,3 +41,16 @@ def test_plot_where_nothing_can_be_written(cli: Cli, trained: Path, tmp_path: Pa
     said = cli("plot", str(trained), "--out", "file/x.png")
     assert said.code in (2, 5)
     assert "file" in said.err
+
+
+def test_plot_finds_the_seeds_beside_the_directory_that_was_named(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    for name in ("cp-s1", "cp-s12", "cp-sac"):
+        shutil.copytree(trained, tmp_path / name)
+    said = cli("plot", "cp")
+    assert (said.code, said.out) == (0, "cp-s1/plots/rollout-ep_rew_mean.png\n")
+    assert not (tmp_path / "cp").exists()
+    assert _run_dirs(tmp_path / "cp") == [tmp_path / "cp-s1", tmp_path / "cp-s12"]
+    (tmp_path / "cp").mkdir()
+    assert _run_dirs(tmp_path / "cp") == [tmp_path / "cp-s1", tmp_path / "cp-s12"]
+    shutil.copytree(trained, tmp_path / "cp" / "own")
+    assert _run_dirs(tmp_path / "cp") == [tmp_path / "cp" / "own"]

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli.launch import _cores  # pyright: ignore[reportPrivateUsage]
-from penstock.cli.settings import experiment, train_parser
+from penstock.cli.settings import experiment, seed_list, train_parser
 
 
 def meant(*options: str) -> Any:
@@ -39,3 +39,34 @@ def test_auto_keeps_the_batch_until_a_sampler_is_chosen() -> None:
 )
 def test_a_slot_has_a_core_for_each_process_that_computes(options: tuple[str, ...], cores: int) -> None:
     assert _cores([meant(), meant(*options)]) == cores
+
+
+def test_whole_numbers_may_be_written_as_people_do() -> None:
+    exp = meant("--run.steps", "1e5", "--sampler.T", "1_2", "--algo.epochs=1.0e1", "--algo.net.hidden", "64", "1e2")
+    assert (exp.run.steps, exp.sampler.T, exp.algo.epochs, exp.algo.net.hidden) == (100_000, 12, 10, (64, 100))
+    assert meant("--run.learner-threads", "2e0").run.learner_threads == 2
+    assert seed_list("1, 2e0,1_0") == [1, 2, 10]
+    for option in ("--run.steps", "--sampler.B"):
+        with pytest.raises(SystemExit):
+            meant(option, "1.5")
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--algo.gamma", "did you mean --algo.discount?"),
+        ("--gamma", "did you mean --algo.discount?"),
+        ("--algo.leraning-rate", "did you mean --algo.lr?"),
+        ("--learning-rate=3", "did you mean --algo.lr?"),
+        ("--num-envs", "did you mean --sampler.B?"),
+        ("--total_timesteps", "did you mean --run.steps?"),
+        ("--run.stpes", "did you mean --run.steps"),
+        ("--algo.net.hiden", "did you mean --algo.net.hidden"),
+        ("--buffer-size", "it is --algo.replay.capacity of other algorithms or samplers"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_ours(option: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        meant(option, "3")
+    assert left.value.code == 2
+    assert f"penstock train: unknown option {option}; {hint}" in capsys.readouterr().err

@@ -81,6 +81,22 @@ def test_wrappers_in_order(cli: Cli, tmp_path: Path) -> None:
     assert "2" in str(json.loads((tmp_path / "x" / "config.json").read_text())["spec"]["obs"])
 
 
+def test_what_the_observation_leaves_out(cli: Cli, tmp_path: Path) -> None:
+    env = ("train", "ppo", "--env", "tests.envs.test_wrappers:Talking", *QUIET, "--env-text", "16")
+    said = cli(*env, "--wrappers", "penstock.envs.wrappers:WeightedReward", "--env-drop", "at", "--run.dir", "x",
+               "--env-checks", "always", "--run.eval-episodes", "0")  # fmt: skip
+    assert said.code == 0, said.both
+    assert config(tmp_path / "x")["env_drop"] == ["at"]
+    assert config(tmp_path / "x")["env_text"] == 16
+    assert list(json.loads((tmp_path / "x" / "config.json").read_text())["spec"]["obs"]["dict"]) == ["mission"]
+
+
+def test_what_is_done_to_an_environment_unasked_is_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.envs.make.note_on", lambda env, kwargs: f"{env} with the published preprocessing")
+    said = cli("train", "ppo", "--env", "CartPole-v1", *SHORT, "--run.progress", "plain", "--run.dir", "x")
+    assert "\n  CartPole-v1 with the published preprocessing\n" in said.out
+
+
 def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ppo.toml").write_text(
         '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, minibatch = 16}\nsampler = {T = 8, B = 2}\nrun = {steps = 32}\n'

@@ -1,13 +1,16 @@
+import copy
+import inspect
 import json
+import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pytest
 
-from penstock.core.config import from_plain, import_object, import_path, override, to_plain
+from penstock.core.config import from_plain, import_object, import_path, known_names, override, to_plain, whole
 from penstock.core.errors import ConfigError
 
 
@@ -110,9 +113,9 @@ def test_values_are_converted_where_nothing_is_lost(path: str, value: Any, expec
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("count", 1.5, r"count=1.5 \(float\); expected int"),
-        ("count", True, r"count=True \(bool\); expected int"),
-        ("count", "many", "expected int"),
+        ("count", 1.5, r"count=1.5 \(float\); expected a whole number"),
+        ("count", True, r"count=True \(bool\); expected a whole number"),
+        ("count", "many", "expected a whole number"),
         ("inner.lr", True, r"inner.lr=True \(bool\); expected float"),
         ("inner.lr", "fast", "expected float"),
         ("flag", 1, r"flag=1 \(int\); expected bool"),
@@ -229,3 +232,57 @@ def test_import_paths_lead_back():
 def test_an_import_error_says_which_half_is_wrong(path: str, message: str):
     with pytest.raises(ConfigError, match=message):
         import_object(path)
+
+
+@pytest.mark.parametrize("text", ["100000", "1e5", "100_000", "0.1e6", "100000.0", "+1E5"])
+def test_whole_numbers_are_read_as_people_write_them(text: str):
+    assert whole(text) == 100_000
+    assert override(Outer(), {"count": text, "maybe": text}) == Outer(count=100_000, maybe=100_000)
+
+
+@pytest.mark.parametrize("text", ["1.5", "1.1e0", "inf", "nan", "1e400", "e5", "", "ten"])
+def test_what_is_no_whole_number_is_refused(text: str):
+    with pytest.raises(ValueError):
+        whole(text)
+    with pytest.raises(ConfigError, match="expected a whole number, such as 100000, 1e5 or 100_000"):
+        override(Outer(), {"count": text})
+
+
+@dataclass(frozen=True)
+class Strict:
+    __new__ = known_names
+
+    discount: float = 0.99
+    B: int = 4
+
+
+@dataclass(frozen=True)
+class Subclass(Strict):
+    more: int = 0
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("gamma", r"it is 'discount' here \(--algo.discount\)"),
+        ("num_envs", r"it is 'B' here \(--sampler.B\)"),
+        ("discuont", "did you mean 'discount'"),
+        ("total_timesteps", r"it is 'steps' of ps.RunConfig here \(--run.steps\)"),
+        ("totl_timesteps", r"it is 'steps' of ps.RunConfig here \(--run.steps\)"),
+        ("zzz", "known: B, discount, more"),
+    ],
+)
+def test_names_that_settings_do_not_have_are_answered_with_ours(given: str, hint: str):
+    with pytest.raises(ConfigError, match=rf"Subclass has no setting '{given}'; {hint}"):
+        Subclass(**{given: 1})
+    with pytest.raises(ConfigError, match=rf"unknown setting '{given}': Subclass has no '{given}'; {hint}"):
+        override(Subclass(), {given: 1})
+
+
+def test_strict_settings_are_made_copied_and_sent_as_any_dataclass():
+    made = Subclass(0.5, 2, more=3)
+    assert (made.discount, made.B, made.more) == (0.5, 2, 3)
+    assert copy.copy(made) == pickle.loads(pickle.dumps(made)) == replace(made) == made
+    assert list(inspect.signature(Subclass).parameters) == ["discount", "B", "more"]
+    with pytest.raises(TypeError, match="positional arguments"):
+        Subclass(1, 2, 3, 4)  # pyright: ignore

@@ -92,8 +92,8 @@ def test_nan_is_no_setting(name: str) -> None:
 
 
 def test_types_and_schedules_are_checked_too() -> None:
-    for changes, words in (({"count": 1.5}, "expected int"), ({"rate": "linaer(1, 0)"}, "not understood"),
-                           ({"word": "often"}, "often"), ({"count": True}, "expected int")):  # fmt: skip
+    for changes, words in (({"count": 1.5}, "expected a whole number"), ({"rate": "linaer(1, 0)"}, "not understood"),
+                           ({"word": "often"}, "often"), ({"count": True}, "expected a whole number")):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             Every(**changes)  # pyright: ignore[reportArgumentType]
 

@@ -27,7 +27,7 @@ SENSOR = {
     "scalar_obs": ("got shape []", "expected [3]", "nothing is broadcast"),
     "list_obs": ("got list", "expected a numpy array float32[3]", "np.asarray(obs, dtype=np.float32)"),
     "none_obs": ("got NoneType", "expected a numpy array float32[3]", "np.asarray"),
-    "reused_buffer": ("got the memory", "expected a new array", "obs.copy()"),
+    "reused_buffer": ("got the memory", "has changed", "expected a new array", "obs.copy()"),
 }
 RESULT = {
     "short_tuple": ("got tuple of 4", "expected a tuple (obs, reward, terminated", "split done"),
@@ -35,7 +35,11 @@ RESULT = {
     "nan_reward": ("reward: got nan", "expected a finite number", "division by zero"),
     "str_reward": ("reward: got str 'abc'", "expected one real number", "float(reward)"),
     "none_reward": ("reward: got NoneType", "expected one real number", "float(reward)"),
-    "array_reward": ("reward: got array float64[2]", "expected one real number", "float(reward)"),
+    "array_reward": (
+        "reward: got array float64[2]",
+        "expected one real number",
+        "penstock.envs.wrappers:WeightedReward",
+    ),
     "non_bool": ("terminated: got int 0", "expected a bool", "bool(terminated)"),
     "none_info": ("info: got NoneType", "expected a dict", "return {}"),
 }
@@ -58,7 +62,7 @@ def test_the_tables_above_cover_every_fault():
 def test_faults_are_named_with_place_and_cure(fault: str):
     step = 0 if fault == "reused_buffer" else 3
     with pytest.raises(EnvContractError, match=rf"^slot 0, step {step} of episode 0 \(seed \d+\): ") as caught:
-        check_env(EnvConfig(FaultEnv, {"fault": fault}))
+        check_env(EnvConfig(FaultEnv, {"fault": fault}, checks="always"))
     for part in {**SENSOR, **RESULT}[fault]:
         assert part in str(caught.value)
     if fault in SENSOR:
@@ -68,7 +72,7 @@ def test_faults_are_named_with_place_and_cure(fault: str):
 @pytest.mark.parametrize("fault", [*SENSOR, *STRUCTURE])
 def test_faults_in_a_dict_are_named_by_key(fault: str):
     with pytest.raises(EnvContractError) as caught:
-        check_env(EnvConfig(FaultEnv, {"fault": fault, "dict_obs": True}))
+        check_env(EnvConfig(FaultEnv, {"fault": fault, "dict_obs": True}, checks="always"))
     for part in {**SENSOR, **STRUCTURE}[fault]:
         assert part in str(caught.value)
     assert ("observation: got" if fault in STRUCTURE else "observation['sensor']: got") in str(caught.value)
@@ -89,6 +93,39 @@ def test_exceptions_are_wrapped_with_their_traceback(fault: str, place: str, cau
         check_env(config)
     assert "faults.py" in str(caught.value)
     assert not isinstance(caught.value, EnvContractError)
+
+
+def test_values_are_checked_as_the_settings_say():
+    found = {}
+    for fault in ("out_of_space", "nan_obs", "reused_buffer", "wrong_dtype"):
+        for checks in ("always", "sampled", "finite", "off"):
+            try:
+                found[fault, checks] = check_env(EnvConfig(FaultEnv, {"fault": fault}, checks=checks)).out_of_bounds
+            except EnvContractError as error:
+                found[fault, checks] = f"refused: {error}"
+    refused = {key for key, message in found.items() if message and message.startswith("refused")}
+    assert refused == {
+        ("out_of_space", "always"),
+        *(("nan_obs", checks) for checks in ("always", "sampled", "finite")),
+        *(("reused_buffer", checks) for checks in ("always", "sampled", "finite")),
+        *(("wrong_dtype", checks) for checks in ("always", "sampled", "finite", "off")),
+    }
+    assert found["out_of_space", "finite"] is found["out_of_space", "off"] is None
+    for checks in ("always", "sampled"):
+        message = found["out_of_space", checks]
+        assert message is not None
+        assert "step 3 of episode 0" in message
+        assert "--env-checks finite" in message
+
+
+def test_memory_that_never_changes_may_be_shared():
+    class Window(Counter):
+        prices = np.arange(40, dtype=np.float32)
+
+        def observe(self) -> Any:
+            return self.prices[self.t : self.t + 1]
+
+    assert check_env(Window).reproducible
 
 
 def test_a_good_environment_is_described():

@@ -1,4 +1,6 @@
+import importlib
 import json
+import sys
 
 import gymnasium as gym
 import pytest
@@ -50,8 +52,6 @@ def test_unknown_ids_name_the_nearest_and_the_import():
     with pytest.raises(ConfigError, match="'CartPole-v1'") as caught:
         EnvConfig("CartPol-v1").make()
     assert "--import" in str(caught.value)
-    with pytest.raises(ConfigError, match="--import ale_py"):
-        EnvConfig("ALE/NoSuchGame-v5").make()
     with pytest.raises(ConfigError, match="LunarLander-v3"):
         EnvConfig("LunarLander-v2").make()
 
@@ -119,6 +119,37 @@ def test_missing_dependencies_name_the_extra(error: Exception, extra: str):
         EnvConfig(factory).make()
 
 
+def test_an_error_without_words_keeps_its_traceback(tmp_path, monkeypatch):
+    def factory() -> None:
+        assert not tmp_path
+
+    for config in (EnvConfig(factory), EnvConfig("CartPole-v1", wrappers=(lambda env: factory(),))):
+        with pytest.raises(EnvWorkerError, match=r"(?s)raised AssertionError: .*Traceback.*in factory\n +assert not"):
+            config.make()
+    (tmp_path / "silent_ids.py").write_text("raise AssertionError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvWorkerError, match=r"(?s)importing 'silent_ids' raised AssertionError.*silent_ids\.py"):
+        EnvConfig("CartPole-v1", imports=("silent_ids",)).make()
+
+
+def test_the_old_gym_is_named_where_it_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gym", None)
+
+    def factory() -> None:
+        importlib.import_module("gym")
+
+    with pytest.raises(EnvWorkerError, match=r"old `gym`.*gymnasium\.Env.*shimmy"):
+        EnvConfig(factory).make()
+    (tmp_path / "old_ids.py").write_text("import gym\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for config in (EnvConfig("CartPole-v1", imports=("old_ids",)), EnvConfig("old_ids:Env")):
+        with pytest.raises(ConfigError, match=r"cannot import 'old_ids'.*old `gym`.*shimmy"):
+            config.make()
+    like = type("Like", (), {"reset": lambda self: 0, "step": lambda self, action: (0, 0.0, False, {})})
+    with pytest.raises(ConfigError, match=r"derive from gymnasium\.Env.*shimmy"):
+        EnvConfig(like).make()
+
+
 def test_factories_that_make_no_environment():
     with pytest.raises(ConfigError, match=r"NoneType.*is a `return` missing"):
         EnvConfig(lambda: None).make()
@@ -136,6 +167,10 @@ def test_settings_are_checked_at_construction():
         EnvConfig("CartPole-v1", checks="alway")  # pyright: ignore
     with pytest.raises(ConfigError, match="expected a tuple"):
         EnvConfig("CartPole-v1", imports="ale_py")  # pyright: ignore
+    with pytest.raises(ConfigError, match="expected a tuple"):
+        EnvConfig("CartPole-v1", drop="mission")  # pyright: ignore
+    with pytest.raises(ConfigError, match="text=-1; expected the bytes"):
+        EnvConfig("CartPole-v1", text=-1)
 
 
 def test_as_env_config_and_storage():
@@ -146,6 +181,7 @@ def test_as_env_config_and_storage():
     assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
 
 
-def test_mask_key_on_a_vector_environment_is_refused():
+@pytest.mark.parametrize("asked", [{"mask_key": "mask"}, {"drop": ("mission",)}, {"text": 8}])
+def test_a_vector_environment_shows_what_it_shows(asked):
     with pytest.raises(ConfigError, match="CartPoleVectorEnv"):
-        EnvConfig(CartPoleVectorEnv, mask_key="mask").make()
+        EnvConfig(CartPoleVectorEnv, **asked).make()

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -62,6 +63,26 @@ def test_spaces_without_a_fixed_array_are_refused_by_path(space: spaces.Space):
         space_to_spec(nested, "observation")
     assert type(space).__name__ in str(caught.value)
     assert "MultiBinary" in str(caught.value)
+
+
+def test_a_space_that_is_refused_says_what_works():
+    def said(space: Any, where: str = "observation") -> str:
+        with pytest.raises(ConfigError) as caught:
+            space_to_spec(space, where)
+        return str(caught.value)
+
+    mission = type("MissionSpace", (spaces.Space,), {"__module__": "minigrid.core.mission"})(dtype=str)
+    text = said(spaces.Dict({"mission": mission}))
+    for part in ("env_drop=('mission',) (--env-drop mission)", "--env-text 64", "minigrid.wrappers:ImgObsWrapper",
+                 "minigrid.wrappers:FlatObsWrapper"):  # fmt: skip
+        assert part in text
+    text = said(spaces.Text(3))
+    assert "--env-text" in text
+    assert "--env-drop" not in text
+    text = said(spaces.Dict({"graph": spaces.Sequence(spaces.Discrete(2))}))
+    assert "--env-drop graph" in text
+    assert "--env-text" not in text
+    assert "env_" not in said(spaces.Dict({"words": spaces.Text(3)}), "action")
 
 
 def test_empty_containers_and_odd_keys_are_refused():

@@ -5,10 +5,59 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig
-from penstock.envs.wrappers import ActionMask
+from penstock.envs.wrappers import ActionMask, WeightedReward
+
+
+class Talking(gym.Env):
+    """Shows a number and a text."""
+
+    observation_space = spaces.Dict({"at": spaces.Box(0, 9, (1,), np.float32), "mission": spaces.Text(20)})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, mission: str = "go to the door") -> None:
+        self.mission = mission
+
+    def _obs(self) -> Any:
+        return {"at": np.ones(1, np.float32), "mission": self.mission}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action):
+        return self._obs(), np.array([1.0, -3.0]), False, False, {}
+
+
+def test_text_is_refused_left_out_or_shown_as_bytes():
+    one = ("penstock.envs.wrappers:WeightedReward",)
+    with pytest.raises(ConfigError, match="--env-drop mission"):
+        check_env(EnvConfig(Talking, wrappers=one))
+    assert check_env(EnvConfig(Talking, wrappers=one, drop=("mission",))).spec.obs.keys() == {"at"}
+    config = EnvConfig(Talking, {"mission": "höher"}, one, text=8)
+    assert check_env(config).spec.obs["mission"].shape == (8,)
+    assert config.make().reset()[0]["mission"].tolist() == [*"höher".encode(), 0, 0]
+    with pytest.raises(EnvWorkerError, match="is 14 bytes long; set text=14 or more"):
+        check_env(EnvConfig(Talking, wrappers=one, text=8))
+    with pytest.raises(ConfigError, match="did you mean 'mission'"):
+        EnvConfig(Talking, drop=("mision",)).make()
+    with pytest.raises(ConfigError, match="leaves nothing"):
+        EnvConfig(Talking, drop=("mission", "at")).make()
+    with pytest.raises(ConfigError, match="expected a Dict"):
+        EnvConfig("CartPole-v1", drop=("mission",)).make()
+    with pytest.raises(ConfigError, match="which has no text"):
+        EnvConfig("CartPole-v1", text=8).make()
+
+
+def test_rewards_of_several_objectives_are_refused_with_a_wrapper_that_adds_them_up():
+    with pytest.raises(EnvContractError, match=r"penstock\.envs\.wrappers:WeightedReward.*mo_gymnasium\.wrappers:Lin"):
+        check_env(EnvConfig(Talking, drop=("mission",)))
+    assert WeightedReward(Talking()).step(0)[1] == -2.0
+    assert WeightedReward(Talking(), weights=(2, 0.5)).step(0)[1] == 0.5
+    with pytest.raises(EnvWorkerError, match="with weights"):
+        WeightedReward(Talking(), weights=(1, 1, 1)).step(0)
 
 
 class MaskInInfo(gym.Env):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -126,3 +127,22 @@ def test_recurrent_order():
 def test_a_recurrent_part_holds_at_least_a_column():
     with pytest.raises(ConfigError, match=r"minibatch=4 cuts 3 columns of T=8 into 6 parts; use minibatch >= 8"):
         next(minibatches(numbered(8, 3, recurrent=True), 4, rng()))
+
+
+def test_arrays_of_another_shape_are_named():
+    """[B, T] and [T+1, B] have as many rows, or more, and would be trained on in a wrong order."""
+    data, number = numbered(5, 3), torch.arange(15.0).reshape(5, 3)
+    cases = {
+        r"rows\['a'\] of shape \[3, 5\]; expected \[T, B, ...\] with T=5, B=3.*transposed": {"a": number.T},
+        r"rows\['a'\] of shape \[6, 3\].*T\+1 observations": {"a": torch.zeros(6, 3)},
+        r"rows\['b'\]\['c'\] of shape \[15\]": {"b": {"c": number.flatten()}},
+        r"rows\['a'\] of type ndarray": {"a": number.numpy()},
+    }
+    for message, rows in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            next(minibatches(replace(data, rows={**data.rows, **rows}), 4, rng()))
+    late = data.inputs._replace(prev_action=torch.zeros(6, 3))
+    with pytest.raises(ConfigError, match=r"inputs\['prev_action'\] of shape \[6, 3\]"):
+        next(minibatches(replace(data, inputs=late), 4, rng()))
+    with pytest.raises(ConfigError, match=r"valid is type NoneType; expected bool \[T, B\]: pass batch.valid"):
+        next(minibatches(replace(data, valid=None), 4, rng()))

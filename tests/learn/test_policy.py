@@ -408,3 +408,20 @@ def test_settings_are_not_changed_by_progress():
     assert algo.lr == "linear(1, 0)"
     policy.set_progress(0.0)
     assert policy.settings.lr == 1.0
+
+
+def test_the_step_size_of_the_settings_wins_over_a_stored_one():
+    stored = line_policy(settings=LineSettings(lr=0.5))
+    stored.learn_on_batch(line_batch())
+    constant, annealed = (
+        line_policy(settings=LineSettings(lr=0.2)),
+        line_policy(settings=LineSettings(lr="linear(1, 0)")),
+    )
+    for policy in (constant, annealed):
+        policy.load_state_dict(stored.state_dict())
+    annealed.set_progress(0.25)
+    for policy, lr in ((stored, 0.5), (constant, 0.2), (annealed, 0.75)):
+        assert policy.optimizers["all"].param_groups[0]["lr"] == lr
+        before = policy.agent.weight.item()  # pyright: ignore
+        policy.learn_on_batch(line_batch())
+        assert policy.agent.weight.item() == pytest.approx(before - lr * 2)  # pyright: ignore

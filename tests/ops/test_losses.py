@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.core.errors import ConfigError
-from penstock.ops import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized
+from penstock.ops import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized, squared_error
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -19,7 +19,7 @@ def test_the_mean_is_over_valid_rows():
     assert masked_mean(x, torch.zeros(4, dtype=torch.bool)) == 0
     assert masked_mean(x[:0], None) == 0
     assert masked_mean(x.reshape(2, 2), valid.reshape(2, 2)) == 3.5
-    with pytest.raises(ConfigError, match=r"x \(4,\) and valid \(2, 2\)"):
+    with pytest.raises(ConfigError, match=r"x \(4,\), valid \(2, 2\)"):
         masked_mean(x, valid.reshape(2, 2))
 
 
@@ -106,3 +106,19 @@ def test_explained_variance():
     assert explained_variance(return_ + 5, return_, valid) == 1  # a constant error is no variance
     assert explained_variance(return_, torch.ones_like(return_), valid).isnan()
     assert explained_variance(return_, return_, ~valid).isnan()
+
+
+def test_arrays_that_would_broadcast_are_refused():
+    row, column, valid = torch.ones(3), torch.ones(3, 1), torch.ones(3, dtype=torch.bool)
+    calls = {
+        r"squared_error got prediction \(3, 1\), target \(3,\)": lambda: squared_error(column, row, None),
+        r"squared_error got prediction \(3,\), target \(3, 1\)": lambda: squared_error(row, column, valid),
+        r"masked_mean got x \(3, 3\)": lambda: masked_mean(row * column, None),
+        r"normalized got advantage \(3, 1\), valid \(3,\)": lambda: normalized(column, valid),
+        r"clipped_surrogate got log_ratio \(3,\), advantage \(3, 1\)": lambda: clipped_surrogate(row, column, 0.2),
+        r"approx_kl got log_ratio \(3,\), ratio \(3, 1\)": lambda: approx_kl(row, column),
+        r"explained_variance got value \(3,\), return_ \(3, 1\)": lambda: explained_variance(row, column, valid),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ConfigError, match=message):
+            call()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.run.rundir import read_experiment
 
 STORED = Path(__file__).parent.parent / "data"
 RUNS = sorted(path for path in STORED.glob("runs-*/*") if path.is_dir())
@@ -44,6 +45,12 @@ def test_acts_as_it_did(stored: Path) -> None:
     episodes = sampler.evaluate_agent(int(last["time/iterations"]), 2)
     sampler.shutdown()
     assert episodes.mean_return == pytest.approx(last["eval/mean_reward"], rel=0.05)
+
+
+@pytest.mark.parametrize("stored", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_evaluates_as_long_as_it_did(stored: Path) -> None:
+    assert read_experiment(stored).run.eval_max_steps == 200_000
+    assert read_experiment(stored).eval_env_config == read_experiment(stored).env_config
 
 
 def test_there_are_three_of_0_1_0() -> None:

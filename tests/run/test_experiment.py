@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock.core.config import from_plain, to_plain
+from penstock.algos import ALGOS, find_algo
+from penstock.core.config import FOREIGN, from_plain, to_plain
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import Constant
+from penstock.samplers import SAMPLERS, find_sampler
 
 
 @pytest.mark.parametrize(
@@ -155,3 +159,40 @@ def test_a_sampler_that_lacks_a_member_is_refused_with_its_signature_and_a_page(
         ConfigError, match=r"Half has no evaluate_agent\(itr: int, .*Sampler asks for; see docs/writing-a-sampler.md"
     ):
         ps.Trainer(exp)
+
+
+def test_every_name_of_another_library_leads_to_a_setting() -> None:
+    algos = [find_algo(name)() for name in ALGOS]
+    samplers = [find_sampler(name)() for name in SAMPLERS if name != "offline"]
+    made = [ps.Experiment("CartPole-v1", algo, sampler) for algo, sampler in product(algos, samplers)]
+
+    def there(exp: Any, path: str) -> bool:
+        for part in path.split("."):
+            if not hasattr(exp, part):
+                return False
+            exp = getattr(exp, part)
+        return True
+
+    assert [path for path in FOREIGN.values() if not any(there(exp, path) for exp in made)] == []
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: ps.PPO(gamma=0.9), "PPO has no setting 'gamma'; it is 'discount' here"),  # pyright: ignore
+        (lambda: ps.A2C(batch_size=9), "it is 'minibatch' of another algorithm here"),  # pyright: ignore
+        (lambda: ps.SAC(buffer_size=9), r"it is 'replay.capacity' here \(--algo.replay.capacity\)"),  # pyright: ignore
+        (lambda: ps.PPO(n_steps=9), r"it is 'T' of the sampler here \(--sampler.T\)"),  # pyright: ignore
+        (lambda: ps.CpuSampler(batch_B=9), "it is 'B' here"),  # pyright: ignore
+        (lambda: ps.AsyncSampler(num_workers=9), "it is 'workers' of the sampler here"),  # pyright: ignore
+        (lambda: ps.OfflineSampler(datset="a"), "did you mean 'dataset'"),  # pyright: ignore
+        (lambda: ps.RunConfig(total_timesteps=9), "it is 'steps' here"),  # pyright: ignore
+        (lambda: ps.Experiment("a", ps.PPO(), env_config={}), "it is 'env_kwargs' here"),  # pyright: ignore
+        (lambda: ps.EnvConfig("a", kwarg={}), "did you mean 'kwargs'"),  # pyright: ignore
+        (lambda: ps.Net(net_arch=(9,)), "it is 'hidden' here"),  # pyright: ignore
+        (lambda: ps.ReplaySettings(buffer_size=9), "it is 'capacity' here"),  # pyright: ignore
+    ],
+)
+def test_settings_know_the_names_of_other_libraries(make: Callable[[], Any], hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        make()

@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.algos import ALGOS
 from penstock.core.errors import ConfigError
 from penstock.run import presets
-from penstock.run.presets import find_preset, is_full_name, named_preset, preset_names, with_preset
+from penstock.run.presets import find_preset, is_full_name, named_preset, preset_names, why_no_preset, with_preset
 
 FOLDER = Path(ps.__file__).parent / "presets"
 ALL = [(path.stem, table) for path in sorted(FOLDER.glob("*.toml")) for table in tomllib.loads(path.read_text())]
@@ -84,6 +84,23 @@ def test_own_table_comes_before_patterns_and_patterns_in_order(folder: Path) -> 
     assert [f and f.why for f in found.values()] == ["c", "a", "b", None]
     assert preset_names("ppo") == ["ALE/*", "*-v5", "ALE/Pong-v5"]
     assert preset_names("a2c") == []
+
+
+def test_a_preset_is_not_applied_to_observations_that_its_network_does_not_fit(folder: Path) -> None:
+    (folder / "ppo.toml").write_text(
+        '["ALE/*"]\nwhy = "a"\nalgo = {net = {cnn = "nature"}}\n["CartPole-v1"]\nwhy = "b"\nalgo = {lr = 1.0}\n'
+        '["penstock.envs.minatar:*"]\nwhy = "c"\nalgo = {net = {cnn = "minatar"}}\n'
+    )
+    raw = {"raw": True}
+    for env in ("ALE/Pong-v5", "ale_py:ALE/Pong-v5", "MinAtar/Breakout-v1"):
+        assert find_preset("ppo", env) is not None
+        assert find_preset("ppo", env, raw) is find_preset("ppo", env, {}, ("a:b",)) is None
+        assert "left out" in why_no_preset("ppo", env, raw)
+    assert find_preset("ppo", "CartPole-v1", {}, ("a:b",)) is not None
+    assert why_no_preset("ppo", "X-v0", {}) == "no preset for ppo on X-v0: default settings"
+    with pytest.raises(ConfigError, match=r"preset ppo/ALE.* preprocessed frames, which raw=true leaves out"):
+        named_preset("ppo/ALE/*").require_fit("ALE/Pong-v5", raw)
+    named_preset("ppo/ALE/*").require_fit("my_module:Env", raw)
 
 
 def test_nested_tables_become_paths(folder: Path) -> None:

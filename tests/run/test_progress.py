@@ -170,6 +170,21 @@ def test_summary_shows_names_and_values_as_they_are(capsys: pytest.CaptureFixtur
     assert re.search(r"folder +runs/\[x\]", out)
 
 
+def test_a_summary_never_wraps_what_is_to_be_copied(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path, command = f"/runs/{'x' * 90}", f"penstock resume /runs/{'x' * 90} --run.steps 400000"
+    print_summary("Finished", {"return": "1", "run directory": path, "next": f"penstock eval a\n{command}"})
+    assert capsys.readouterr().out.splitlines() == [
+        "Finished",
+        "  return         1",
+        f"  run directory  {path}",
+        "  next           penstock eval a",
+        f"                 {command}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00"), (61.9, "1:01"), (3600, "1:00:00"), (90061, "25:01:01"), (float("nan"), "-:--")]
 )

@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
-from penstock.run.evaluation import evaluate
+from penstock.run.evaluation import evaluate_run
 from penstock.run.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(300)
@@ -157,7 +157,7 @@ def test_readers_of_the_policy_do_not_read_the_replay(tmp_path: Path) -> None:
         path.unlink()
         path.mkdir()  # whoever opens it fails
     assert ps.load(run).predict(np.zeros(4)) in (0, 1)
-    assert evaluate(run, 1)[1] == steps(run)[-1]
+    assert evaluate_run(run, None, 1)[1] == steps(run)[-1]
     with pytest.raises(CheckpointError, match=r"replay-000\.npy is not a plain file.*nothing to go on from.*--init"):
         ps.resume(run, {"run.steps": 800})
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant
 from penstock.run.lock import RunLock
+from penstock.run.rundir import read_experiment
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
 
@@ -83,3 +86,11 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Not a directory"):
         ps.train(at(tmp_path / "file" / "below"))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_atari_id_of_a_run_of_0_1_0_means_what_it_meant(tmp_path: Path) -> None:
+    now = ps.Experiment("ALE/Pong-v5", ps.PPO(), env_kwargs={"frameskip": 1})
+    for added, kwargs in ((("env_drop", "env_text"), {"frameskip": 1, "raw": True}), ((), {"frameskip": 1})):
+        plain = {key: value for key, value in to_plain(now).items() if key not in added}
+        (tmp_path / "config.json").write_text(json.dumps({"experiment": plain}))
+        assert read_experiment(tmp_path).env_kwargs == kwargs

@@ -5,8 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
-from penstock.run.signals import ending_signals, handling
+import pytest
+
+import penstock as ps
+from penstock.run.signals import Unfailing, ending_signals, handling
+from tests.cli.short import SHORT, metrics
 
 
 def test_signals_are_noted_inside_the_block_and_handlers_restored_after_it() -> None:
@@ -51,3 +57,69 @@ def test_the_process_dies_of_the_signal_itself() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], timeout=100, check=False, env=env)
     assert done.returncode == -signal.SIGTERM
+
+
+# Output that nobody takes
+
+COMMAND = """
+import os, signal, sys
+from penstock.cli.main import main
+{broken}
+sys.path.insert(0, {folder!r})
+sys.argv = ["penstock", "train", "a2c", "--env", "CartPole-v1", *{options!r}]
+raise SystemExit(main())
+"""
+BROKEN = {
+    "full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
+    "pipe": "reads, writes = os.pipe(); os.close(reads); os.dup2(writes, 1); os.dup2(writes, 2)",
+    "closed": "os.close(0); os.close(1)",
+}
+
+
+def trained(zygote: Any, folder: Path, broken: str, *options: str) -> Any:
+    """A short run of the command line whose output is broken; its process has ended."""
+    (folder / "hit.py").write_text("import signal\n\n\ndef hit(it):\n    signal.raise_signal(signal.SIGINT)\n")
+    given = [*SHORT, "--run.dir", str(folder / "run"), "--run.progress", "plain", *options]
+    (folder / "script.py").write_text(COMMAND.format(broken=BROKEN[broken], folder=str(folder), options=given))
+    child = zygote.script(folder / "script.py")
+    child.wait()
+    return child
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_run_goes_on_without_a_display(broken: str, zygote: Any, tmp_path: Path) -> None:
+    child = trained(zygote, tmp_path, broken)
+    assert child.code == 0, child.output
+    assert "Traceback" not in child.output
+    assert "Exception ignored" not in child.output
+    run = tmp_path / "run"
+    assert (run / "plots" / "learning-curve.png").exists()
+    assert metrics(run)[-1]["eval/mean_reward"] > 0
+    assert ps.load(run)
+
+
+def test_a_ctrl_c_that_ends_the_reader_too_exits_as_promised(zygote: Any, tmp_path: Path) -> None:
+    child = trained(zygote, tmp_path, "pipe", "--run.each", "hit:hit")
+    assert child.code == 130, child.output
+    assert len(metrics(tmp_path / "run")) == 1
+    assert ps.load(tmp_path / "run")
+
+
+def test_a_stream_that_fails_is_passed_over(tmp_path: Path) -> None:
+    with (tmp_path / "text").open("w") as good:
+        stream = Unfailing(good)
+        assert stream.write("abc") == 3
+        assert stream.fileno() == good.fileno()
+        assert not stream.isatty()
+    assert stream.write("of a closed file") == 16
+    stream.flush()
+    assert (tmp_path / "text").read_text() == "abc"
+    reads, writes = os.pipe()
+    os.close(reads)
+    broken = os.fdopen(writes, "w")
+    stream = Unfailing(broken)
+    for _ in range(3):
+        assert stream.write("x" * 9_000) == 9_000
+    stream.flush()
+    broken.close()  # nothing was left in its buffer to fail again

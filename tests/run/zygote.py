@@ -19,7 +19,7 @@ import gymnasium.envs.classic_control  # noqa: F401
 import torch
 
 import penstock as ps
-import penstock.run.entry
+import penstock.run.loop
 from penstock.cli.main import main
 from penstock.core.config import from_plain
 from penstock.core.errors import PenstockError

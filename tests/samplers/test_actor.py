@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.agents.acting import examples
 from penstock.agents.parameters import parameters_of
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.noise import Purpose
@@ -16,7 +17,6 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.pools.serial import SerialPool
 from penstock.samplers.actor import DETERMINISTIC, Actor
-from penstock.samplers.installed import examples
 from penstock.testing.pools import echo_config
 from penstock.testing.samplers import EchoAgent, bits
 from penstock.workers import control

@@ -143,16 +143,18 @@ def test_an_evaluation_has_the_parameters_of_now_and_can_be_stopped() -> None:
     heard: list[Any] = []
     evaluate = there.host.inner.evaluate_agent
 
-    def listens(itr: int, episodes: int, deterministic: bool, give_up: Any) -> Any:
-        heard.append((itr, episodes, deterministic, give_up(), there.host.agent.unused.item()))
+    def listens(itr: int, episodes: int, deterministic: bool, give_up: Any, slots: int, max_steps: int) -> Any:
+        heard.append((itr, episodes, deterministic, give_up(), slots, max_steps, there.host.agent.unused.item()))
         return evaluate(itr, episodes, deterministic)
 
     there.host.inner.evaluate_agent = listens
     agent.unused.data.fill_(6.0)
     assert len(live.evaluate_agent(4, 3, False)) == 3
     live.evaluate_agent(5, 2, True, lambda: True)
-    live.evaluate_agent(6, 2)
-    assert heard == [(4, 3, False, False, 6.0), (5, 2, True, True, 6.0), (6, 2, True, False, 6.0)]
+    live.evaluate_agent(6, 2, slots=1, max_steps=9)
+    assert heard == [
+        (4, 3, False, False, 16, 27_000, 6.0), (5, 2, True, True, 16, 27_000, 6.0), (6, 2, True, False, 1, 9, 6.0)
+    ]  # fmt: skip
     batch, _ = live.obtain_samples(1)
     assert (batch.info["parameter"] == 5.0).all(), "the batches ahead are not disturbed"
     live.shutdown()

@@ -34,7 +34,6 @@ def test_groups_with_a_cpu_sampler_name_the_sampler_that_has_them() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ps.CpuSampler(8, 2, workers=4), r"leaves 2 of 4 workers without a slot; use B>=4 or workers<=2"),
         (lambda: ps.CpuSampler(0, 2, workers=1), "sampler.T=0; expected 1 or more"),
         (lambda: ps.CpuSampler(8, 4, 2, step_timeout_s=0), "sampler.step_timeout_s=0; expected more than 0"),
         (lambda: ps.CpuSampler(8, 4, 2, affinity=ps.Placement(workers=((0,),))), "places 1 workers"),
@@ -43,6 +42,18 @@ def test_groups_with_a_cpu_sampler_name_the_sampler_that_has_them() -> None:
 def test_settings_that_contradict_each_other_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_no_worker_is_started_that_would_have_no_slot() -> None:
+    assert [ps.CpuSampler(8, B, workers=4).processes for B in (1, 3, 4, 9)] == [1, 3, 4, 4]
+    assert [ps.GpuSampler(8, B, workers=8, groups=2).processes for B in (2, 3, 6, 16)] == [1, 1, 3, 8]
+    with pytest.warns(UserWarning, match=r"sampler\.workers=2 with sampler\.B=1: 1 worker"):
+        sampler = ps.CpuSampler(2, 1, workers=2, affinity=ps.Placement(workers=((0,), (0,)))).build("CartPole-v1", 3)
+    try:
+        sampler.initialize(EchoAgent(sampler.spec))
+        assert sampler.obtain_samples(0)[0].valid.all()
+    finally:
+        sampler.shutdown()
 
 
 SAMPLERS = (ps.CpuSampler, ps.GpuSampler, ps.AlternatingSampler, ps.NoOverlapAlternatingSampler)

@@ -1,3 +1,4 @@
+import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -234,3 +235,25 @@ def test_metrics_have_the_usual_names_and_leave_out_what_was_never_reported():
 def test_a_median_of_an_even_number_lies_between_the_middle_two():
     two = replace(episodes([0, 0]), return_=np.array([5.0, 2.0]))
     assert two.metrics()["rollout/ep_rew_median"] == 3.5
+
+
+def test_info_keys_that_never_come_are_said_once() -> None:
+    def reported(stats: EpisodeStats, batches: int) -> list[str]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for k in range(batches):
+                batch = allocate_batch(SPEC, BatchSpec(2, 4), env_info=("nope", "seldom", "is_success"))
+                batch.valid[...], batch.terminated[1] = True, True
+                batch.info["env"]["seldom"][1, 0] = k if k == 4 else np.nan
+                stats.update(batch)
+        return [str(one.message) for one in said]
+
+    stats = EpisodeStats(4, 1.0)
+    assert reported(stats, 4) == []  # 16 episodes
+    (text,) = reported(stats, 5)
+    assert text.startswith(
+        "info_keys 'nope', 'seldom' (--info-keys): no step has reported that in the first 20 episodes"
+    )
+    assert reported(stats, 20) == []
+    (text,) = reported(EpisodeStats(4, 1.0), 30)
+    assert text.startswith("info_keys 'nope' (")

@@ -19,24 +19,13 @@ from penstock.samplers.cpu import WorkerSampler
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ps.GpuSampler(8, 6, workers=8, groups=2), r"leaves 10 of 8 workers x 2 groups without a slot; use B>=16 or workers<=3"),
+        (lambda: ps.GpuSampler(8, 3, groups=5), r"sampler\.B=3 leaves 2 of 5 groups .*; use B>=5 or groups<=3$"),
+        (lambda: ps.AlternatingSampler(8, 1), r"sampler\.B=1 leaves 1 of 2 groups without a slot"),
     ],
 )  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-def test_more_groups_than_slots_leave_fewer_groups_to_use() -> None:
-    with pytest.raises(ConfigError, match=r"sampler\.B=3 leaves 2 of 1 workers x 5 groups .*; use B>=5 or groups<=3$"):
-        ps.GpuSampler(8, 3, workers=1, groups=5)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_alternating_sampler_needs_a_slot_for_each_worker_in_both_groups(workers: int) -> None:
-    with pytest.raises(ConfigError, match=rf"leaves 1 of {workers} workers x 2 groups without a slot"):
-        ps.AlternatingSampler(8, 2 * workers - 1, workers=workers)
-    assert ps.AlternatingSampler(8, 2 * workers, workers=workers).groups == 2
 
 
 def test_the_alternating_forms_differ_from_each_other_by_their_overlap_alone() -> None:

@@ -1,7 +1,6 @@
 """A live sampler: its evaluations, which leave training alone, and the pools that it refuses."""
 
 import copy
-import warnings
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from penstock.envs.pools.pool import EnvPool
 from penstock.envs.pools.serial import Reset, SerialPool
 from penstock.envs.toy import Counter, SeedEcho
 from penstock.run.checkpoints.encoding import encode
-from penstock.samplers import live as module
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.pools import echo_config
@@ -188,22 +186,36 @@ def test_a_recurrent_agent_starts_each_evaluation_without_a_memory():
         assert Remembers.ages[example : 6 + example] == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_evaluation_gives_up_on_slots_that_never_end_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_EVAL_MAX_STEPS", 128)
+@pytest.mark.parametrize("max_steps", [64, 90, 100, 128, 200])
+def test_an_evaluation_cuts_what_never_ends_and_counts_it(max_steps: int):
     made: list[int] = []
 
     def make() -> Counter:
         made.append(len(made))
         return Counter(terminate_at=None if made[-1] == 5 else 100)  # the second slot of the evaluation
 
-    sampler = live(make)
-    with pytest.warns(UserWarning, match="gave up with 3 of 4 episodes: some slot has not ended one in 128 steps"):
-        episodes = sampler.evaluate_agent(0, 4)
-    assert episodes.slot.tolist() == [0, 2, 3]
-    assert episodes.length.tolist() == [100] * 3
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(live(lambda: Counter(terminate_at=128)).evaluate_agent(0, 4)) == 4
+    found = live(make).evaluate_agent(0, 10, slots=4, max_steps=max_steps)
+    assert np.bincount(found.slot).tolist() == [3, 3, 2, 2]
+    endless = found.slot == 1
+    assert found.length[endless].tolist() == [max_steps] * 3
+    assert found.length[~endless].tolist() == [min(max_steps, 100)] * 7
+    assert found.terminated.tolist() == (~endless & (max_steps >= 100)).tolist()
+    assert found.return_.tolist() == [n * (n - 1) / 2 for n in found.length.tolist()]
+
+
+def test_a_limit_that_nothing_reaches_changes_nothing():
+    a, b, c = (
+        live(EnvConfig(Counter, {"terminate_at": 30})).evaluate_agent(3, 9, max_steps=n) for n in (30, 31, 10**6)
+    )
+    assert a.length.tolist() == b.length.tolist() == c.length.tolist() == [30] * 9
+    assert a.slot.tolist() == b.slot.tolist() == c.slot.tolist()
+    assert a.terminated.all()
+
+
+@pytest.mark.parametrize("wrong", [{"episodes": 0}, {"slots": 0}, {"max_steps": 0}])
+def test_nothing_to_evaluate_is_refused(wrong: dict[str, int]):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}=0"):
+        live(Counter).evaluate_agent(0, **wrong)  # pyright: ignore
 
 
 def test_environments_that_cannot_be_made_again_do_not_leave_closed_ones_in_use():
@@ -220,11 +232,6 @@ def test_environments_that_cannot_be_made_again_do_not_leave_closed_ones_in_use(
     with pytest.raises(EnvWorkerError, match="no simulator licence"):
         sampler.evaluate_agent(0, 4)
     assert len(sampler.evaluate_agent(0, 3)) == 3
-
-
-def test_nothing_to_evaluate_is_refused():
-    with pytest.raises(ConfigError, match=r"evaluate_agent\(episodes=0\); expected at least 1"):
-        live(echo_config()).evaluate_agent(0, 0)
 
 
 WITHOUT_DEFAULT = {

@@ -10,15 +10,16 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from penstock.core.errors import EnvContractError, EnvWorkerError
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_map
-from penstock.envs.contract import LARGEST_REWARD, describe_step_violation, describe_violation
+from penstock.envs.contract import LARGEST_REWARD, Values, describe_step_violation, describe_violation
 
 
 class Watched(Protocol):
     """The part of a pool that a check of its last row reads."""
 
     spec: EnvSpec
+    refused: Values
     episode: list[int]
     began: list[int]
     tick: int
@@ -28,7 +29,7 @@ class Watched(Protocol):
 
 
 def check_values(pool: Watched, obs_row: Tree, rewards: list[Any], actions: Sequence[Any], everyone: bool) -> None:
-    """Raises for a value that is not finite or out of its space in a row, first episodes only unless `everyone`."""
+    """Raises for a reward that is not finite or a refused value in a row, first episodes only unless `everyone`."""
     if not math.hypot(*rewards) < LARGEST_REWARD:
         for b, reward in enumerate(rewards):
             refuse_reward(pool.where(b, "step"), reward, actions[b])
@@ -37,20 +38,31 @@ def check_values(pool: Watched, obs_row: Tree, rewards: list[Any], actions: Sequ
     for b, episode in enumerate(pool.episode):
         if everyone or episode == 0:
             phase, action = ("step", actions[b]) if pool.tick > pool.began[b] else ("reset", None)
-            refuse_obs(pool.where(b, phase), tree_map(lambda x, b=b: x[b], obs_row), pool.spec.obs, action)
+            obs = tree_map(lambda x, b=b: x[b], obs_row)
+            refuse_obs(pool.where(b, phase), obs, pool.spec.obs, action, pool.refused)
 
 
-def fail(where: str, error: BaseException, action: Any, result: Any = None, info_keys: Sequence[str] = ()) -> NoReturn:
+def fail(
+    where: str,
+    error: BaseException,
+    action: Any,
+    result: Any = None,
+    info_keys: Sequence[str] = (),
+    spec: LeafSpec | None = None,
+) -> NoReturn:
     """Raises for an exception out of an environment, or out of the handling of its `result`.
 
     Args:
         where: names slot, environment, method, episode, step and seed. action: the last one, None if there was none.
+        spec: of the action, if it is one leaf, to say so where the agent chose what the space does not have.
     """
     ours = error.__traceback__ is not None and error.__traceback__.tb_next is None and result is not None
     if ours and (message := describe_step_violation(result) or _describe_info(result, info_keys)):
         raise EnvContractError(f"{where}: {message}{last(action)}") from error
     text = "".join(traceback.format_exception(error))
-    raise EnvWorkerError(f"{where}: {type(error).__name__}: {error}{last(action)}\n{text}") from error
+    raise EnvWorkerError(
+        f"{where}: {type(error).__name__}: {error}{last(action)}{_beyond(action, spec)}\n{text}"
+    ) from error
 
 
 def refuse_step(where: str, result: Any, action: Any) -> None:
@@ -59,9 +71,9 @@ def refuse_step(where: str, result: Any, action: Any) -> None:
         raise EnvContractError(f"{where}: {message}{last(action)}")
 
 
-def refuse_obs(where: str, obs: Any, spec: Tree, action: Any) -> None:
-    """Raises if an observation breaks its spec."""
-    if message := describe_violation(obs, spec, "obs"):
+def refuse_obs(where: str, obs: Any, spec: Tree, action: Any, values: Values) -> None:
+    """Raises if an observation breaks its spec, in its values as far as `values` says."""
+    if message := describe_violation(obs, spec, "obs", values):
         raise EnvContractError(f"{where}: {message}{last(action)}")
 
 
@@ -86,6 +98,14 @@ def last(action: Any) -> str:
         return ""
     text = repr(action.item() if isinstance(action, np.generic) else action)
     return f"; last action {text if len(text) <= 200 else text[:200] + '...'}"
+
+
+def _beyond(action: Any, spec: LeafSpec | None) -> str:
+    """A remark if the agent chose what a discrete space does not have: then the environment is not to blame."""
+    if spec is None or spec.kind != "discrete" or action is None:
+        return ""
+    message = describe_violation(action, spec, "action")
+    return f", which the agent chose ({message}): does its network have {spec.sizes[0]} outputs?" if message else ""
 
 
 def _describe_info(result: Any, keys: Sequence[str]) -> str | None:

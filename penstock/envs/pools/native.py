@@ -18,7 +18,7 @@ from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import check_vector_env
-from penstock.envs.contract import describe_violation, value_limits
+from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
 
 _CHECK_EVERY = 64
@@ -205,10 +205,11 @@ class NativeEnv:
             self._check(obs)
 
     def _check(self, obs: Tree) -> None:
-        if self._config.checks in ("finite", "off"):
+        refused = refused_values(self._config.checks)
+        if refused == "any":
             return
         for b in range(self.num_envs):
-            message = describe_violation(tree_map(lambda x, b=b: x[b], obs), self.spec.obs, "obs")
+            message = describe_violation(tree_map(lambda x, b=b: x[b], obs), self.spec.obs, "obs", refused)
             if message:
                 raise EnvContractError(f"slot {self._number + b} of {self._where('step')}: {message}")
 

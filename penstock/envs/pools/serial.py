@@ -13,7 +13,7 @@ from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.contract import describe_reset_violation, value_limits
+from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState
@@ -79,8 +79,8 @@ class SerialPool(EnvPool):
         self._steps = [env.step for env in self.envs]
         self._write = obs_writer(self.spec.obs)
         self.to_env = action_reader(self.spec.action)
-        sound = row_checker(self.spec.obs)
-        self.row_is_sound = (lambda row: True) if config.checks in ("finite", "off") else sound
+        self.refused: Values = refused_values(config.checks)
+        self.row_is_sound = row_checker(self.spec.obs, self.refused)
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         self._out: SampleBatch | None = None
         self._row_views: list[tuple[Any, ...]] = []
@@ -190,7 +190,8 @@ class SerialPool(EnvPool):
         except EnvWorkerError:
             raise
         except (Exception, SystemExit) as error:
-            fail(self.where(b, "step"), error, actions[b], result, self.info_keys)
+            spec = self.spec.action if is_leaf(self.spec.action) else None
+            fail(self.where(b, "step"), error, actions[b], result, self.info_keys, spec)
         mark[1] = 0
         reward_row[:] = rewards
         terminated_row.fill(False)
@@ -311,12 +312,12 @@ class SerialPool(EnvPool):
         """Writes an observation from outside a batch, and looks at its values if the settings say so."""
         if not self._write(obs_row, b, obs):
             self.write_unusual(obs_row, b, obs, phase, action)
-        elif self._config.checks not in ("finite", "off"):
-            refuse_obs(self.where(b, phase), obs, self.spec.obs, action)
+        elif self.refused != "any":
+            refuse_obs(self.where(b, phase), obs, self.spec.obs, action, self.refused)
 
     def write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
         """Raises if the observation broke the contract; writes it if it is only of an unusual but sound type."""
-        refuse_obs(self.where(b, phase), obs, self.spec.obs, action)
+        refuse_obs(self.where(b, phase), obs, self.spec.obs, action, self.refused)
         write_tree(obs_row, b, obs)
 
     def _violation(self, b: int, result: Any, action: Any, obs_row: Tree) -> Any:
@@ -417,20 +418,22 @@ def row_views(out: SampleBatch, t: int) -> tuple[Tree, Tree, Any, Any, Any, Any,
     )
 
 
-def row_checker(spec: Tree) -> Callable[[Tree], bool]:
-    """A function that is True if every value of a row [B, *O] is finite and in its space.
+def row_checker(spec: Tree, values: Values = "bounds") -> Callable[[Tree], bool]:
+    """A function that is True if no value of a row [B, *O] is one of those refused.
 
     It looks at all slots at once; `describe_violation` then names the slot and the fault.
     """
-    checks = [_leaf_checker(leaf) for leaf in tree_leaves(spec)]
+    checks = [_leaf_checker(leaf, values) for leaf in tree_leaves(spec)]
     if len(checks) == 1:
         return lambda row: checks[0](row if isinstance(row, np.ndarray) else tree_leaves(row)[0])
     return lambda row: all(check(x) for check, x in zip(checks, tree_leaves(row)))
 
 
-def _leaf_checker(leaf: LeafSpec) -> Callable[[Any], bool]:
+def _leaf_checker(leaf: LeafSpec, values: Values) -> Callable[[Any], bool]:
     dtype, low, high = value_limits(leaf)
-    if dtype.kind == "f":  # NaN fails every comparison
+    if values != "bounds":
+        low = high = None
+    if dtype.kind == "f" and values != "any":  # NaN fails every comparison
         largest = np.finfo(dtype).max
         low = -largest if low is None else np.maximum(low, -largest)
         high = largest if high is None else np.minimum(high, largest)

@@ -110,6 +110,19 @@ class Endless(Toy):
         return 1.0, False, self.t + 1 >= self.limit
 
 
+class Overshoot(Toy):
+    """Observation t / 4 in a space of [0, 1], truncated after 8 steps: the last four of an episode lie outside."""
+
+    def __init__(self) -> None:
+        super().__init__(box(0, 1), spaces.Discrete(2))
+
+    def observe(self) -> Any:
+        return vector(self.t / 4)
+
+    def act(self, action: Any) -> tuple[float, bool, bool]:
+        return 1.0, False, self.t == 7
+
+
 class ThreeStep(Toy):
     """Observation t, reward 1 on each of three steps, then terminated. V = 1 + g + g^2, 1 + g, 1. The last obs is 3."""
 

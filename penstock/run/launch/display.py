@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from penstock.run.launch.sweep import PROMPT, Queue, Run, Status, shown
@@ -29,6 +29,7 @@ _STYLES: dict[Status, str] = {
     "finished": "green",
     "waiting": "dim",
 }
+_FIGURES = (("return", "rollout/ep_rew_mean"), ("evaluation", "eval/mean_reward"))
 _CODES = {2: "settings", 3: "environment", 4: "learner", 5: "checkpoint"}
 
 
@@ -69,7 +70,7 @@ class LaunchDisplay:
         if self._live is None:
             row = last_row(self._queue.run_dir(run))
             figures = f" at {row['step']:,} steps" if "step" in row else ""
-            figures += f", return {_return(row)}" if _return(row) else ""
+            figures += "".join(f", {name} {_figure(row, key)}" for name, key in _FIGURES if _figure(row, key))
             reason = f", {reason_of(run)}" if run.status == "failed" else ""
             self.note(f"{run.name}: {run.status}{reason} after {clock(run.seconds)}{figures}   ({self._counts()})")
 
@@ -91,10 +92,9 @@ class LaunchDisplay:
         return ", ".join(f"{n} {status}" for n, status in counts if n)
 
     def _table(self, running: Mapping[str, float]) -> Table:
-        table = Table(
-            "run", "state", "slot", title=Text(f"{self._queue.folder}: {self._counts()}"), title_justify="left"
-        )
-        for name in ("steps", "return", "time"):
+        title = Text(f"{self._queue.folder}: {self._counts()}")
+        table = Table(Column("run", no_wrap=True), "state", "slot", title=title, title_justify="left")
+        for name in ("steps", *(name for name, _ in _FIGURES), "time"):
             table.add_column(name, justify="right")
         runs = sorted(self._queue.runs, key=lambda run: _ORDER.index(run.status))
         room = max(self._console.height - 8, 3)
@@ -107,7 +107,7 @@ class LaunchDisplay:
                 Text(state, _STYLES[run.status]),
                 str(self._slots[run.name] + 1) if run.status == "running" and run.name in self._slots else "",
                 f"{row['step']:,} / {total:,}" if "step" in row else "",
-                _return(row),
+                *(_figure(row, key) for _, key in _FIGURES),
                 clock(run.seconds + running.get(run.name, 0.0)) if run.attempts else "",
             )
         if len(runs) > room:
@@ -181,8 +181,5 @@ def last_row(run_dir: Path) -> dict[str, Any]:
     return found
 
 
-def _return(row: Mapping[str, Any]) -> str:
-    for key in ("eval/mean_reward", "rollout/ep_rew_mean"):
-        if isinstance(row.get(key), (int, float)):
-            return f"{row[key]:,.1f}"
-    return ""
+def _figure(row: Mapping[str, Any], key: str) -> str:
+    return f"{row[key]:,.1f}" if isinstance(row.get(key), (int, float)) else ""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import ConfigError
-from penstock.run.log import JSONL
+from penstock.core.errors import ConfigError, nearest
+from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
 from penstock.run.plots.curves import Curve, Points, read_curve
 from penstock.run.plots.grouping import curve_names
@@ -73,9 +73,7 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew
             without.append(str(run_dir))
     if not groups:
         looked = ", ".join(str(Path(d) / JSONL) for d in run_dirs) or "no directory at all"
-        raise ConfigError(
-            f"nothing to plot: no row with {metric!r} in {looked}; give run directories, or another metric"
-        )
+        raise ConfigError(f"nothing to plot: no row with {metric!r} in {looked}; {_other(metric, run_dirs)}")
     if without:
         warnings.warn(f"left out, without a row with {metric!r}: {', '.join(without)}", stacklevel=2)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +87,12 @@ def _by_number(name: str) -> list[str | float]:
     """Sort key of a name, numbers by value: run-2 before run-10, lr=3e-05 before lr=0.001."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)
     return [float(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def _other(metric: str, run_dirs: Sequence[Path]) -> str:
+    """A hint at the metric that was meant, of those that the runs have."""
+    known = {name for run_dir in run_dirs for row in read_metrics(run_dir) for name in row if "/" in name}
+    return nearest(metric, known) if known else "give run directories, or folders that hold some"
 
 
 def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None:

@@ -7,7 +7,9 @@ import pytest
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import env_seed
+from penstock.core.spec import LeafSpec
 from penstock.envs.make import Checks, EnvConfig
+from penstock.envs.pools.messages import fail
 from penstock.envs.toy import FAULTS, FaultEnv
 from penstock.envs.toy.faults import CRASHES, DICT_FAULTS, OBS_FAULTS, RESULT_FAULTS
 from penstock.samplers.live import LiveSampler
@@ -38,7 +40,9 @@ VIOLATIONS = {
     "none_info": "info: got NoneType, expected a dict",
 }
 VALUES = ("nan_obs", "inf_obs", "out_of_space")
-"""What is looked for in the first episode, and in one row of 64 after it; all else is looked for always."""
+"""What is looked for in the first episode, and in one row of 64 after it; all else is looked for always.
+
+A value out of its space is an error with `always` only; see tests/samplers/test_out_of_bounds.py for the rest."""
 EXCEPTIONS = {
     "raise_in_step": "ValueError: the arm fell off",
     "odd_error_in_step": "OddError: odd 3: two arguments",
@@ -101,7 +105,7 @@ def check_message(message: str | None, episode: int, step: int, text: str, error
 @pytest.mark.parametrize("at", [3, 10, 14], ids=lambda at: f"step {at}")
 @pytest.mark.parametrize("fault", VIOLATIONS)
 def test_a_broken_contract_names_slot_episode_step_seed_and_action(fault: str, at: int):
-    checks: Checks = "always" if fault in VALUES and at >= 10 else "sampled"
+    checks: Checks = "always" if fault == "out_of_space" or (fault in VALUES and at >= 10) else "sampled"
     message = caught(live(fault, at, checks), 12)
     check_message(message, at // 10, at % 10, VIOLATIONS[fault], EnvContractError)
 
@@ -139,20 +143,23 @@ def test_an_exception_in_reset_names_its_episode(at: int):
         ("sampled", 57, "in its batch"),
         ("sampled", 58, "in its row"),
         ("always", 57, "in its row"),
-        ("finite", 3, "in its batch"),
-        ("finite", 58, "in its batch"),
+        ("finite", 3, "in its row"),
+        ("finite", 57, "in its batch"),
         ("off", 3, ""),
         ("off", 58, ""),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*out_of_bounds")
 def test_a_bad_value_after_the_first_episode_is_found_in_one_row_of_64(
     fault: str, dict_obs: bool, checks: Checks, at: int, found: str
 ):
     """An episode of 10 steps takes 11 rows with its reset: step 58 of the environment is in row 63, the 64th."""
     message = caught(live(fault, at, checks, dict_obs=dict_obs), 25)
+    if fault == "out_of_space" and checks != "always":
+        found = ""
     if found == "in its row":
         check_message(message, at // 10, at % 10, VIOLATIONS[fault], EnvContractError)
-    elif found == "in its batch" and fault != "out_of_space":
+    elif found == "in its batch":
         assert message is not None
         assert message.startswith(f"EnvContractError: slot {SLOT} of ")
         leaf = "obs['sensor'][1]" if dict_obs else "obs[1]"
@@ -251,3 +258,14 @@ def test_rewards_that_cancel_are_still_too_large():
         EnvContractError, match=r"slot 0 of .* reward: got -?1e\+39, expected a finite number that fits float32"
     ):
         sampler.obtain_samples(0)
+
+
+def test_a_choice_that_the_space_does_not_have_is_the_agents():
+    where, error = "slot 0", ValueError("invalid")
+    choice = LeafSpec("discrete", (), "int64", sizes=(2,))
+    with pytest.raises(EnvWorkerError, match=r"last action 2, which the agent chose \(action: .*have 2 outputs\?"):
+        fail(where, error, 2, spec=choice)
+    for action, spec in ((1, choice), (2, None), (np.zeros(2), LeafSpec("box", (2,), "float32"))):
+        with pytest.raises(EnvWorkerError) as caught:
+            fail(where, error, action, spec=spec)
+        assert "which the agent chose" not in str(caught.value)

@@ -30,7 +30,7 @@ if what != "deaf":
     signal.signal(signal.SIGTERM, save)
 else:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-(run / "metrics.jsonl").write_text(json.dumps({"step": 5, "rollout/ep_rew_mean": 2.5}) + "\\n")
+(run / "metrics.jsonl").write_text(json.dumps({"step": 5, "rollout/ep_rew_mean": 2.5, "eval/mean_reward": 4.5}) + "\\n")
 if what == "bad" or (what == "once" and not (run.parent / "again").exists()):
     if what == "once":
         (run.parent / "again").touch()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_lines_without_a_terminal(fake: Path, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "what=ok_s0: started in slot 1   (1 running, 1 waiting)"
     assert "what=ok_s0: finished after 0:0" in lines[1]
-    assert "at 5 steps, return 2.5" in lines[1]
+    assert "at 5 steps, return 2.5, evaluation 4.5" in lines[1]
     assert "what=bad_s0: failed, exit code 3 (environment) after 0:0" in lines[3]
 
 
@@ -55,7 +56,7 @@ def test_a_table_on_a_terminal_fits_it(fake: Path) -> None:
     last = console.export_text().rpartition("sweep: ")[2]
     assert "1 finished, 38 waiting, 1 failed" in last
     assert last.index("exit code 3") < last.index("│ finished") < last.index("│ waiting")
-    assert "5 / 9,000" in last
+    assert re.search(r"5 / 9,000 │ +2\.5 │ +4\.5 │", last)
     assert "... and 32 more" in last
 
 

@@ -23,8 +23,6 @@ from penstock.core.errors import ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.lock import RunLock
-from penstock.run.rundir import write_config
-from penstock.run.runner import Runner
 from penstock.samplers.episodes import Episodes
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
@@ -46,6 +44,11 @@ def crossings(rows: list[dict[str, Any]], interval: int) -> list[int]:
 
 def one_episode(score: float) -> Episodes:
     return Episodes(np.array([score]), np.array([1]), np.array([score]), np.array([0]), np.array([True]))
+
+
+def finish(run: ps.Run) -> None:
+    for _ in run:
+        pass
 
 
 # What a run leaves
@@ -161,32 +164,30 @@ def test_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
 
 def test_keeps_the_last_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([10.0, 50.0, 30.0, 20.0, 40.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0])
-    trainer = ps.Trainer(at(tmp_path, eval_interval=64, checkpoint_interval=64, keep=2), tmp_path)
-    tmp_path.mkdir(exist_ok=True)
     scored: list[tuple[float, int]] = []
 
-    def evaluate_agent(itr: int, episodes: int, **_: Any) -> Episodes:
-        score = next(scores)
-        scored.append((score, trainer.env_steps))
-        return one_episode(score)
+    with ps.Run(at(tmp_path, eval_interval=64, checkpoint_interval=64, keep=2)) as run:
 
-    monkeypatch.setattr(trainer.sampler, "evaluate_agent", evaluate_agent)
-    with trainer:
-        ps.Runner(trainer).run()
+        def evaluate_agent(itr: int, episodes: int, **_: Any) -> Episodes:
+            score = next(scores)
+            scored.append((score, run.trainer.env_steps))
+            return one_episode(score)
+
+        monkeypatch.setattr(run.trainer.sampler, "evaluate_agent", evaluate_agent)
+        finish(run)
     best = max(scored)[1]
     steps = [step for _, step in scored]
     assert len(scored) >= 8
     assert saved(tmp_path) == sorted({best, *steps[-2:]})
     assert int(find_checkpoint(tmp_path, "best").name) == best
-    assert trainer.best_score == 50.0
+    assert run.trainer.best_score == 50.0
 
 
 def test_a_better_score_is_saved_between_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([1.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
-    trainer = ps.Trainer(at(tmp_path, eval_interval=64, checkpoint_interval=0), tmp_path)
-    monkeypatch.setattr(trainer.sampler, "evaluate_agent", lambda *_, **__: one_episode(next(scores)))
-    with trainer:
-        ps.Runner(trainer).run()
+    with ps.Run(at(tmp_path, eval_interval=64, checkpoint_interval=0)) as run:
+        monkeypatch.setattr(run.trainer.sampler, "evaluate_agent", lambda *_, **__: one_episode(next(scores)))
+        finish(run)
     assert len(saved(tmp_path)) == 3  # 1.0, 3.0 and the last
     assert load_checkpoint(find_checkpoint(tmp_path, "best")).state["trainer"]["best_score"] == 3.0
     assert find_checkpoint(tmp_path, "best") != find_checkpoint(tmp_path)
@@ -194,18 +195,18 @@ def test_a_better_score_is_saved_between_checkpoints(tmp_path: Path, monkeypatch
 
 def test_a_score_belongs_to_the_step_that_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped later by a signal, the last checkpoint must not inherit the score of an earlier evaluation."""
-    trainer = ps.Trainer(at(tmp_path, eval_interval=128, checkpoint_interval=0, steps=10_000), tmp_path)
-    inner, count = trainer.train, [0]
+    exp = at(tmp_path, eval_interval=128, checkpoint_interval=0, steps=10_000)
+    with pytest.raises(SystemExit) as caught, ps.Run(exp) as run:
+        inner, count = run.trainer.train, [0]
 
-    def train() -> Any:
-        count[0] += 1
-        if count[0] == 6:
-            signal.raise_signal(signal.SIGTERM)
-        return inner()
+        def train() -> Any:
+            count[0] += 1
+            if count[0] == 6:
+                signal.raise_signal(signal.SIGTERM)
+            return inner()
 
-    monkeypatch.setattr(trainer, "train", train)
-    with trainer, pytest.raises(SystemExit) as caught:
-        ps.Runner(trainer).run()
+        monkeypatch.setattr(run.trainer, "train", train)
+        finish(run)
     assert caught.value.code == 143
     last = json.loads((find_checkpoint(tmp_path) / "MANIFEST.json").read_text())
     evaluated = {row["step"]: row["eval/mean_reward"] for row in evaluations(tmp_path)}
@@ -440,13 +441,12 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
 
 def test_an_interactive_session_gets_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    trainer = ps.Trainer(at(tmp_path, steps=10_000), tmp_path)
-    inner = trainer.train
-    monkeypatch.setattr(trainer, "train", lambda: (signal.raise_signal(signal.SIGINT), inner())[1])
-    with trainer:
-        result = ps.Runner(trainer).run()
-    assert result.stopped_by == "SIGINT"
-    assert saved(tmp_path) == [result.env_steps]
+    with ps.Run(at(tmp_path, steps=10_000)) as run:
+        inner = run.trainer.train
+        monkeypatch.setattr(run.trainer, "train", lambda: (signal.raise_signal(signal.SIGINT), inner())[1])
+        finish(run)
+    assert run.result.stopped_by == "SIGINT"
+    assert saved(tmp_path) == [run.result.env_steps]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -515,21 +515,220 @@ def test_signals_at_start_up(number: int, delay_s: float, tmp_path: Path) -> Non
 def test_a_signal_in_an_evaluation_loses_nothing(tmp_path: Path) -> None:
     """The last evaluation is cut short; the run resumes, evaluates, and is what it would have been."""
     whole = ps.train(at(tmp_path / "whole"))
-    trainer = ps.Trainer(at(tmp_path / "cut"), tmp_path / "cut")
-    (tmp_path / "cut").mkdir()
-    write_config(trainer)
-    inner = trainer.sampler.evaluate_agent
+    with pytest.raises(SystemExit) as end, ps.Run(at(tmp_path / "cut")) as run:
+        inner = run.trainer.sampler.evaluate_agent
 
-    def interrupted(itr: int, episodes: int, give_up: Any = None) -> Episodes:
-        signal.raise_signal(signal.SIGTERM)
-        return inner(itr, episodes, give_up=give_up)
+        def interrupted(*args: Any, **kwargs: Any) -> Episodes:
+            signal.raise_signal(signal.SIGTERM)
+            return inner(*args, **kwargs)
 
-    trainer.sampler.evaluate_agent = interrupted
-    with trainer, pytest.raises(SystemExit) as end:
-        Runner(trainer).run()
+        run.trainer.sampler.evaluate_agent = interrupted
+        finish(run)
     assert end.value.code == 143
     resumed = ps.resume(tmp_path / "cut")
     assert resumed.metrics["eval/mean_reward"] == whole.metrics["eval/mean_reward"]
     assert resumed.checkpoint is not None
     for a, b in zip(whole.policy.agent.parameters(), resumed.policy.agent.parameters()):
         assert torch.equal(a, b)
+
+
+# Code of the user's own between the iterations
+
+
+def norm_of(policy: ps.Policy) -> float:
+    return float(sum(p.detach().norm() for p in policy.agent.parameters()))
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    kept = ("time/iterations", "time/total_timesteps")
+    return [{k: v for k, v in row.items() if k[:5] != "time/" or k in kept} for row in rows(run)]
+
+
+def test_an_empty_body_is_ps_train(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
+    ps.train(at(tmp_path / "a", eval_interval=150, eval_episodes=2))
+    with ps.Run(at(tmp_path / "b", eval_interval=150, eval_episodes=2)) as run:
+        finish(run)
+        assert run.result.stopped_by == "steps"  # already in the with
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_the_body_sees_every_iteration_and_its_numbers_are_logged(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    ended = 0
+    with ps.Run(at(tmp_path, log_interval=10**6, eval_interval=300, eval_episodes=2)) as run:
+        for it in run:
+            seen.append((it.itr, it.env_steps))
+            assert it.run is run
+            assert it.policy is run.policy
+            assert it.batch is not None
+            assert it.batch.env_steps == it.env_steps - (seen[-2][1] if len(seen) > 1 else 0)
+            ended += len(it.episodes)
+            assert it.metrics["rollout/episodes"] == ended
+            assert (it.evaluation is not None) == ("eval/mean_reward" in it.metrics)
+            if it.itr % 3 == 0:
+                it.metrics["mine/norm"] = torch.tensor(norm_of(it.policy))  # pyright: ignore
+                it.metrics["mine/count"] = np.int64(7)  # pyright: ignore
+    assert [itr for itr, _ in seen] == list(range(1, len(seen) + 1))
+    logged = {row["step"]: row for row in rows(tmp_path)}
+    mine = [steps for itr, steps in seen if itr % 3 == 0]
+    assert [step for step, row in logged.items() if "mine/norm" in row] == mine
+    assert all(row["mine/count"] == 7 and "train/policy_gradient_loss" in row for row in map(logged.get, mine) if row)
+    evaluated = [row["step"] for row in evaluations(tmp_path)]
+    assert set(logged) == {*mine, *evaluated}  # nothing else: the interval is never crossed
+    assert run.result.env_steps == seen[-1][1]
+
+
+@pytest.mark.filterwarnings("ignore:ConfigError in the loop")
+def test_what_is_no_number_is_refused_and_the_run_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it\.metrics\['mine'\]='x' \(str\)"), ps.Run(at(tmp_path)) as run:
+        for it in run:
+            it.metrics["mine"] = "x"  # pyright: ignore
+    assert saved(tmp_path) == [run.trainer.env_steps]
+
+
+@pytest.mark.parametrize("how", ["break", "stop"])
+def test_ended_early_it_is_saved_and_goes_on_as_if_it_had_not(
+    how: str, tmp_path: Path, same_run: Callable[[Path, Path], None]
+) -> None:
+    exp = replace(CARTPOLE, eval_env_kwargs={"max_episode_steps": 15})
+    settings: dict[str, Any] = {"log_interval": 200, "eval_interval": 150, "eval_episodes": 2, "checkpoint_interval": 0}
+
+    def body(run: ps.Run, until: int) -> None:
+        for it in run:
+            if it.itr % 2 == 0:
+                it.metrics["mine/norm"] = norm_of(it.policy)
+            if it.itr == until:
+                if how == "break":
+                    break
+                run.stop()
+
+    for name, until in (("whole", 0), ("cut", 4)):
+        with ps.Run(at(tmp_path / name, exp, **settings)) as run:
+            body(run, until)
+    assert run.result.stopped_by == "stop"
+    assert saved(tmp_path / "cut")[-1] == run.result.env_steps
+    assert "mine/norm" in rows(tmp_path / "cut")[-1]
+    with ps.Run.resume(tmp_path / "cut") as again:
+        body(again, 0)
+    assert again.result.stopped_by == "steps"
+    assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
+    assert evaluations(tmp_path / "cut") == evaluations(tmp_path / "whole")
+    assert max(evaluations(tmp_path / "cut")[-1]["lengths"]) <= 15
+    a, b = (load_checkpoint(find_checkpoint(tmp_path / name)).policy for name in ("whole", "cut"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def failing(exp: ps.Experiment) -> ps.Run:
+    with pytest.raises(ZeroDivisionError), ps.Run(exp) as run:
+        for it in run:
+            if it.itr == 3:
+                it.metrics["mine"] = 1.0
+                _ = 1 / 0
+    return run
+
+
+def test_an_error_in_the_body_saves_then_goes_on(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=f"penstock resume {tmp_path}"):
+        run = failing(at(tmp_path))
+    assert run.result.stopped_by == "ZeroDivisionError"
+    assert saved(tmp_path) == [run.result.env_steps] == [rows(tmp_path)[-1]["step"]]
+    assert rows(tmp_path)[-1]["mine"] == 1.0
+    assert ps.resume(tmp_path).metrics["time/iterations"] >= 10
+
+
+def test_an_error_in_training_saves_nothing_half_done(tmp_path: Path) -> None:
+    exp = replace(CARTPOLE, env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "raise_in_step", "at": 100})
+    with pytest.raises(EnvWorkerError), ps.Run(at(tmp_path, exp)) as run:
+        finish(run)
+    assert not (tmp_path / "checkpoints").exists()
+    with pytest.raises(ConfigError, match="before the run has ended"):
+        _ = run.result
+
+
+def test_a_signal_in_the_body_lets_it_finish(tmp_path: Path) -> None:
+    ends: list[int] = []
+    with pytest.raises(SystemExit) as caught, ps.Run(at(tmp_path, steps=10_000)) as run:
+        for it in run:
+            if it.itr == 2:
+                signal.raise_signal(signal.SIGINT)
+            ends.append(it.itr)
+    assert caught.value.code == 130
+    assert ends == [1, 2]
+    assert run.result.stopped_by == "SIGINT"
+    assert saved(tmp_path) == [run.result.env_steps]
+
+
+def test_saves_and_evaluates_when_told(tmp_path: Path) -> None:
+    told = 0.0
+    with ps.Run(at(tmp_path, eval_episodes=0, checkpoint_interval=0, keep=9)) as run:
+        for it in run:
+            if it.itr == 2:
+                assert int(run.save().name) == it.env_steps
+                assert len(run.evaluate(3)) == 3
+                told = it.metrics["eval/mean_reward"]
+        after = run.evaluate(2)
+    assert len(after) == 2
+    assert saved(tmp_path)[0] == rows(tmp_path)[1]["step"]
+    assert [row["eval/mean_reward"] for row in rows(tmp_path) if "eval/mean_reward" in row] == [told]
+    assert [len(row["returns"]) for row in evaluations(tmp_path)] == [3, 2]
+    for late in (run.save, run.evaluate):
+        with pytest.raises(ConfigError, match=r"ps\.evaluate"):
+            late()
+
+
+def test_a_run_belongs_into_a_with(tmp_path: Path) -> None:
+    run = ps.Run(at(tmp_path))
+    for use in (lambda: iter(run), lambda: next(run), lambda: run.policy, run.save):
+        with pytest.raises(ConfigError, match=r"with ps\.Run\(exp\) as run"):
+            use()
+    assert not (tmp_path / "config.json").exists()
+    with run:
+        run.stop()
+    with pytest.raises(ConfigError, match="runs once"), run:
+        pass
+
+
+SEEN: list[int] = []
+
+
+def look(it: ps.Iteration) -> None:
+    it.metrics["mine/steps"] = it.env_steps
+    SEEN.append(it.itr)
+    if it.itr == 4:
+        it.run.stop()
+
+
+def test_a_function_for_each_iteration(tmp_path: Path) -> None:
+    SEEN.clear()
+    result = ps.train(at(tmp_path, each="tests.run.test_loop:look"))
+    assert result.stopped_by == "stop"
+    assert SEEN == [1, 2, 3, 4]
+    assert [row["mine/steps"] for row in rows(tmp_path)] == [row["step"] for row in rows(tmp_path)]
+    assert json.loads((tmp_path / "config.json").read_text())["experiment"]["run"]["each"] == "tests.run.test_loop:look"
+    assert ps.resume(tmp_path).stopped_by == "steps"
+    assert SEEN[4:] == list(range(5, SEEN[-1] + 1))
+
+
+@pytest.mark.parametrize(
+    ("each", "says"), [("tests.run.test_loop:lok", "look"), ("json:__name__", "expected a function")]
+)
+def test_a_function_that_is_none_fails_before_anything_is_made(each: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ps.train(at(tmp_path / "run", each=each))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trainer_of_its_own_leaves_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "by" / "hand"
+    with ps.Trainer(at(run, steps=200), run) as trainer:
+        for _ in trainer:
+            trainer.save()
+    assert ps.load(run).predict(np.zeros(4, np.float32)) in (0, 1)
+    assert ps.resume(run, {"run.steps": 400}).env_steps >= 400
+
+
+def test_a_result_is_shown_in_a_line(tmp_path: Path) -> None:
+    text = repr(ps.train(at(tmp_path)))
+    assert len(text) < 200
+    assert "stopped by steps" in text
+    assert str(tmp_path) in text

@@ -1,0 +1,87 @@
+"""`--config FILE`: the experiment of a TOML file, or of a run that is to be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.core.config import override
+from penstock.core.errors import ConfigError, nearest
+from penstock.run.experiment import Experiment
+from penstock.run.presets import flat_settings, read_toml, with_preset
+from penstock.samplers import find_sampler, sized
+
+_ENV = {
+    "id": "env",
+    "kwargs": "env_kwargs",
+    "wrappers": "wrappers",
+    "info_keys": "info_keys",
+    "imports": "imports",
+    "checks": "env_checks",
+}
+"""Keys of the table `env`, and the settings that they are."""
+_TABLES = ("env", "algo", "sampler", "run", "eval_env", "eval_env_kwargs")
+
+
+def experiment_from(path: str | Path, algo: str | None = None, env: str | None = None) -> Experiment:
+    """The experiment of a settings file.
+
+    A TOML file has the tables env (or just an id), algo and sampler (`name` says which) and run; what it does not name
+    is the default, and no preset applies. It is its reader's own word, as a script is: the modules that it names are
+    imported. The config.json of a run (or its directory) is read as `resume` reads it, and begins a new directory.
+
+    Args:
+        algo, env: of the command line; the environment wins, another algorithm than the file's is refused.
+
+    Raises:
+        ConfigError: no such file, or a setting that is unknown or of the wrong type. CheckpointError: a damaged run.
+    """
+    from penstock.run.rundir import CONFIG, read_experiment  # it loads torch
+
+    path = Path(path)
+    if path.is_dir() or path.name == CONFIG:
+        exp = read_experiment(path if path.is_dir() else path.parent, env)
+        _refuse_another(path, algo, exp.algo_name)
+        return replace(exp, run=replace(exp.run, dir=None))
+    if path.suffix != ".toml":
+        raise ConfigError(f"--config {path}; expected a file in .toml, a run directory, or the {CONFIG} in one")
+    if not path.is_file():
+        raise ConfigError(f"--config {path}: there is no such file")
+    tables: dict[str, Any] = read_toml(path)
+    for key in tables:
+        if key not in _TABLES:
+            raise ConfigError(f"{path} has {key!r}, which is no table of an experiment; {nearest(key, _TABLES)}")
+    where = _environment(path, tables.pop("env", {}))
+    changes = flat_settings(tables)
+    name = changes.pop("algo.name", algo)
+    if name is None:
+        raise ConfigError(f'{path} names no algorithm; add algo = {{name = "ppo"}}, or say it: penstock train ppo ...')
+    _refuse_another(path, algo, name)
+    sampler = changes.pop("sampler.name", None)
+    exp = with_preset(name, env or where.pop("env", ""), None)
+    where.pop("env", None)
+    try:
+        if sampler is not None:
+            exp = replace(exp, sampler=sized(find_sampler(sampler)(), exp.sampler_settings.spec))
+        return override(exp, {**where, **changes})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _environment(path: Path, table: Any) -> dict[str, Any]:
+    """The settings of the table `env`, by their names in an Experiment."""
+    if isinstance(table, str):
+        return {"env": table}
+    if not isinstance(table, Mapping):
+        raise ConfigError(f'{path}: env={table!r}; expected an id, or a table: env = {{id = "CartPole-v1"}}')
+    for key in table:
+        if key not in _ENV:
+            raise ConfigError(f"{path}: the table env has {key!r}; {nearest(str(key), _ENV)}")
+    return {_ENV[key]: value for key, value in table.items()}
+
+
+def _refuse_another(path: Path, algo: str | None, theirs: str) -> None:
+    if algo is not None and algo != theirs:
+        raise ConfigError(f"{path} is of {theirs}, and {algo} was asked for; leave one of them out")

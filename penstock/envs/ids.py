@@ -1,0 +1,149 @@
+"""Environment ids that penstock itself knows: `ALE/*`, `MinAtar/*-v1` and the toys as `penstock/*-v0`.
+
+An Atari or MinAtar id means the game as published agents see it. `raw=True` among its keyword arguments means what
+Gymnasium makes of the id instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+
+from penstock.core.config import import_object
+from penstock.core.errors import ConfigError, MissingExtraError, nearest
+from penstock.envs.atari import atari
+
+_ALE, _MINATAR, _TOY = "ALE/", "MinAtar/", "penstock/"
+_MINATAR_GAMES = {
+    f"{_MINATAR}{name}-v1": f"penstock.envs.minatar:{function}"
+    for name, function in {
+        "Asterix": "asterix",
+        "Breakout": "breakout",
+        "Freeway": "freeway",
+        "Seaquest": "seaquest",
+        "SpaceInvaders": "space_invaders",
+    }.items()
+}
+_TOYS = {  # not FaultEnv, which may kill its process: a stored run could name it by its id
+    f"{_TOY}{name}-v0": f"penstock.envs.toy:{name}"
+    for name in (
+        "Bandit", "BitFlip", "BoundedBandit", "Chain", "Coin", "Constant", "ContinuousBandit", "Counter", "Echo",
+        "Endless", "HugeScale", "Masked", "Match", "Overshoot", "PixelCatch", "RepeatPrevious",
+        "ScaledBandit", "SeedEcho", "Sign", "TMaze", "ThreeStep", "TwoStep",
+    )
+}  # fmt: skip
+
+
+def own_factory(env: str) -> Callable[..., Any] | None:
+    """The callable that makes the environment of an id; None if that is Gymnasium's business."""
+    if env in _TOYS:
+        return import_object(_TOYS[env])
+    if env in _MINATAR_GAMES:
+        return functools.partial(_published, env, import_object(_MINATAR_GAMES[env]))
+    if env.startswith(_ALE):
+        game, sticky = _ale_game(env)
+        return functools.partial(_published, env, functools.partial(atari, game, sticky=sticky))
+    return None
+
+
+def make_registered(id_: str, **kwargs: Any) -> Any:
+    """What Gymnasium makes of an id. Raises ConfigError that names the nearest if it does not know it."""
+    try:
+        # Gymnasium's own checker looks at the first step only and costs a call on every one; `check_env` replaces it.
+        return gym.make(id_, **{"disable_env_checker": True, **kwargs})
+    except gym.error.DependencyNotInstalled:
+        raise
+    except gym.error.DeprecatedEnv as error:
+        raise ConfigError(str(error)) from error
+    except gym.error.Error as error:
+        if id_ in gym.registry:
+            raise
+        raise ConfigError(
+            f"unknown environment id {id_!r}: {nearest(id_, known_ids())} Packages register their ids when they are "
+            "imported: name the package in `imports=` (--import, e.g. --import minigrid)"
+        ) from error
+
+
+def import_path_of(env: str) -> str:
+    """The `module:qualname` of what an id stands for, whose presets are the id's too; other texts unchanged."""
+    env = env.partition(":")[2] if f":{_ALE}" in env else env
+    return {**_TOYS, **_MINATAR_GAMES}.get(env, env)
+
+
+def note_on(env: str, kwargs: Mapping[str, Any]) -> str:
+    """A line that says what is done to an Atari game, for the head of a run; "" for any other environment."""
+    env = import_path_of(env)
+    if not env.startswith(_ALE) or is_raw(env, kwargs):
+        return ""
+    changed = "".join(f", {key}={value}" for key, value in kwargs.items())
+    return (
+        f"{env} with the preprocessing of published agents: 4 frames a step, 84 x 84 grey, stacks of 4, sticky "
+        f"actions 0.25{changed}. --env-kwargs raw=true (env_kwargs={{'raw': True}}) switches it off"
+    )
+
+
+def is_raw(env: str, kwargs: Mapping[str, Any]) -> bool:
+    """True if an Atari or MinAtar id is to be made by Gymnasium."""
+    return bool(kwargs.get("raw")) and import_path_of(env).startswith((_ALE, "penstock.envs.minatar:"))
+
+
+def known_ids() -> list[str]:
+    """Every id that can be made as far as its package is installed: Gymnasium's and our own, sorted."""
+    registered = list(gym.registry)
+    games = [name for name in _ale_ids() if name not in registered]
+    minatar = _MINATAR_GAMES if importlib.util.find_spec("minatar") is not None else ()
+    return sorted({*registered, *games, *minatar, *_TOYS})
+
+
+def as_before_ids(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A stored experiment in which ids mean what they did when 0.1.0 stored it: what Gymnasium makes of them."""
+    env = experiment.get("env")
+    if isinstance(env, Mapping):
+        if "drop" in env or not _changed(env.get("env")):
+            return experiment
+        return {**experiment, "env": {**env, "kwargs": {**env.get("kwargs", {}), "raw": True}}}
+    if "env_drop" in experiment or not _changed(env):
+        return experiment
+    return {**experiment, "env_kwargs": {**experiment.get("env_kwargs", {}), "raw": True}}
+
+
+def _changed(env: Any) -> bool:
+    return isinstance(env, str) and (env in _MINATAR_GAMES or import_path_of(env).startswith(_ALE))
+
+
+def _published(id_: str, make: Callable[..., Any], *, raw: bool = False, **kwargs: Any) -> Any:
+    """The game by `make`, or by Gymnasium if `raw`."""
+    if raw:
+        return make_registered(id_, **kwargs)
+    known = [name for name in inspect.signature(make).parameters if name != "game"]
+    for name in kwargs:
+        if name not in known:
+            raise ConfigError(
+                f"{id_} with env_kwargs {name}={kwargs[name]!r}; it is made as published agents see it, by {known}: "
+                "leave it out, or have the game as Gymnasium makes it with raw=True (--env-kwargs raw=true)"
+            )
+    return make(**kwargs)
+
+
+def _ale_game(id_: str) -> tuple[str, float]:
+    """Game, as ale-py spells it, and probability of sticky actions of an id."""
+    known = _ale_ids()
+    if not known:
+        raise MissingExtraError("ale_py", "atari")
+    if id_ not in known:
+        raise ConfigError(f"unknown environment id {id_!r}; {nearest(id_, known)}")
+    kwargs = gym.registry[id_].kwargs
+    return kwargs["game"], kwargs["repeat_action_probability"]
+
+
+def _ale_ids() -> list[str]:
+    """The ids that ale-py registers when it is imported; none if it is not installed."""
+    if importlib.util.find_spec("ale_py") is None:
+        return []
+    importlib.import_module("ale_py")
+    return [name for name in gym.registry if name.startswith(_ALE)]

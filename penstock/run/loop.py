@@ -1,0 +1,431 @@
+"""The loop of a run: train, evaluate, hand over, log, checkpoint, stop; `train` and `resume` have an empty body."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock.core.batch import SampleBatch
+from penstock.core.config import import_object
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.learn.algorithm import AgentFn, ResultDict
+from penstock.learn.policy import Policy
+from penstock.run.entry import begun, reopened
+from penstock.run.experiment import Experiment
+from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
+from penstock.run.progress import Progress, print_summary
+from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
+from penstock.run.signals import die_of, ending_signals, handling
+from penstock.run.trainer import Trainer
+from penstock.samplers.episodes import Episodes
+
+
+def train(exp: Experiment, init: str | Path | None = None) -> Result:
+    """Trains an experiment in a new run directory: `Run(exp, init)` with an empty body.
+
+    Args:
+        init: a run whose networks and normalisers are the start.
+
+    Raises:
+        ConfigError: settings contradict each other, or the run directory holds something already.
+        EnvWorkerError: an environment failed. CheckpointError: the run directory cannot be written.
+    """
+    return _to_the_end(Run(exp, init))
+
+
+def resume(
+    run_dir: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    env: Any = None,
+    agent: AgentFn | None = None,
+    eval_env: Any = None,
+) -> Result:
+    """Goes on with a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
+
+    Args:
+        changes: of `run.*` settings only, e.g. {"run.steps": 400_000} to extend a finished run.
+        env, agent, eval_env: environment or agent function again, where it could not be stored (a lambda).
+
+    Raises:
+        CheckpointError: nothing good to go on from. ConfigError: changes that would make it another experiment.
+    """
+    return _to_the_end(Run.resume(run_dir, changes, env=env, agent=agent, eval_env=eval_env))
+
+
+def _to_the_end(run: Run) -> Result:
+    with run:
+        for _ in run:
+            pass
+    return run.result
+
+
+@dataclass(repr=False, eq=False)
+class Iteration:
+    """One iteration of a run, after training and before it is logged."""
+
+    itr: int
+    """Its number from 1."""
+    env_steps: int
+    """Environment steps since the run began."""
+    metrics: ResultDict
+    """The row that is logged. Numbers added to it are logged too, even between two log intervals."""
+    batch: SampleBatch | None
+    """The batch that was collected last, valid until the next iteration; None where a resumed run only evaluates."""
+    episodes: Episodes
+    """The training episodes that ended in it."""
+    evaluation: Episodes | None
+    """The episodes of its evaluation; None if none was due."""
+    run: Run
+    """The run, for `stop`, `save` and `evaluate`."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in training; a change to it is trained on."""
+        return self.run.policy
+
+    def __repr__(self) -> str:
+        return f"Iteration({self.itr}, {self.env_steps:,} steps, {len(self.metrics)} metrics)"
+
+
+class Run:
+    """A run as an iterator in a `with`: your code between its iterations, everything else as `ps.train` does it.
+
+        with ps.Run(exp) as run:
+            for it in run:
+                it.metrics["weights/norm"] = norm(it.policy.agent)
+        print(run.result.run_dir)
+
+    It logs, evaluates, checkpoints, shows progress and obeys signals. `break` saves and ends the run as `run.stop()`
+    does; `ps.resume` goes on after it. An error in the body saves the run, then goes on. The first Ctrl-C or SIGTERM
+    finishes the iteration and its body, saves and exits with 130 or 143 (an interactive session gets the result so
+    far); the second kills.
+
+    Args:
+        init: a run whose networks and normalisers are the start.
+
+    Raises:
+        ConfigError, EnvWorkerError, CheckpointError: as `ps.train`, on entry.
+    """
+
+    def __init__(self, exp: Experiment, init: str | Path | None = None) -> None:
+        self._prepare(begun(exp, init), resumed=False)
+
+    @classmethod
+    def resume(
+        cls,
+        run_dir: str | Path,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        env: Any = None,
+        agent: AgentFn | None = None,
+        eval_env: Any = None,
+    ) -> Run:
+        """The run of a directory again, from its newest good checkpoint; arguments and errors as of `ps.resume`."""
+        run = cls.__new__(cls)
+        run._prepare(reopened(Path(run_dir), changes, env, agent, eval_env), resumed=True)
+        return run
+
+    def _prepare(self, opening: contextlib.AbstractContextManager[Trainer], resumed: bool) -> None:
+        self._opening, self._resumed = opening, resumed
+        self._live: Trainer | None = None
+        self._result: Result | None = None
+        self._signal: int | None = None
+        self._lost_checkpoints = 0
+        self._said_cut = False
+        self._open: _Open | None = None
+        self._sound = True  # the trainer stands between two iterations, so that a checkpoint holds whole ones
+        self._entered = self._inside = self._failed = self._done = self._stopping = False
+        self._metrics: ResultDict = {}  # of the last iteration
+        self._evaluation: ResultDict = {}  # of the last evaluation
+        self._unlogged: ResultDict = {}  # for the next row
+
+    def __enter__(self) -> Run:
+        if self._entered:
+            raise ConfigError("a Run runs once; make another, or go on with it by ps.Run.resume(run_dir)")
+        self._entered = True
+        with contextlib.ExitStack() as stack:
+            self._live = trainer = stack.enter_context(self._opening)
+            config, run_dir = trainer.exp.run, self.run_dir
+            self._each: list[Callable[[Iteration], Any]] = [] if config.each is None else [import_object(config.each)]
+            stack.callback(self._summarize)
+            # What a pending iteration has logged already is cut as well: it is evaluated and logged again.
+            known_steps = trainer.env_steps - bool(trainer.pending)
+            self._log = MetricsLog(run_dir, known_steps if self._resumed else None, config.tensorboard)
+            stack.callback(self._log.close)
+            if self._resumed:
+                cut_rows(run_dir / EVALUATIONS, known_steps)  # the resumed run repeats those after the checkpoint
+            self._progress = Progress(config.steps, config.progress, title(trainer))
+            stack.callback(self._progress.close)
+            self._started, self._first_step = time.monotonic(), trainer.env_steps
+            stack.enter_context(handling(ending_signals(), self._note))
+            self._progress.note(headline(trainer))
+            for text in remarks(trainer, self._resumed):
+                self._say(text)
+            if self._resumed and trainer.sampler.cut_slots:
+                self._unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
+            self._stack = stack.pop_all()
+        self._inside = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._failed = error is not None
+        with self._stack:
+            if error is None:
+                self._stopping = True  # by `break`, if nothing else has ended the loop
+                try:
+                    self._settle()
+                finally:
+                    self._finish()
+            elif self._sound and self._result is None:
+                self._save_after(error)
+            self._inside = False
+        if error is None and self._signal is not None and not _interactive():
+            raise SystemExit(128 + self._signal)
+
+    def __iter__(self) -> Iterator[Iteration]:
+        _ = self.trainer
+        return self
+
+    def __next__(self) -> Iteration:
+        """The next iteration; the one before is logged, and a checkpoint written if one is due."""
+        trainer = self.trainer
+        self._settle()
+        it = None if self._result is not None or self._ends() else self._iterate(trainer)
+        if it is None:
+            self._finish()
+            raise StopIteration
+        return it
+
+    @property
+    def trainer(self) -> Trainer:
+        """The live run: sampler, policy and counters. Raises ConfigError before the `with`."""
+        if self._live is None:
+            raise ConfigError("a Run is used in a with: `with ps.Run(exp) as run:`, and in it `for it in run:`")
+        return self._live
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in training."""
+        return self.trainer.policy
+
+    @property
+    def run_dir(self) -> Path:
+        """Where everything is kept."""
+        run_dir = self.trainer.run_dir
+        assert run_dir is not None
+        return run_dir
+
+    @property
+    def result(self) -> Result:
+        """The result, once the loop has ended."""
+        if self._result is None:
+            raise ConfigError("run.result before the run has ended; read it after the loop")
+        return self._result
+
+    def stop(self) -> None:
+        """Ends the run after this iteration, without a last evaluation; `ps.resume` can go on with it."""
+        self._stopping = True
+
+    def save(self) -> Path:
+        """Writes a checkpoint now, besides those that are due; returns its path. Raises CheckpointError."""
+        metrics = self._metrics if self._open is None else self._open.it.metrics
+        return self._in_the_with().save(metrics.get("eval/mean_reward"))
+
+    def evaluate(self, episodes: int | None = None) -> Episodes:
+        """Evaluates now, besides when it is due: the metrics are added to those of this iteration.
+
+        Args:
+            episodes: how many; None for `run.eval_episodes`.
+        """
+        metrics, found = self._evaluate(self._in_the_with(), episodes)
+        if self._open is not None:
+            self._open.it.metrics |= metrics
+        return found
+
+    def _in_the_with(self) -> Trainer:
+        trainer = self.trainer
+        if not self._inside:
+            raise ConfigError("the with of this run is over; ps.evaluate(run.result.policy, env) plays its policy")
+        return trainer
+
+    def _iterate(self, trainer: Trainer) -> Iteration | None:
+        """Trains and evaluates; None if a signal cut the evaluation short, which a resumed run then makes up for."""
+        config, before, best = trainer.exp.run, trainer.env_steps, trainer.best_score
+        self._sound = False
+        interrupted, trainer.pending = trainer.pending, {}
+        metrics = (interrupted or trainer.train()) | self._unlogged
+        self._done = trainer.reached(metrics) or trainer.env_steps >= config.steps
+        evaluation = None
+        if config.eval_episodes and (
+            self._done or interrupted or _crossed(config.eval_interval, before, trainer.env_steps)
+        ):
+            if self._done:  # so that nothing is lost if the last evaluation is cut short
+                trainer.pending = metrics
+                self._checkpoint(None)
+                trainer.pending = {}
+            found, evaluation = self._evaluate(trainer, None)
+            if self._signal is not None and not found:
+                trainer.pending, self._metrics, self._sound = metrics, metrics, True
+                return None
+            metrics |= found
+            self._done = self._done or trainer.reached(metrics)
+        self._sound = True
+        batch, episodes = (None, Episodes()) if interrupted else (trainer.batch, trainer.episodes)
+        it = Iteration(trainer.itr, trainer.env_steps, metrics, batch, episodes, evaluation, self)
+        self._open = _Open(it, dict(metrics), before, best)
+        for function in self._each:
+            function(it)
+        return it
+
+    def _settle(self) -> None:
+        """Logs the iteration that was handed out, if one was, and saves a checkpoint if one is due."""
+        if self._open is None:
+            return
+        open_, self._open = self._open, None
+        it, before = open_.it, open_.before
+        trainer, config = self.trainer, self.trainer.exp.run
+        self._metrics = {name: _number(name, value) for name, value in it.metrics.items()}
+        told = self._done or "eval/mean_reward" in self._metrics or self._metrics != open_.shown
+        if told or not config.log_interval or _crossed(config.log_interval, before, it.env_steps):
+            self._log.write(it.env_steps, self._metrics)
+            self._unlogged = {}
+        self._progress.update(it.env_steps, self._metrics)
+        due = _crossed(config.checkpoint_interval, before, it.env_steps) or trainer.best_score > open_.best
+        if due and not self._ends():
+            self._checkpoint(self._metrics.get("eval/mean_reward"))
+
+    def _ends(self) -> bool:
+        """True if there is no further iteration."""
+        trainer = self.trainer
+        if self._done or self._stopping or self._signal is not None:
+            return True
+        return not trainer.pending and trainer.env_steps >= trainer.exp.run.steps
+
+    def _finish(self, error: str | None = None) -> None:
+        """Writes the last checkpoint and makes the result, once."""
+        if self._result is not None:
+            return
+        trainer = self.trainer
+        rule = self._done and trainer.reached(self._metrics)
+        over = rule or trainer.env_steps >= trainer.exp.run.steps
+        trainer.finished = over and not trainer.pending
+        path = self._checkpoint(self._metrics.get("eval/mean_reward"))
+        ended = "stop rule" if rule else "steps" if over else STOPPED
+        stopped_by = error or (ended if self._signal is None else signal.Signals(self._signal).name)
+        metrics = {**self._evaluation, **self._metrics}
+        self._result = Result(
+            trainer.recent, metrics, trainer.policy, self.run_dir, trainer.env_steps, stopped_by, path
+        )
+
+    def _save_after(self, error: BaseException) -> None:
+        """Saves the run after its body raised; a failure to save is a warning, and does not hide that error."""
+        for save in (self._settle, lambda: self._finish(type(error).__name__)):
+            try:
+                save()
+            except Exception as another:
+                warnings.warn(f"while saving after an error: {type(another).__name__}: {another}", stacklevel=3)
+        if self._result is not None and self._result.checkpoint is not None:
+            self._say(f"{type(error).__name__} in the loop; saved, to go on: penstock resume {self.run_dir}")
+
+    def _checkpoint(self, score: float | None) -> Path | None:
+        """Saves a checkpoint; one that cannot be written (a full disk, say) returns None and never stops training."""
+        try:
+            return self.trainer.save(score)
+        except CheckpointError as error:
+            self._lost_checkpoints += 1
+            self._say(f"checkpoint not written: {error}")
+            return None
+
+    def _evaluate(self, trainer: Trainer, episodes: int | None) -> tuple[ResultDict, Episodes]:
+        """Evaluates and notes it in eval/evaluations.jsonl; returns metrics, {} if a signal cut it short, and episodes."""
+        metrics, found = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
+        if self._signal is not None and not metrics:
+            return {}, found
+        self._evaluation = metrics
+        if cut := metrics.get("eval/cut_episodes"):
+            self._say_once(
+                f"{cut:.0f} of {len(found)} evaluation episodes had no end in run.eval_max_steps="
+                f"{trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or another "
+                "eval_max_steps, makes evaluations comparable"
+            )
+        log_evaluation(self.run_dir, trainer.env_steps, metrics, found)
+        return metrics, found
+
+    def _summarize(self) -> None:
+        trainer, result = self.trainer, self._result
+        if result is None or trainer.exp.run.progress == "off" or self._failed:
+            return
+        took_s, steps = time.monotonic() - self._started, trainer.env_steps - self._first_step
+        print_summary(title(trainer), summary(trainer, result, took_s, steps, self._lost_checkpoints))
+
+    def _say(self, text: str) -> None:
+        """Shows a message in the display, or as a warning where there is none."""
+        if self.trainer.exp.run.progress == "off":
+            warnings.warn(text, stacklevel=3)
+        else:
+            self._progress.note(text)
+
+    def _say_once(self, text: str) -> None:
+        if not self._said_cut:
+            self._said_cut = True
+            self._say(text)
+
+    def _note(self, number: int) -> None:
+        """Notes the first signal; the second ends the process."""
+        if self._signal is not None:
+            if sys.stdout is not None and sys.stdout.isatty():
+                _tell(1, "\x1b[?25h")  # the live display has hidden the cursor
+            die_of(number)
+        self._signal = number
+        if self.trainer.exp.run.progress != "off":
+            name = signal.Signals(number).name
+            _tell(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n")
+
+
+@dataclass
+class _Open:
+    """An iteration that was handed out and is not logged yet."""
+
+    it: Iteration
+    shown: ResultDict
+    """Its metrics as they were handed out."""
+    before: int
+    """Environment steps before it."""
+    best: float
+    """The best score before it."""
+
+
+def _number(name: str, value: Any) -> float:
+    if type(value) is float or type(value) is int:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"it.metrics[{name!r}]={value!r} ({type(value).__name__}); expected a number") from error
+
+
+def _crossed(interval: int, before: int, after: int) -> bool:
+    """True if a multiple of `interval` lies in (before, after]; without state, so that a resumed run agrees."""
+    return interval > 0 and after // interval > before // interval
+
+
+def _tell(fd: int, text: str) -> None:
+    """Writes past the streams, as a signal handler must, and past a pipe whose reader the same Ctrl-C has ended."""
+    with contextlib.suppress(OSError):
+        os.write(fd, text.encode())
+
+
+def _interactive() -> bool:
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules

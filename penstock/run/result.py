@@ -1,0 +1,114 @@
+"""The result of a run, and the lines that the run shows before and after it trains."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.machine import counted
+from penstock.core.spec import describe
+from penstock.learn.algorithm import ResultDict
+from penstock.learn.policy import Policy
+from penstock.run.rundir import changes_since
+from penstock.run.trainer import Trainer
+from penstock.samplers.episodes import Episodes
+
+STOPPED = "stop"
+"""`Result.stopped_by` of a run that `run.stop()` or `break` has ended."""
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """The result of a run."""
+
+    episodes: Episodes
+    """The last 100 training episodes."""
+    metrics: ResultDict
+    """Metrics of the last iteration and of the last evaluation."""
+    policy: Policy
+    """The trained policy: `policy.agent` is the torch module, `policy.predict` acts."""
+    run_dir: Path
+    env_steps: int
+    stopped_by: str
+    """"steps", "stop rule", "stop" (by `run.stop()` or `break`), the name of a signal, or of an error in the loop."""
+    checkpoint: Path | None
+    """The last checkpoint; None if it could not be written."""
+
+    def __repr__(self) -> str:
+        parts = [f"{self.env_steps:,} steps", f"stopped by {self.stopped_by}"]
+        if len(self.episodes):
+            parts.append(f"return {self.episodes.mean_return:,.1f} over {counted(len(self.episodes), 'episode')}")
+        if "eval/mean_reward" in self.metrics:
+            parts.append(f"evaluation {self.metrics['eval/mean_reward']:,.1f}")
+        return f"Result({', '.join(parts)}; {self.run_dir})"
+
+
+def title(trainer: Trainer) -> str:
+    """Algorithm and environment, as in `PPO on CartPole-v1`."""
+    return f"{type(trainer.exp.algo).__name__} on {trainer.exp.env_config.name}"
+
+
+def headline(trainer: Trainer) -> str:
+    """Spaces, parameters, rows and updates of an iteration, seed and directory, in a line."""
+    policy, spec = trainer.policy, trainer.report.spec
+    T, B = trainer.sampler.batch_spec
+    count = sum(p.numel() for p in policy.agent.parameters())
+    if policy.replay_schedule is not None:
+        trained_on = f"; {policy.replay_schedule.describe()}"
+        if policy.replay_schedule.learning_starts >= trainer.exp.run.steps:
+            trained_on += f", which is never in the {trainer.exp.run.steps:,} steps of this run"
+    else:
+        parts = 1 if policy.minibatch is None else max(round(T * B / policy.minibatch), 1)
+        trained_on = f", {counted(policy.epochs * parts, 'update')} each"
+    return (
+        f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
+        f"{describe(spec.action)}; {count:,} parameters; {counted(B, 'slot')} x {counted(T, 'step')} = "
+        f"{counted(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {trainer.run_dir}"
+        + (f"\n  {note}" if (note := trainer.exp.env_config.note) else "")
+    )
+
+
+def remarks(trainer: Trainer, resumed: bool) -> list[str]:
+    """Remarks that a reader of the run's numbers should know beforehand."""
+    said: list[str] = []
+    if not trainer.report.reproducible:
+        said.append("the environment does not repeat itself from a seed and actions: a resumed run starts new episodes")
+    if resumed and trainer.run_dir is not None and (changed := changes_since(trainer.run_dir)):
+        said.append(f"since the run began: {', '.join(changed)}; the last bits may differ")
+    if resumed and (cut := len(trainer.sampler.cut_slots)):
+        slots = trainer.sampler.batch_spec.B
+        said.append(f"{cut} of {slots} slots could not be brought back and start a new episode")
+    return said
+
+
+def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_checkpoints: int) -> Mapping[str, str]:
+    """The rows of the table at the end of a run; `steps` of it were taken in these `took_s` seconds."""
+    metrics, run = result.metrics, result.run_dir
+    rows = {
+        "stopped by": result.stopped_by,
+        "environment steps": f"{result.env_steps:,} ({took_s:,.1f} s, {steps / max(took_s, 1e-9):,.0f} a second)",
+    }
+    if len(result.episodes):
+        rows["return, last episodes"] = f"{result.episodes.mean_return:,.1f} over {len(result.episodes)}"
+    if "eval/mean_reward" in metrics:
+        rows["return, evaluation"] = f"{metrics['eval/mean_reward']:,.1f} +- {metrics.get('eval/std_reward', 0.0):,.1f}"
+    if trainer.policy.skipped:
+        rows["updates skipped"] = f"{trainer.policy.skipped} of {trainer.policy.updates} (not finite)"
+    faults = {
+        name.removeprefix("faults/"): n for name, n in trainer.sampler.metrics().items() if name.startswith("faults/")
+    }
+    if faults:
+        rows["faults"] = ", ".join(f"{n:,.0f} {name.replace('_', ' ')}" for name, n in faults.items())
+    if lost_checkpoints:
+        rows["checkpoints lost"] = str(lost_checkpoints)
+    rows["run directory"] = str(run)
+    rows["checkpoint"] = str(result.checkpoint or "not written")
+    hints = [f"penstock eval {run}", f"penstock plot {run}"]
+    if result.stopped_by == STOPPED or result.stopped_by in signal.Signals.__members__:
+        hints.append(f"penstock resume {run}")
+    elif result.stopped_by == "steps":
+        hints.append(f"penstock resume {run} --run.steps {2 * result.env_steps}")
+    rows["next"] = "\n".join(hints)
+    return rows

@@ -1,0 +1,111 @@
+"""`--config FILE` and `--preset-file FILE`: the experiments that they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cli.config import experiment_from
+from penstock.cli.settings import experiment, train_parser
+from penstock.core.errors import ConfigError
+from tests.cli.short import QUIET, Cli, config
+
+FILE = """
+eval_env_kwargs = {max_episode_steps = 20}
+run = {steps = 640, stop = {"eval/mean_reward" = 475}}
+
+[env]
+id = "CartPole-v1"
+kwargs = {max_episode_steps = 9}
+info_keys = ["k"]
+checks = "always"
+
+[algo]
+name = "a2c"
+lr = "linear(1e-3, 0)"
+net = {hidden = [8]}
+
+[sampler]
+name = "cpu"
+T = 7
+workers = 1
+"""
+
+
+def meant(*options: str, algo: str | None = None) -> Any:
+    args, rest = train_parser().parse_known_args(options)
+    return experiment(algo, args, rest)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "x.toml").write_text(FILE)
+    return tmp_path / "x.toml"
+
+
+def test_a_file_says_everything_and_options_override_it(file: Path) -> None:
+    exp, preset = meant(
+        "--config", str(file), "--run.seed", "3", "--sampler.B", "5", "--env-kwargs", "sutton_barto_reward=true"
+    )
+    assert preset is None
+    assert exp.algo == ps.A2C(lr="linear(1e-3, 0)", net=ps.Net(hidden=(8,)))
+    assert exp.sampler == ps.CpuSampler(T=7, B=5, workers=1)
+    assert (exp.run.steps, exp.run.seed, exp.run.stop) == (640, 3, {"eval/mean_reward": 475.0})
+    assert (exp.env, exp.info_keys, exp.env_checks) == ("CartPole-v1", ("k",), "always")
+    assert exp.env_kwargs == {"max_episode_steps": 9, "sutton_barto_reward": True}
+    assert exp.eval_env_config.kwargs["max_episode_steps"] == 20
+    assert meant("--config", str(file), "--env", "CartPole-v0", algo="a2c")[0].env == "CartPole-v0"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("[env]", "[envs]", r"'envs'.*'env'"),
+        ('id = "C', 'idd = "C', r"the table env has 'idd'"),
+        ('name = "a2c"', 'name = "a3c"', "a2c"),
+        ('name = "a2c"', "", "names no algorithm"),
+        ("workers = 1", "worker = 1", r"x\.toml: .*'workers'"),
+        ("[env]", "[env", "not valid TOML"),
+    ],
+)
+def test_mistakes_in_a_file_name_it(old: str, new: str, says: str, file: Path) -> None:
+    file.write_text(FILE.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=says):
+        experiment_from(file)
+
+
+def test_files_that_are_none(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        experiment_from(tmp_path / "y.toml")
+    with pytest.raises(ConfigError, match=r"expected a file in \.toml"):
+        experiment_from(tmp_path / "y.yaml")
+    with pytest.raises(ConfigError, match="is of a2c, and ppo was asked for"):
+        experiment_from(file, "ppo")
+    with pytest.raises(ConfigError, match="leave out --preset"):
+        meant("--config", str(file), "--preset", "none")
+
+
+def test_a_run_is_made_again(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    said = cli("train", "--config", str(trained / "config.json"), *QUIET[2:], "--run.dir", "again", "--run.seed", "4")
+    assert said.code == 0, said.both
+    again, before = config(tmp_path / "again"), config(trained)
+    assert again["run"].pop("seed") == 4
+    assert (again["run"].pop("dir"), again["algo"]) == ("again", before["algo"])
+    assert experiment_from(trained).run.dir is None
+    assert experiment_from(trained).algo_name == "ppo"
+
+
+def test_presets_of_the_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('["Cart*"]\nwhy = "mine"\nalgo = {lr = 0.5}\n["other"]\nalgo = {lr = 0.25}\n')
+    exp, found = meant("--env", "CartPole-v1", "--preset-file", str(file), algo="ppo")
+    assert (exp.algo.lr, found.why, found.path) == (0.5, "mine", file)
+    assert meant("--env", "CartPole-v1", "--preset-file", str(file), "--preset", "other", algo="ppo")[0].algo.lr == 0.25
+    assert meant("--env", "Acrobot-v1", "--preset-file", str(file), algo="ppo")[1] is None
+    with pytest.raises(ConfigError, match=r"mine\.toml has no table 'othr'"):
+        meant("--env", "X-v0", "--preset-file", str(file), "--preset", "othr", algo="ppo")
+    with pytest.raises(ConfigError, match="no such file"):
+        meant("--env", "X-v0", "--preset-file", str(tmp_path / "no.toml"), algo="ppo")

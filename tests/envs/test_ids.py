@@ -1,0 +1,93 @@
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from penstock.core.errors import ConfigError, MissingExtraError
+from penstock.envs import ids
+from penstock.envs.ids import as_before_ids, import_path_of, known_ids, note_on
+from penstock.envs.make import EnvConfig
+from penstock.envs.toy import Counter, Overshoot, TMaze, __all__ as toys
+
+
+class Game(Counter):
+    """What stands for the preprocessed game, or for Gymnasium's."""
+
+    def __init__(self, game: str = "raw", sticky: float = 0.0, noop_max: int = 30) -> None:
+        super().__init__()
+        self.made = (game, sticky, noop_max)
+
+
+@pytest.fixture
+def ale(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`ALE/Fake-v5` in place of ale-py's ids."""
+
+    def make(**kwargs: Any) -> Any:
+        kwargs.pop("repeat_action_probability")
+        return Game(**kwargs)
+
+    gym.register("ALE/Fake-v5", entry_point=make, kwargs={"game": "fake", "repeat_action_probability": 0.25})
+    monkeypatch.setattr(ids, "atari", Game)
+    monkeypatch.setattr(ids, "_ale_ids", lambda: ["ALE/Fake-v5"])
+    yield
+    del gym.registry["ALE/Fake-v5"]
+
+
+def test_an_atari_id_is_the_preprocessed_game_unless_it_is_raw(ale: Any) -> None:
+    def made(**kwargs: Any) -> Any:
+        return EnvConfig("ALE/Fake-v5", kwargs).make().unwrapped.made  # pyright: ignore
+
+    assert made() == ("fake", 0.25, 30)
+    assert made(sticky=0.0, noop_max=3) == ("fake", 0.0, 3)
+    assert made(raw=True) == ("fake", 0.0, 30)
+    assert made(raw=False) == ("fake", 0.25, 30)
+    with pytest.raises(ConfigError, match=r"frameskip=1; .*noop_max.*raw=True"):
+        made(frameskip=1)
+    with pytest.raises(ConfigError, match="did you mean 'ALE/Fake-v5'"):
+        EnvConfig("ALE/Fakee-v5").make()
+    with pytest.raises(ConfigError, match="did you mean 'ALE/Fake-v5'"):
+        EnvConfig("Fake-v5").make()
+    assert "ALE/Fake-v5" in known_ids()
+
+
+def test_an_atari_id_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids, "_ale_ids", list)
+    with pytest.raises(MissingExtraError, match=r"penstock\[atari\]"):
+        EnvConfig("ALE/Pong-v5").make()
+
+
+def test_real_atari_and_minatar_ids() -> None:
+    pytest.importorskip("ale_py")
+    assert EnvConfig("ALE/MsPacman-v5").make().observation_space.shape == (4, 84, 84)
+    assert EnvConfig("ale_py:ALE/Pong-v5", {"raw": True}).make().observation_space.shape == (210, 160, 3)
+    assert EnvConfig("MinAtar/SpaceInvaders-v1").make().observation_space.shape == (10, 10, 6)
+
+
+def test_toys_have_ids() -> None:
+    assert isinstance(EnvConfig("penstock/TMaze-v0", {"length": 3}).make(), TMaze)
+    left_out = {"FAULTS", "FaultEnv", "HideVelocity", "Toy", "cartpole_positions"}
+    assert {f"penstock/{name}-v0" for name in toys if name not in left_out} <= set(known_ids())
+    with pytest.raises(ConfigError, match="did you mean 'penstock/Overshoot-v0'"):
+        EnvConfig("penstock/Overshot-v0").make()
+    assert np.isfinite(Overshoot().reset(seed=0)[0]).all()
+
+
+def test_what_is_done_unasked_is_said() -> None:
+    assert "raw=true" in EnvConfig("ALE/Pong-v5", {"sticky": 0}).note
+    assert "sticky=0" in note_on("ale_py:ALE/Pong-v5", {"sticky": 0})
+    assert (
+        EnvConfig("ALE/Pong-v5", {"raw": True}).note == EnvConfig("CartPole-v1").note == EnvConfig(Counter).note == ""
+    )
+    assert import_path_of("MinAtar/Breakout-v1") == "penstock.envs.minatar:breakout"
+    assert import_path_of("ale_py:ALE/Pong-v5") == "ALE/Pong-v5"
+    assert import_path_of("CartPole-v1") == "CartPole-v1"
+
+
+@pytest.mark.parametrize("env", ["ALE/Pong-v5", "ale_py:ALE/Pong-v5", "MinAtar/Breakout-v1"])
+def test_ids_in_runs_of_0_1_0_mean_what_they_meant(env: str) -> None:
+    old = {"env": env, "env_kwargs": {"mode": 1}}
+    assert as_before_ids(old) == {"env": env, "env_kwargs": {"mode": 1, "raw": True}}
+    assert as_before_ids({"env": {"env": env, "kwargs": {}}}) == {"env": {"env": env, "kwargs": {"raw": True}}}
+    for new in ({**old, "env_drop": []}, {"env": {"env": env, "drop": []}}, {"env": "CartPole-v1"}, {"env": None}):
+        assert as_before_ids(new) == new

@@ -1,0 +1,138 @@
+"""Functions and settings of a user's own: what they get wrong is one clear error, before or in the first batch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.agents.networks import Net
+from penstock.algos.ppo import PPO
+from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch
+from penstock.core.errors import ConfigError
+from penstock.envs.toy import BoundedBandit, Chain
+from penstock.learn.algorithm import Loss, LossFn, PostprocessFn
+from penstock.learn.minibatch import minibatches
+from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.train_ops import train_one_step
+from penstock.samplers.serial import SerialSampler
+
+PLAIN = PPO(net=Net(hidden=(4,)), minibatch=16, epochs=1)
+
+
+def own(env: Any = Chain, **functions: Any) -> tuple[Policy, SampleBatch]:
+    """PPO with some functions of another's, and a batch."""
+    sampler = SerialSampler(T=8, B=2).build(env, seed=1)
+    policy = PLAIN.policy(PPO.functions._replace(**functions), sampler.spec, 0, "cpu")
+    sampler.initialize(policy.agent)
+    return policy, sampler.obtain_samples(0)[0]
+
+
+def with_rows(**changes: Callable[[Tensor], Tensor]) -> PostprocessFn:
+    """PPO's post-processing with rows made otherwise."""
+
+    def postprocess(agent: Any, batch: Any, cfg: Any) -> TrainBatch:
+        data = PPO.functions.postprocess(agent, batch, cfg)
+        return replace(data, rows={**data.rows, **{name: fn(data[name]) for name, fn in changes.items()}})
+
+    return postprocess
+
+
+def with_loss(fn: Callable[[Loss, TrainBatch], Any]) -> LossFn:
+    """PPO's loss made into something else."""
+    return lambda agent, x, cfg: fn(PPO.functions.loss(agent, x, cfg), x)
+
+
+MISTAKES = {
+    "transposed": (
+        {"postprocess": with_rows(advantage=lambda x: x.T)},
+        r"rows\['advantage'\] of shape \[2, 8\]; expected \[T, B, ...\] with T=8, B=2",
+    ),
+    "too long": ({"postprocess": with_rows(advantage=lambda x: torch.cat([x, x[:1]]))}, r"of shape \[9, 2\]"),
+    "one element": (
+        {"postprocess": with_rows(**{"return": lambda x: x.unsqueeze(-1)})},
+        r"rows\['return'\] of shape \[8, 2, 1\]; expected \[8, 2\]",
+    ),
+    "no batch": ({"postprocess": lambda *_: None}, "postprocess_fn returned NoneType; expected a penstock.TrainBatch"),
+    "key": (
+        {"postprocess": lambda agent, batch, cfg: batch.info["lopg"]},
+        r"asked for 'lopg'.*holds \['env', 'logp'\]",
+    ),
+    "row": ({"loss": lambda agent, x, cfg: x["advantge"]}, "no row 'advantge'.*did you mean 'advantage'"),
+    "bare loss": (
+        {"loss": with_loss(lambda loss, x: loss.total)},
+        r"loss_fn returned Tensor; expected penstock.Loss\(",
+    ),
+    "pair": ({"loss": with_loss(lambda loss, x: (loss.total, loss.metrics))}, "loss_fn returned tuple"),
+    "rows of loss": (
+        {"loss": with_loss(lambda loss, x: Loss(loss.total * x["return"], {}))},
+        r"a total for 'all' of shape \[\d+\]; expected a scalar",
+    ),
+    "number": ({"loss": with_loss(lambda loss, x: Loss(loss.total.item(), {}))}, "of type float"),  # pyright: ignore
+    "detached": ({"loss": with_loss(lambda loss, x: Loss(loss.total.detach(), {}))}, "without a gradient"),  # pyright: ignore
+    "metrics": ({"loss": with_loss(lambda loss, x: Loss(loss.total, None))}, "metrics are NoneType"),  # pyright: ignore
+    "rows of metric": (
+        {"loss": with_loss(lambda loss, x: Loss(loss.total, {"r": x["return"]}))},
+        r"metric 'r' is of shape \[\d+\]; expected a scalar",
+    ),
+    "no optimizers": ({"optimizer": lambda agent, cfg: None}, "optimizer_fn returned NoneType"),
+    "bare optimizer": (
+        {"optimizer": lambda agent, cfg: torch.optim.SGD(agent.parameters(), 0.1)},
+        r'optimizer_fn returned SGD; expected .name: optimizer.: put it into a dict, ."all": optimizer.',
+    ),
+    "no optimizer": (
+        {"optimizer": lambda agent, cfg: {"all": agent}},
+        "{'all': 'ActorCritic'}; expected a torch.optim",
+    ),
+    "no schedule": ({"replay": lambda agent, cfg: 3}, "replay_fn returned int; expected a penstock.ReplaySchedule"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_functions_of_ones_own_get_wrong_is_one_clear_error(mistake: str):
+    functions, message = MISTAKES[mistake]
+    with pytest.raises(ConfigError, match=message):
+        train_one_step(*own(**functions))
+
+
+def test_an_error_in_a_function_of_ones_own_stays_what_it_is():
+    with pytest.raises(KeyError, match="'env'"):  # a key that the batch has
+        train_one_step(*own(postprocess=lambda agent, batch, cfg: {}["env"]))
+
+
+def test_rows_of_one_element_are_taken_where_the_environment_has_some():
+    fine = with_rows(action=lambda x: x * 1.0)
+    assert own(BoundedBandit, postprocess=fine)[1].action.shape == (8, 2, 1)
+    train_one_step(*own(BoundedBandit, postprocess=fine))
+
+
+def test_a_policy_says_what_settings_and_batches_it_takes():
+    policy, batch = own()
+    for settings in ({"lr": 0.1}, PPO, None):
+        with pytest.raises(ConfigError, match="expected an instance of a frozen dataclass"):
+            Policy(
+                settings,
+                policy.spec,
+                agent_fn=PPO.functions.agent,
+                postprocess_fn=PPO.functions.postprocess,
+                loss_fn=PPO.functions.loss,
+                optimizer_fn=PPO.functions.optimizer,
+            )
+    for given, message in (
+        (MultiAgentBatch({"a": batch, "b": batch}, 16), r"MultiAgentBatch of the policies \['a', 'b'\]; each policy"),
+        ((batch, None), r"got tuple.*obtain_samples returns \(batch, episodes\)"),
+        (None, "got NoneType; expected the SampleBatch of a sampler"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train_one_step(policy, given)  # pyright: ignore
+
+
+def test_a_samplers_batch_is_post_processed_as_it_is():
+    policy, batch = own()
+    data = policy.postprocess(batch)
+    assert isinstance(batch.valid, np.ndarray)
+    assert torch.equal(data["advantage"], policy.postprocess(as_tensors(batch, policy.device))["advantage"])
+    assert sum(len(x["return"]) for x in minibatches(data, 8, policy.shuffler())) == batch.env_steps
