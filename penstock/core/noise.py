@@ -38,7 +38,7 @@ class Purpose(IntEnum):
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:
     """A numpy generator for up to three further address words, for shuffles and other draws of unknown size."""
-    return at_address(np.random.Generator(np.random.Philox(_Placeholder())), seed, purpose, *address)
+    return at_address(np.random.Generator(np.random.Philox(_PLACEHOLDER)), seed, purpose, *address)
 
 
 def at_address(rng: np.random.Generator, seed: int, purpose: Purpose, *address: int) -> np.random.Generator:
@@ -135,18 +135,21 @@ def derived_seed(seed: int, purpose: Purpose) -> int:
     return _hash(seed, int(purpose), 0) >> 1
 
 
-class _Placeholder(np.random.bit_generator.ISeedSequence):
+class _Placeholder(np.random.SeedSequence):
     """The seed of a Philox whose state is set right after: without one numpy asks the system for entropy."""
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[Any]:
         return np.zeros(n_words, dtype)
 
 
+_PLACEHOLDER = _Placeholder(0)
+
+
 class _Scratch(threading.local):
     """A Philox for each thread, to be set to an address and drawn from at once: making one takes ten times as long."""
 
     def __init__(self) -> None:
-        self.bits = np.random.Philox(_Placeholder())
+        self.bits = np.random.Philox(_PLACEHOLDER)
 
 
 _scratch = _Scratch()

@@ -156,7 +156,8 @@ class Replay:
             terminated: [T, B] ends that targets see, if other than the environment's.
         """
         if self.storage is None:
-            self.prepare(*batch.valid.shape, tree_map(lambda x: x[0, 0], batch.info))
+            T, B = batch.spec
+            self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
         storage, index = self._live()
         storage.write(batch, terminated)
         self.appended += int(np.count_nonzero(batch.valid))

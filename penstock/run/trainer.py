@@ -32,7 +32,7 @@ from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.offline import check_teacher
-from penstock.samplers.sampler import Sampler, with_discount
+from penstock.samplers.sampler import Sampler, SamplerSettings
 
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
@@ -313,3 +313,12 @@ class Trainer:
         except OSError as error:
             return f"the batch could not be saved in {path}: {error.strerror or error}"
         return f"the batch it happened on is in {path}"
+
+
+def with_discount(settings: SamplerSettings, discount: float | None) -> SamplerSettings:
+    """The sampler's settings, its own or those inside it, with this discount where they have None."""
+    own: Any = settings
+    if hasattr(own, "inner"):
+        return replace(own, inner=with_discount(own.inner, discount))
+    follows = discount is not None and getattr(own, "discount", 0.0) is None
+    return replace(own, discount=discount) if follows else settings

@@ -19,7 +19,6 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.journal import Journal
 from penstock.envs.pools.pool import PoolState
 from penstock.samplers.async_process import (
     BATCHES,
@@ -34,7 +33,7 @@ from penstock.samplers.async_process import (
     MakeInner,
     SetInner,
 )
-from penstock.samplers.episodes import Episodes, EpisodeStats
+from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
 from penstock.samplers.installed import Installed
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, last_row
 from penstock.workers import control

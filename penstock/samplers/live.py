@@ -21,10 +21,9 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.journal import Journal, JournalViews
 from penstock.envs.pools.pool import EnvPool, PoolState, slots_of
 from penstock.samplers.collector import Collect, GroupViews
-from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats, join_episodes
+from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats, Journal, JournalViews, join_episodes
 from penstock.samplers.installed import Installed
 from penstock.samplers.traced import loop
 

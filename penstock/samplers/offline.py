@@ -57,7 +57,7 @@ class OfflineSampler:
     verify: bool = True
     """Read all of the dataset once before training, so that a damaged file is found now and not hours later."""
     discount: Unit | None = None
-    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, or 0.99 without one."""
+    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, else 0.99."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from penstock.agents.agent import Agent
@@ -92,12 +91,3 @@ class SamplerSettings(Protocol):
             total_slots: of all of them, over which ladders of epsilon are spread; None for B.
         """
         ...
-
-
-def with_discount(settings: SamplerSettings, discount: float | None) -> SamplerSettings:
-    """The sampler's settings, its own or those inside it, with this discount where they have None."""
-    own: Any = settings
-    if hasattr(own, "inner"):
-        return replace(own, inner=with_discount(own.inner, discount))
-    follows = discount is not None and getattr(own, "discount", 0.0) is None
-    return replace(own, discount=discount) if follows else settings

@@ -33,7 +33,7 @@ class SerialSampler:
     max_decorrelation_steps: Whole = 0
     """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
     discount: Unit | None = None
-    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, or 0.99 without one."""
+    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, else 0.99."""
     journal_steps: Whole = 100_000
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
 

@@ -21,8 +21,7 @@ from penstock.core.slab import share
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.journal import OpenEpisode
-from penstock.envs.pools.pool import EnvPool, Group, PoolState, slots_of
+from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, slots_of
 from penstock.envs.pools.serial import STEPPING, Reset
 from penstock.workers import control
 from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver

@@ -13,9 +13,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.journal import OpenEpisode
 from penstock.envs.pools.native import NativeEnv
-from penstock.envs.pools.pool import EnvPool, Group, PoolState
+from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState
 
 
 class NativeGroups(EnvPool):

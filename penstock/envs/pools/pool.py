@@ -11,7 +11,6 @@ from penstock.core.errors import EnvContractError
 from penstock.core.protocols import required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
-from penstock.envs.pools.journal import OpenEpisode
 
 
 class Group(NamedTuple):
@@ -66,6 +65,17 @@ class PoolState:
 
 
 PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")
+
+
+class OpenEpisode(NamedTuple):
+    """One slot's open episode. Observation k, and the reward that came with it, follow action k - 1."""
+
+    actions: Tree
+    """[L, *A] since it opened."""
+    unseen: int = 0
+    """Number of the first observation in the digest: those of random first steps are in no batch."""
+    digest: Sequence[int] = ()
+    """`restoring.checksums` of the observations and rewards from then on; empty if there is none."""
 
 
 class EnvPool(Protocol):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvWorkerError
@@ -14,8 +16,10 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
-from penstock.envs.pools.journal import OpenEpisode, checksums, thinned
-from penstock.envs.pools.pool import PoolState
+from penstock.envs.pools.pool import OpenEpisode, PoolState
+
+_DIGESTED = 1024
+"""Elements of an observation's array that are digested at most; of larger ones every nth is."""
 
 
 def has_state(env: Any) -> bool:
@@ -161,6 +165,17 @@ def replay(pool: Slots, b: int, episode: OpenEpisode, target: Tree) -> bool:
         return False
     pairs = zip(tree_leaves(obs_row), tree_leaves(target))
     return all(x[0].tobytes() == np.ascontiguousarray(y).tobytes() for x, y in pairs)
+
+
+def thinned(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[B, T, n] view of what is digested of an array [T, B, ...]."""
+    flat = x.reshape(*x.shape[:2], -1)
+    return flat[:, :, :: max(1, -(-flat.shape[2] // _DIGESTED))].swapaxes(0, 1)
+
+
+def checksums(views: Sequence[npt.NDArray[Any]], before: Sequence[int]) -> list[int]:
+    """The digest of one slot with the next row added, by `thinned` views [1, 1, n] of observation and reward."""
+    return [zlib.crc32(view.tobytes(), n) for view, n in zip(views, before)]
 
 
 def write_tree(row: Tree, b: int, obs: Any) -> bool:

@@ -15,9 +15,8 @@ from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.journal import OpenEpisode
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, refuse_obs, refuse_step, slot_at
-from penstock.envs.pools.pool import EnvPool, Group, PoolState
+from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
 from penstock.envs.spaces import env_spec
 
