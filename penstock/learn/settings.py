@@ -93,7 +93,7 @@ class InMinibatches(Settings):
 class FromReplay(Settings):
     """Settings of algorithms that learn from samples of replay."""
 
-    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
+    batch: ClassVar[BatchSpec] = BatchSpec(T=1, B=1)
     """T and B of the sampler, where a run names none."""
     takes_stale: ClassVar[bool] = True
     """Replay holds batches of earlier policies anyway."""

@@ -15,6 +15,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
+from penstock.learn.minibatch import part_count
 from penstock.learn.policy import Policy
 from penstock.run.log import MetricsLog, cut_rows
 from penstock.run.progress import Progress, print_summary
@@ -193,7 +194,7 @@ class Runner:
             if policy.replay_schedule.learning_starts >= trainer.exp.run.steps:
                 trained_on += f", which is never in the {trainer.exp.run.steps:,} steps of this run"
         else:
-            parts = 1 if policy.minibatch is None else max(round(T * B / policy.minibatch), 1)
+            parts = part_count(T, B, policy.minibatch, columns=policy.recurrent)
             trained_on = f", {counted(policy.epochs * parts, 'update')} each"
         return (
             f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
