@@ -78,10 +78,11 @@ class Settings:
 class InMinibatches(Settings):
     """Settings of algorithms that pass over each batch in shuffled minibatches."""
 
-    epochs: Count = 4
+    epochs: Count = 10
     """Passes over each batch, usually 3 to 20."""
-    minibatch: Count = 512
-    """Rows of a gradient step; a batch is cut into round(T * B / minibatch) parts."""
+    minibatch: Count = 64
+    """Rows of a gradient step, usually 32 to 512; a batch is cut into round(T * B / minibatch) parts, with a recurrent
+    net into whole columns of T rows, at least one each."""
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         policy = super().build(spec, seed, device)

@@ -171,7 +171,7 @@ def test_the_same_start_gives_the_same_bits():
 
 def test_the_first_batch_only_sets_statistics():
     for net in (Net(normalize_obs=True), Net(normalize_reward=True)):
-        policy, batches = collected(Chain, PPO(net=net, minibatch=32), batches=3)
+        policy, batches = collected(Chain, PPO(net=net, epochs=4, minibatch=32), batches=3)
         seen = spy(policy)
         before = [p.clone() for p in policy.agent.parameters()]
         results = train_one_step(policy, batches[0])
