@@ -21,10 +21,10 @@ from penstock.agents.networks import Net
 from penstock.agents.q_agent import Ladder, QAgent, q_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Chance, Count, Limit, NotNegative, Number, Positive, Rate, Share, Whole
+from penstock.core.limits import Bound, Chance, Count, Limit, Number, Positive, Rate, Share, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.optimizers import Adam
+from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
@@ -68,8 +68,8 @@ def loss_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> Loss:
 
 
 def optimizer_fn(agent: QAgent, cfg: DQN) -> Optimizers:
-    """Adam over the online network."""
-    return {"all": Adam(agent.online.parameters(), lr=float(cfg.lr), eps=cfg.adam_eps)}
+    """One optimizer over the online network."""
+    return {"all": make_optimizer(agent.online.parameters(), cfg)}
 
 
 def replay_fn(agent: QAgent, cfg: DQN) -> ReplaySchedule:
@@ -152,8 +152,6 @@ class DQN(FromReplay):
     """Errors beyond this count linearly."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""
-    adam_eps: NotNegative = 1e-8
-    """Adam's epsilon; 1.5e-4 in Rainbow."""
     net: Net = Net(hidden=(256, 256), activation="relu")
     """Networks of the default agent; noisy ones are of relu, whatever `activation` says."""
     agent: AgentFn = agent_fn

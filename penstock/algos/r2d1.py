@@ -26,7 +26,7 @@ from penstock.core.limits import Bound, Chance, Count, NotNegative, Positive, Ra
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.optimizers import Adam
+from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings
@@ -98,8 +98,8 @@ def between(inputs: Inputs, start: int, end: int) -> Inputs:
 
 
 def optimizer_fn(agent: QAgent, cfg: R2D1) -> Optimizers:
-    """Adam over the online network."""
-    return {"all": Adam(agent.online.parameters(), lr=float(cfg.lr), eps=cfg.adam_eps)}
+    """One optimizer over the online network."""
+    return {"all": make_optimizer(agent.online.parameters(), cfg)}
 
 
 def replay_fn(agent: QAgent, cfg: R2D1) -> ReplaySchedule:
@@ -204,7 +204,7 @@ class R2D1(FromReplay):
     max_grad_norm: Bound = 80.0
     """Gradients are scaled down to this norm."""
     adam_eps: NotNegative = 1e-3
-    """Adam's epsilon."""
+    """Added to the optimizer's divisor; 1e-3 in the paper."""
     replay: ReplaySettings = ReplaySettings(
         index="prioritized", priority_alpha=0.9, priority_beta=0.6, fresh_priority="agent"
     )

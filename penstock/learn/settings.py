@@ -8,9 +8,10 @@ from typing import ClassVar, NamedTuple
 from penstock.agents.actor_critic import actor_critic
 from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
-from penstock.core.limits import Bound, Count, Positive, Rate, Share, Unit, Whole, check_settings
+from penstock.core.limits import Bound, Count, NotNegative, Positive, Rate, Share, Unit, Whole, check_settings
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
+from penstock.learn.optimizers import OptimizerName
 from penstock.learn.policy import Policy
 from penstock.replay.settings import ReplaySettings
 
@@ -41,9 +42,15 @@ class Settings:
     """T and B of the sampler, where a run names none."""
 
     lr: Rate = 3e-4
-    """Adam's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
+    """The optimizer's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
     discount: Unit = 0.99
     """Weight of the next step's value, usually 0.9 to 0.999."""
+    optimizer: OptimizerName = "adam"
+    """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019) or rmsprop."""
+    weight_decay: NotNegative = 0.0
+    """Shrinks weights: with adamw by lr times this a step, usually 1e-4 to 1e-2; else added to gradients as L2."""
+    adam_eps: NotNegative = 1e-5
+    """Added to the optimizer's divisor, RMSprop's too, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
     max_grad_norm: Bound | None = None
     """Gradients of each optimizer are scaled down to this norm; None for no limit."""
     net: Net = Net()
@@ -99,6 +106,8 @@ class FromReplay(Settings):
     takes_stale: ClassVar[bool] = True
     """Replay holds batches of earlier policies anyway."""
 
+    adam_eps: NotNegative = 1e-8
+    """Added to the optimizer's divisor, usually 1e-8 to 1e-4; 1e-8 is torch's, 1.5e-4 Rainbow's."""
     batch_size: Count = 256
     """Transitions of a gradient step, usually 64 to 512."""
     replay_ratio: Positive = 256.0
