@@ -14,6 +14,8 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.learn.algorithm import Loss, Optimizer, Optimizers
 
 OptimizerName = Literal["adam", "adamw", "rmsprop"]
+_ADAM: Any = torch._fused_adam_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+_ADAMW: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def adam(agent: Agent, settings: Any) -> Optimizers:
@@ -129,7 +131,7 @@ class Adam:
         self.param_groups: list[dict[str, Any]] = [
             {"params": params, "lr": lr, "betas": betas, "eps": eps, "lr_scale": lr_scale}
         ]
-        self._weight_decay, self._step = weight_decay, torch._fused_adamw_ if decoupled else torch._fused_adam_
+        self._weight_decay, self._kernel = weight_decay, _ADAMW if decoupled else _ADAM
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._steps = [torch.zeros((), device=p.device) for p in params]
@@ -147,7 +149,7 @@ class Adam:
             return
         params, gradients, averages, squares, steps = map(list, zip(*held))
         torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        self._step(
+        self._kernel(
             params,
             gradients,
             averages,

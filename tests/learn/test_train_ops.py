@@ -134,6 +134,22 @@ def test_metrics_are_means_over_the_updates():
     assert "train/skipped_updates" not in results
 
 
+def test_a_loss_that_says_stop_ends_the_passes_without_a_step():
+    policy, (batch,) = collected(ThreeStep, PPO(minibatch=32, epochs=3))
+    loss_fn, parameters = policy.loss_fn, []
+
+    def stopping(agent: Any, x: TrainBatch, cfg: Any) -> Loss:
+        parameters.append([p.clone() for p in agent.parameters()])
+        return loss_fn(agent, x, cfg)._replace(stop=len(parameters) == 6)
+
+    policy.loss_fn = stopping
+    results = train_one_step(policy, batch)
+    assert (policy.updates, len(parameters), results["train/stopped_after"]) == (5, 6, 5.0)
+    assert all(torch.equal(a, b) for a, b in zip(parameters[-1], policy.agent.parameters()))
+    policy.loss_fn = loss_fn
+    assert "train/stopped_after" not in train_one_step(policy, batch)
+
+
 def test_skipped_updates_show_in_the_metrics():
     policy, (batch,) = collected(ThreeStep, PPO(minibatch=32, epochs=1))
     loss_fn, calls = policy.loss_fn, []
