@@ -43,6 +43,7 @@ _WHERE = {
     "Episodes": "penstock.samplers.episodes",
     "ReplaySchedule": "penstock.replay.replay",
     "Experiment": "penstock.run.experiment",
+    "ExportableAgent": "penstock.agents.export",
     "GpuSampler": "penstock.samplers.gpu",
     "Inputs": "penstock.core.batch",
     "Loss": "penstock.learn.algorithm",
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from penstock import ops as ops
     from penstock.agents.actor_critic import ActorCritic as ActorCritic, Output as Output, actor_critic as actor_critic
     from penstock.agents.agent import Agent as Agent
+    from penstock.agents.export import ExportableAgent as ExportableAgent
     from penstock.agents.networks import Net as Net
     from penstock.agents.q_agent import QAgent as QAgent, q_agent as q_agent
     from penstock.algos.a2c import A2C as A2C

@@ -7,11 +7,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from penstock.agents import distributions as dists
 from penstock.agents.agent import Agent
-from penstock.agents.mlp import MLP, orthogonal
+from penstock.agents.mlp import MLP, orthogonal, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
@@ -59,7 +58,6 @@ class ActionHead(nn.Module):
         self.squash = squash
         self.linear = nn.Linear(features, sum(self.widths))
         orthogonal(self.linear, 0.01)
-        self.weights = (self.linear.weight, self.linear.bias)  # attribute look-ups on modules are slow
         self._boxes = [leaf.size if leaf.kind == "box" else 0 for leaf in self.leaves]
         self.log_std = nn.Parameter(torch.full((sum(self._boxes),), log_std)) if any(self._boxes) else None
         for i, leaf in enumerate(self.leaves):
@@ -121,10 +119,9 @@ class Body(nn.Module):
         self.mlp = MLP(self.encoder.size, net.hidden, net.activation)
         self.size = self.mlp.size
         self._identity = self.encoder.is_identity
-        self._mlp_forward = self.mlp.forward  # a module's __call__ costs as much as its activation does for 16 rows
 
-    def forward(self, inputs: Inputs, obs: Tree, out: tuple[Tensor, ...] = ()) -> Tensor:
-        return self._mlp_forward(obs if self._identity else self.encoder(inputs, obs), out)
+    def forward(self, inputs: Inputs, obs: Tree, out: nn.Module | None = None) -> Tensor:
+        return through(self.mlp, obs if self._identity else self.encoder(inputs, obs), out)
 
 
 class ActorCritic(Agent):
@@ -159,7 +156,6 @@ class ActorCritic(Agent):
         self.head = ActionHead(features, spec.action, net.squash, net.log_std_init)
         self.value_head = nn.Linear(features if shared else self.actor.size, 1)
         orthogonal(self.value_head, 1.0)
-        self._value_weights = (self.value_head.weight, self.value_head.bias)
         self.noise_size = sum(self.head.noise_sizes)
 
     def initial_state(self, B: int) -> Tree:
@@ -167,24 +163,25 @@ class ActorCritic(Agent):
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         obs, mask = self._prepared(inputs)
+        head = self.head
         if self.memory is None:
-            params = self.actor(inputs, obs, self.head.weights)
+            params = self.actor(inputs, obs, head.linear)
         else:
             features = self.actor(inputs, obs)
             out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
-            params = F.linear(out[0], *self.head.weights)
-        dist = self.head(params, mask)
+            params = head.linear(out[0])
+        dist = head(params, mask)
         action = dist.mode() if noise is None else dist.sample(noise)
         return action, {"logp": dist.log_prob(action)}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
         if self.critic is None:
             features, mask = self._shared_features(inputs, state)
-            params, value = F.linear(features, *self.head.weights), self.value_head(features)
+            params, value = self.head.linear(features), self.value_head(features)
         else:
             obs, mask = self._prepared(inputs)
-            params = self.actor(inputs, obs, self.head.weights)
-            value = self.critic(inputs, obs, self._value_weights)
+            params = self.actor(inputs, obs, self.head.linear)
+            value = self.critic(inputs, obs, self.value_head)
         return Output(self.head(params, mask), value.squeeze(-1))
 
     def values(self, batch: SampleBatch) -> Tensor:
@@ -194,7 +191,7 @@ class ActorCritic(Agent):
             if self.critic is None:
                 value = self.value_head(self._shared_features(inputs, batch.state)[0])
             else:
-                value = self.critic(inputs, self._prepared(inputs)[0], self._value_weights)
+                value = self.critic(inputs, self._prepared(inputs)[0], self.value_head)
             return value.reshape(lead)
 
     def needed(self, inputs: Inputs) -> Inputs:

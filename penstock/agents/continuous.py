@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from penstock import ops
 from penstock.agents.agent import Agent
-from penstock.agents.critics import ActionBox, StackedMLP
+from penstock.agents.critics import ActionBox, StackedMLP, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
-from penstock.agents.mlp import MLP
+from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
@@ -40,7 +40,7 @@ class Critics(nn.Module):
         """[N] the least Q of the first `of` critics; only the actions get a gradient."""
         with torch.no_grad():
             features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
-        return self.stack.smallest(torch.cat([features, action], -1), of)
+        return least(self.stack, torch.cat([features, action], -1), of)
 
 
 class Actor(nn.Module):
@@ -54,7 +54,7 @@ class Actor(nn.Module):
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
-        return self.mlp(features, (self.out.weight, self.out.bias))
+        return through(self.mlp, features, self.out)
 
 
 class Squashed(NamedTuple):

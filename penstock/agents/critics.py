@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.agents.mlp import by_onednn, linear, product
+from penstock.agents.plain import are_plain, is_plain, runs_directly
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
@@ -23,30 +24,50 @@ class StackedMLP(nn.Module):
 
     def __init__(self, k: int, inputs: int, hidden: tuple[int, ...], outputs: int = 1) -> None:
         super().__init__()
-        self.parameters_: list[nn.Parameter] = []
         widths = (inputs, *hidden, outputs)
+        names: list[str] = []
         for i, (n, m) in enumerate(zip(widths, widths[1:])):
             bound = 1.0 / math.sqrt(n)  # as torch's Linear starts
-            for name, shape in (("weight", (k, n, m)), ("bias", (k, 1, m))):
-                parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-                self.register_parameter(f"{name}_{i}", parameter)
-                self.parameters_.append(parameter)
+            for name, shape in ((f"weight_{i}", (k, n, m)), (f"bias_{i}", (k, 1, m))):
+                self.register_parameter(name, nn.Parameter(torch.empty(shape).uniform_(-bound, bound)))
+                names.append(name)
+        self._names = tuple(names)
 
     def forward(self, x: Tensor) -> Tensor:
+        weights = self.weights()
+        if not (x.dim() == 2 and runs_directly() and are_plain((x, *weights))):
+            return _written_out(x, weights)
         if torch.is_grad_enabled():
-            return _Stack.apply(x, *self.parameters_)  # pyright: ignore[reportReturnType]
-        return _layers(x, self.parameters_)[-1]  # pyright: ignore[reportArgumentType]
+            return _Stack.apply(x, *weights)  # pyright: ignore[reportReturnType]
+        return _layers(x, weights)[-1]
 
-    def smallest(self, x: Tensor, of: int | None = None) -> Tensor:
-        """[N] the least over the first `of` networks (None: all) of their one output. Gradients go to `x` alone.
+    def weights(self) -> list[Tensor]:
+        """Weight [k, inputs, outputs] and bias [k, 1, outputs] of each layer in turn, as they are at this moment."""
+        held: dict[str, Any] = self._parameters
+        return [held[name] if name in held else getattr(self, name) for name in self._names]
 
-        The products for the weights' gradients are spared, and each row runs back through the one network that it
-        came from.
-        """
-        weights = [p.detach()[:of] for p in self.parameters_]
-        if torch.is_grad_enabled():
-            return _Smallest.apply(x, *weights)  # pyright: ignore[reportReturnType]
-        return _layers(x, weights)[-1].squeeze(-1).amin(0)
+
+def least(stack: nn.Module, x: Tensor, of: int | None = None) -> Tensor:
+    """[N] the least over the first `of` networks (None: all) of their one output.
+
+    Of a plain `StackedMLP` gradients go to `x` alone: the products for the weights' gradients are spared, and each row
+    runs back through the one network that it came from.
+    """
+    if not is_plain(stack, StackedMLP):
+        return stack(x)[:of].squeeze(-1).amin(0)
+    weights: list[Tensor] = [p.detach()[:of] for p in stack.weights()]  # pyright: ignore
+    if not (x.dim() == 2 and runs_directly() and are_plain((x, *weights))):
+        return _written_out(x, weights).squeeze(-1).amin(0)
+    if torch.is_grad_enabled():
+        return _Smallest.apply(x, *weights)  # pyright: ignore[reportReturnType]
+    return _layers(x, weights)[-1].squeeze(-1).amin(0)
+
+
+def _written_out(x: Tensor, weights: list[Tensor]) -> Tensor:
+    """[k, N, outputs] by operations that torch can trace, map over and differentiate as often as asked."""
+    for i in range(0, len(weights), 2):
+        x = (x if i == 0 else x.relu()) @ weights[i] + weights[i + 1]
+    return x
 
 
 def _layers(x: Tensor, parameters: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.critics import StackedMLP
 from penstock.agents.distributions import Categorical
-from penstock.agents.mlp import MLP
+from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
@@ -38,7 +38,7 @@ class ChoiceNetwork(nn.Module):
             return self.stack(features)
         assert self.mlp is not None
         assert self.out is not None
-        return self.mlp(features, (self.out.weight, self.out.bias))
+        return through(self.mlp, features, self.out)
 
 
 class DiscreteControlAgent(Agent):

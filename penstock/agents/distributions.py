@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penstock.agents.plain import runs_directly
 from penstock.core.tree import Tree, tree_leaves, tree_unflatten
 
 _LOG_2 = math.log(2.0)
@@ -239,7 +240,7 @@ def squashed_sample(out: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         out: [N, 2 A] mean and log standard deviation. z: [N, A] standard normals, without gradient.
     """
-    if torch.is_grad_enabled() and out.requires_grad:
+    if torch.is_grad_enabled() and out.requires_grad and runs_directly():
         return _Squashed.apply(out, z)  # pyright: ignore[reportReturnType]
     return _sample(out, z)[:2]
 

@@ -11,13 +11,15 @@ bits of a row do not depend on the rows beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from penstock.agents.plain import is_plain, plain_weights, runs_directly
 
 Activation = Literal["tanh", "relu"]
 
@@ -60,12 +62,34 @@ class MLP(nn.Module):
         for layer in self.layers if gain is not None else ():
             orthogonal(layer, gain)  # pyright: ignore[reportArgumentType]
         self._activation: Activation = activation
-        # The parameters themselves, since attribute look-ups on modules cost as much as a small matrix product.
-        self._weights = [p for layer in self.layers for p in (layer.weight, layer.bias)]
 
-    def forward(self, x: Tensor, out: tuple[Tensor, ...] = ()) -> Tensor:
-        """`out`: weight and bias of an output layer to apply as well."""
-        return mlp_chain(x, self._activation, self._weights, out)  # pyright: ignore[reportArgumentType]
+    def forward(self, x: Tensor, out: nn.Module | None = None) -> Tensor:
+        """`out`: an output layer to apply as well; see `through`."""
+        layers: Any = self._modules["layers"]  # attribute look-ups on modules cost as much as a small product
+        return run_layers(x, layers._modules.values(), self._activation, out)
+
+
+def through(body: nn.Module, x: Tensor, out: nn.Module | None) -> Tensor:
+    """[N, inputs] -> out(body(x)), or body(x): as one node of the graph where both are plain, the body an MLP."""
+    if is_plain(body, MLP):
+        return body.forward(x, out)
+    x = body(x)
+    return x if out is None else out(x)
+
+
+def run_layers(x: Tensor, hidden: Iterable[nn.Module], activation: Activation, out: nn.Module | None = None) -> Tensor:
+    """[N, inputs] -> [N, outputs]: layers, each followed by the activation, then an output layer if given.
+
+    Plain Linears run as one node of the graph, with their parameters of this moment; anything else as modules.
+    """
+    if type(x) is Tensor and x.dim() == 2 and runs_directly():
+        weights, last = plain_weights(hidden), plain_weights((out,)) if out is not None else ()
+        if weights is not None and last is not None:
+            return mlp_chain(x, activation, weights, last)
+    for layer in hidden:
+        x = layer(x)
+        x = x.relu() if activation == "relu" else x.tanh()
+    return x if out is None else out(x)
 
 
 def mlp_chain(x: Tensor, activation: Activation, hidden: Sequence[Tensor], out: Sequence[Tensor] = ()) -> Tensor:

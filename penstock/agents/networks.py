@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.mlp import Activation, mlp_chain, orthogonal
+from penstock.agents.mlp import Activation, orthogonal, run_layers
+from penstock.agents.plain import runs_directly
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Number, check_settings
@@ -74,7 +75,7 @@ def _laid_out(images: Tensor) -> Tensor:
 
     Acting keeps to the layout in which a row's bits do not depend on the rows beside it.
     """
-    if torch.is_inference_mode_enabled() or not images.is_cpu:
+    if torch.is_inference_mode_enabled() or not images.is_cpu or not runs_directly():
         return images
     return images.contiguous(memory_format=torch.channels_last)
 
@@ -100,7 +101,7 @@ class NatureCNN(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return mlp_chain(self.convs(_laid_out(x)).flatten(1), "relu", (self.out.weight, self.out.bias))
+        return run_layers(self.convs(_laid_out(x)).flatten(1), (self.out,), "relu")
 
 
 class _Residual(nn.Module):
@@ -130,7 +131,7 @@ class ImpalaResNet(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return mlp_chain(self.convs(_laid_out(x)).flatten(1), "relu", (self.out.weight, self.out.bias))
+        return run_layers(self.convs(_laid_out(x)).flatten(1), (self.out,), "relu")
 
 
 class MinAtarCNN(nn.Module):

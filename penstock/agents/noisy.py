@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from penstock.agents.mlp import mlp_chain
+from penstock.agents.plain import are_plain, is_plain, runs_directly
 
 
 class NoisyLinear(nn.Module):
@@ -36,7 +39,10 @@ class NoisyLinear(nn.Module):
         self.register_buffer("noise_out", torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return mlp_chain(x, "relu", (), self.noised())
+        weights = self.noised()
+        if x.dim() == 2 and runs_directly() and are_plain((x, *weights)):
+            return mlp_chain(x, "relu", (), weights)
+        return F.linear(x, *weights)
 
     def noised(self) -> tuple[Tensor, Tensor]:
         """Weight and bias with the present noise."""
@@ -61,8 +67,14 @@ class NoisyMLP(nn.Module):
         self.layers = nn.ModuleList(NoisyLinear(i, o) for i, o in zip((inputs, *hidden), hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights: list[Tensor] = [p for layer in self.layers for p in layer.noised()]  # pyright: ignore[reportCallIssue]
-        return mlp_chain(x, "relu", weights)
+        layers: Any = list(self.layers)
+        if x.dim() == 2 and runs_directly() and all(is_plain(layer, NoisyLinear) for layer in layers):
+            weights: list[Tensor] = [p for layer in layers for p in layer.noised()]
+            if are_plain((x, *weights)):
+                return mlp_chain(x, "relu", weights)
+        for layer in layers:
+            x = layer(x).relu()
+        return x
 
 
 def noisy_layers(module: nn.Module) -> Iterator[NoisyLinear]:

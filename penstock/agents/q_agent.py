@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.distributions import MASKED
-from penstock.agents.mlp import MLP
+from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
 from penstock.agents.preparation import Preparation
@@ -83,7 +83,7 @@ class QNetwork(nn.Module):
         if self.memory is None:
             x = obs if self.encoder.is_identity else self.encoder(inputs, obs)
             if self._chained:
-                return self._shaped(self.mlp(x, (self.advantage.weight, self.advantage.bias))), None
+                return self._shaped(through(self.mlp, x, self.advantage)), None
             return self._head(self.mlp(x)), None
         lead = inputs.first.shape
         flat = inputs.flat()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from penstock.agents.plain import is_transformed, values_are_there
 from penstock.core.tree import Tree, tree_map
 
 
@@ -25,7 +27,7 @@ class Memory(nn.Module):
 
     def initial_state(self, B: int) -> Tree:
         """Zeros [B, hidden], twice for an LSTM (hidden and cell)."""
-        like = next(self.cell.parameters())
+        like = next(self.cell.parameters(), torch.zeros(0))  # a quantised cell has none
         zeros = torch.zeros(B, self.size, dtype=like.dtype, device=like.device)
         return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
 
@@ -37,15 +39,44 @@ class Memory(nn.Module):
             state: before row 0.
 
         The sequence runs in as few pieces as there are rows with a reset, so that the library's fused loop serves
-        the stretches between them (as IMPALA's reference agent does).
+        the stretches between them (as IMPALA's reference agent does). Where a trace must hold for any resets, each row
+        is a piece.
         """
         T = len(x)
-        starts = [0, *(1 + first[1:].any(1).nonzero().flatten()).tolist(), T]
+        if T == 1 or not values_are_there():
+            starts = list(range(T + 1))
+        else:
+            starts = [0, *(1 + first[1:].any(1).nonzero().flatten()).tolist(), T]
+        run = _one_row if is_transformed() and isinstance(self.cell, (nn.LSTM, nn.GRU)) else _library
         outputs: list[Tensor] = []
         for t0, t1 in zip(starts, starts[1:]):
             keep = ~first[t0].unsqueeze(-1)
-            held: dict[str, Tensor] = tree_map(lambda s, keep=keep: (s * keep).unsqueeze(0), state)
-            out, new = self.cell(x[t0:t1], (held["h"], held["c"]) if self.kind == "lstm" else held["h"])
-            state = {"h": new[0][0], "c": new[1][0]} if self.kind == "lstm" else {"h": new[0]}
+            state = tree_map(lambda s, keep=keep: s * keep, state)
+            out, state = run(self.cell, x[t0:t1], state)
             outputs.append(out)
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), state
+
+
+def _library(cell: nn.Module, x: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs of rows [T, B, inputs] by the library's fused loop, and the state after them."""
+    held = {name: s.unsqueeze(0) for name, s in state.items()}
+    out, new = cell(x, (held["h"], held["c"]) if "c" in held else held["h"])
+    return out, {"h": new[0][0], "c": new[1][0]} if "c" in held else {"h": new[0]}
+
+
+def _one_row(cell: Any, x: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """As `_library` for one row [1, B, inputs], written out: torch cannot map over its own loop.
+
+    The equations and the order of gates are those of `torch.nn.LSTM` and `torch.nn.GRU`.
+    """
+    h = state["h"]
+    seen, kept = F.linear(x[0], cell.weight_ih_l0, cell.bias_ih_l0), F.linear(h, cell.weight_hh_l0, cell.bias_hh_l0)
+    if "c" in state:
+        i, f, g, o = (seen + kept).chunk(4, -1)
+        c = f.sigmoid() * state["c"] + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        return h.unsqueeze(0), {"h": h, "c": c}
+    (r, z, n), (kept_r, kept_z, kept_n) = seen.chunk(3, -1), kept.chunk(3, -1)
+    z = (z + kept_z).sigmoid()
+    h = (1.0 - z) * (n + (r + kept_r).sigmoid() * kept_n).tanh() + z * h
+    return h.unsqueeze(0), {"h": h}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.critics import ActionBox, StackedMLP
+from penstock.agents.critics import ActionBox, StackedMLP, least
 from penstock.agents.mlp import by_onednn
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec
@@ -70,14 +70,14 @@ def test_the_least_of_them(k: int, hidden: tuple[int, ...]) -> None:
     weight = torch.randn(17, dtype=torch.float64)
     for of in (None, 1, max(k - 1, 1)):
         expected = one_by_one(stack, x)[:of].squeeze(-1).amin(0)
-        least = stack.smallest(x, of)
-        torch.testing.assert_close(least, expected)
+        lowest = least(stack, x, of)
+        torch.testing.assert_close(lowest, expected)
         parameters = list(stack.parameters())
-        (gradient, *others) = torch.autograd.grad((least * weight).sum(), [x, *parameters], allow_unused=True)
+        (gradient, *others) = torch.autograd.grad((lowest * weight).sum(), [x, *parameters], allow_unused=True)
         torch.testing.assert_close(gradient, torch.autograd.grad((expected * weight).sum(), x)[0])
         assert all(g is None for g in others)
         with torch.no_grad():
-            torch.testing.assert_close(stack.smallest(x, of), expected)
+            torch.testing.assert_close(least(stack, x, of), expected)
     if k > 1:
         which = one_by_one(stack, x).squeeze(-1).argmin(0)
         assert len(which.unique()) > 1
@@ -90,7 +90,7 @@ def test_large_networks_are_the_same_ones() -> None:
     wanted = [x, *stack.parameters()]
     for seen, slow in (
         (stack(x).square().sum(), one_by_one(stack, x).square().sum()),
-        (stack.smallest(x).sum(), one_by_one(stack, x).squeeze(-1).amin(0).sum()),
+        (least(stack, x).sum(), one_by_one(stack, x).squeeze(-1).amin(0).sum()),
     ):
         torch.testing.assert_close(seen, slow, rtol=1e-4, atol=1e-3)
         found = torch.autograd.grad(seen, wanted, allow_unused=True)
@@ -102,10 +102,10 @@ def test_large_networks_are_the_same_ones() -> None:
 def test_rows_do_not_touch_each_other() -> None:
     """The gradient of a row's least value is that of the row alone."""
     stack, x = made(2, (8, 6), 1)
-    (whole,) = torch.autograd.grad(stack.smallest(x).sum(), x)
+    (whole,) = torch.autograd.grad(least(stack, x).sum(), x)
     for i in range(len(x)):
         row = x[i : i + 1].detach().clone().requires_grad_()
-        torch.testing.assert_close(torch.autograd.grad(stack.smallest(row).sum(), row)[0][0], whole[i])
+        torch.testing.assert_close(torch.autograd.grad(least(stack, row).sum(), row)[0][0], whole[i])
 
 
 def test_a_copy_has_parameters_of_its_own() -> None:
@@ -186,7 +186,7 @@ def test_large_stacks_are_the_same_function_in_other_roundings() -> None:
     x, weight = torch.randn(256, 150, requires_grad=True), torch.randn(2, 256, 1)
     assert by_onednn(x, 160)
     wanted = [x, *stack.parameters()]
-    seen = [*torch.autograd.grad((stack(x) * weight).sum(), wanted), *torch.autograd.grad(stack.smallest(x).sum(), [x])]
+    seen = [*torch.autograd.grad((stack(x) * weight).sum(), wanted), *torch.autograd.grad(least(stack, x).sum(), [x])]
     stack, x = stack.double(), x.detach().double().requires_grad_()
     wanted = [x, *stack.parameters()]
     slow = [*torch.autograd.grad((one_by_one(stack, x) * weight).sum(), wanted),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import MLP, by_onednn, linear, orthogonal, product
+from penstock.agents.mlp import MLP, by_onednn, linear, orthogonal, product, through
 
 
 def orthogonal_error(weight: Tensor, gain: float) -> float:
@@ -111,7 +111,7 @@ def test_large_products_of_training_are_the_same_function_in_other_roundings(act
     weights = torch.randn(256, 128)
     assert by_onednn(x, 160) and by_onednn(x[:, :160], 130) and by_onednn(x[:, :130], 128)
     parameters = [x, *mlp.parameters(), *head.parameters()]
-    got = mlp(x, (head.weight, head.bias))
+    got = through(mlp, x, head)
     gradients = torch.autograd.grad((got * weights).sum(), parameters)
     mlp, head, x = mlp.double(), head.double(), x.detach().double().requires_grad_()
     expected = head(plain(mlp, x, activation))

@@ -43,7 +43,7 @@ def sample_of(cfg: CQL, N: int = 3, size: int = 1, seed: int = 0) -> TrainBatch:
 
 def set_linear(agent: Any, of_action: float) -> None:
     """Q(s, a) = of_action * a + 0.5 for every critic."""
-    weight, bias = agent.critics.stack.parameters_
+    weight, bias = agent.critics.stack.parameters()
     weight.data.zero_()
     weight.data[:, -1] = of_action
     bias.data.fill_(0.5)
