@@ -43,6 +43,11 @@ class Net:
     """Press box actions into their bounds by tanh, with the exact log-probability, instead of clipping them."""
     log_std_init: Number = 0.0
     """First log standard deviation of box actions, where 0 spans half the box; usually -2 to 0."""
+    use_sde: bool = False
+    """gSDE (Raffin et al. 2021) for one box of actions, in PPO, A2C and SAC: noise is linear in the last features, so
+    that motions are smooth; `log_std_init`, of each of its weights, is then usually -3 to -2."""
+    sde_sample_freq: Count | None = None
+    """Steps between new noise of gSDE, usually 4 to 64; None: new for each batch (-1 in Stable-Baselines3)."""
     normalize_obs: bool = False
     """Shift and scale box observations (not images) by their running mean and variance."""
     normalize_reward: bool = False

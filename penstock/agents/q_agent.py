@@ -137,6 +137,8 @@ class QAgent(Agent):
         records_q: bool = False,
     ) -> None:
         super().__init__()
+        if net.use_sde:
+            raise ConfigError("net.use_sde=True with one choice for an action; gSDE is for boxes, in PPO, A2C and SAC")
         action: Any = spec.action
         if not isinstance(action, LeafSpec) or action.kind != "discrete":
             raise ConfigError(

@@ -82,7 +82,8 @@ class PPO(InMinibatches):
     value_coef: NotNegative = 0.5
     """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
     target_kl: Positive | None = None
-    """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05."""
+    """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
+    None: they do not."""
     max_grad_norm: Bound = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = True

@@ -59,7 +59,11 @@ class Answers(nn.Module):
         if isinstance(self.agent, ps.ActorCritic):
             rows = Inputs(*(tree_map(lambda a: a.unsqueeze(0), part) for part in x)) if state is not None else x
             out = self.agent(rows, inputs[4] if len(inputs) > 4 else None)
-            answers += [out.value, out.dist.entropy(), *(getattr(out.dist, k) for k in ("mean", "logp") if hasattr(out.dist, k))]
+            answers += [
+                out.value,
+                out.dist.entropy(),
+                *(getattr(out.dist, k) for k in ("mean", "logp") if hasattr(out.dist, k)),
+            ]
         elif not isinstance(self.agent, ps.QAgent):
             answers += [self.agent(x)]
             if hasattr(self.agent, "box"):
@@ -351,7 +355,9 @@ TOOLS: dict[str, Callable[[str], None]] = {
 LONG = ("compile", "export", "export acting", "onnx")
 QUICK = {("sac", "compile"), ("dqn", "export"), ("ppo-cnn", "export acting"), ("ppo-lstm", "export acting")}
 CASES = [
-    pytest.param(name, tool, marks=[pytest.mark.slow] if tool in LONG and (name, tool) not in QUICK else [], id=f"{name}-{tool}")
+    pytest.param(
+        name, tool, marks=[pytest.mark.slow] if tool in LONG and (name, tool) not in QUICK else [], id=f"{name}-{tool}"
+    )
     for name in AGENTS
     for tool in TOOLS
 ]
