@@ -1,12 +1,15 @@
 """Nothing reads or moves a global generator, so neither a user's own draws nor the order of calls changes a run."""
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from penstock.agents.actor_critic import actor_critic
+from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
 from penstock.envs.toy import ContinuousBandit, RepeatPrevious
@@ -94,3 +97,37 @@ def test_no_global_generator_is_even_asked(case: str, monkeypatch: pytest.Monkey
     ):
         monkeypatch.setattr(random, name, refuse)
     run(case)
+
+
+def test_other_threads_neither_move_nor_see_how_networks_start():
+    """Where another thread draws, or starts networks of its own, in the middle of a build."""
+    spec = SerialSampler(T=1, B=1).build(ContinuousBandit, seed=1).spec
+    alone = [p.detach().clone() for p in PPO(net=Net(hidden=(8,))).build(spec, seed=2).agent.parameters()]
+    seen: list[torch.Tensor] = []
+
+    def disturbed(spec: Any, settings: Any) -> Agent:
+        def others() -> None:
+            seen.append(torch.rand(5))
+            PPO(net=Net(hidden=(8,))).build(spec, seed=2)
+            torch.manual_seed(4)
+            seen.append(torch.rand(5))
+
+        torch.nn.init.orthogonal_(torch.empty(3, 3))
+        thread = threading.Thread(target=others)
+        thread.start()
+        thread.join(60.0)
+        return actor_critic(spec, settings)
+
+    def quiet(spec: Any, settings: Any) -> Agent:
+        torch.nn.init.orthogonal_(torch.empty(3, 3))
+        return actor_critic(spec, settings)
+
+    built = [PPO(net=Net(hidden=(8,)), agent=fn).build(spec, seed=2).agent for fn in (quiet, actor_critic)]
+    torch.manual_seed(3)
+    other = PPO(net=Net(hidden=(8,)), agent=disturbed).build(spec, seed=2).agent
+    assert all(torch.equal(a, b) for a, b in zip(built[0].parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(built[1].parameters(), alone, strict=True))
+    torch.manual_seed(3)
+    expected = torch.rand(5)
+    torch.manual_seed(4)
+    assert torch.equal(seen[0], expected) and torch.equal(seen[1], torch.rand(5))

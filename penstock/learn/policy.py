@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent, check_agent_members
+from penstock.agents.seeding import OwnGenerator
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
@@ -62,8 +63,7 @@ class Policy:
         self.settings = at_progress(settings, 0.0)
         """The settings with every schedule at its present value."""
         self._scheduled = self.settings is not settings
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
-            torch.manual_seed(derived_seed(seed, Purpose.INIT))
+        with OwnGenerator(derived_seed(seed, Purpose.INIT)):
             agent = agent_fn(spec, self.settings)
         check_agent_members(agent)
         self.agent: Agent = agent.to(device)

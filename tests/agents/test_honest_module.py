@@ -333,7 +333,7 @@ def by_onnx(name: str) -> None:
     program = torch.onnx.export(module, x, dynamo=True, dynamic_shapes=shapes)
     assert program is not None
     out = tuple(torch.as_tensor(a) for a in program(*more))
-    assert same(out, tuple(tree_leaves(module(*more))), 1e-4)
+    assert same(out, tuple(torch.utils._pytree.tree_leaves(module(*more))), 1e-4)  # of a state h, then c
 
 
 TOOLS: dict[str, Callable[[str], None]] = {
