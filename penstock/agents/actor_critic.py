@@ -218,9 +218,7 @@ class ActorCritic(Agent):
             self.preparation.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
-        if self.net.clip_reward:
-            return reward.sign()
-        return reward if self.reward_scaler is None else self.reward_scaler(reward)
+        return self.preparation.scaled(reward.sign() if self.net.clip_reward else reward)
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         return batch.terminal(self.net.terminal_info)

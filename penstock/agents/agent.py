@@ -34,6 +34,8 @@ class Agent(nn.Module):
     """True: the last of the `noise_size` numbers is the slot's number instead, over all workers."""
     held_noise = NOTHING_HELD
     """The first of the `noise_size` numbers that stay for several steps; by default none."""
+    evaluates_with_noise = False
+    """True: deterministic evaluations act with noise as well, whose slot numbers (`env_ranks`) are negative."""
     fed = frozenset(("prev_action", "prev_reward", "first"))
     """Inputs that the networks read besides the observation: a replay draws no others."""
     preparation = Preparation(EnvSpec((), ()), Net())
@@ -87,7 +89,7 @@ class Agent(nn.Module):
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         """The reward that targets are made of; the record keeps the environment's own."""
-        return self.preparation.scaled(reward) if self.preparation.active else reward
+        return self.preparation.scaled(reward)
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""

@@ -13,7 +13,7 @@ from penstock.agents.mlp import Activation, orthogonal, run_layers
 from penstock.agents.plain import runs_directly
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Count, Number, check_settings
+from penstock.core.limits import Count, Number, Positive, check_settings
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves
 
@@ -50,6 +50,8 @@ class Net:
     """Steps between new noise of gSDE, usually 4 to 64; None: new for each batch (-1 in Stable-Baselines3)."""
     normalize_obs: bool = False
     """Shift and scale box observations (not images) by their running mean and variance."""
+    reward_scale: Positive = 1.0
+    """Factor of rewards, for targets only; after `normalize_reward` or `clip_reward`."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of their discounted return, for targets only."""
     clip_reward: bool = False

@@ -21,7 +21,7 @@ from penstock.agents.networks import Net
 from penstock.agents.q_agent import Ladder, QAgent, q_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Chance, Count, Limit, Number, Positive, Rate, Share, Whole
+from penstock.core.limits import Bound, Chance, Count, Limit, Number, Positive, Rate, Share, Unit, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -136,14 +136,18 @@ class DQN(FromReplay):
     v_max: Number = 10.0
     """Largest return that C51 can tell apart; for rewards of 1 a step about 1 / (1 - discount)."""
     noisy: bool = False
-    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`. The noise of acting is
-    new for each batch, so T is to be small."""
+    """Explore by noisy layers in the place of epsilon, which is then `noisy_epsilon`. The noise of acting is new for each
+    batch, so T is to be small."""
+    noisy_epsilon: Chance = 0.0
+    """Chance of a random action besides noisy layers, after `learning_starts`; 0 in Rainbow."""
     epsilon: Chance = "linear(1.0, 0.05, 0.1)"
     """Chance of a random action; with a ladder that of the slot that explores most."""
     ladder: Ladder = "none"
     """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
+    eps_eval: Unit = 0.0
+    """Chance of a random action in evaluations, usually 0 to 0.05; 0.001 in Dopamine, 0.05 in Mnih et al. 2015."""
     target_interval: Count = 250
     """Gradient steps between updates of the target network."""
     tau: Share = 1.0

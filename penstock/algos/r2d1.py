@@ -197,6 +197,8 @@ class R2D1(FromReplay):
     """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
+    eps_eval: Unit = 0.0
+    """Chance of a random action in evaluations, usually 0 to 0.05."""
     target_interval: Count = 2_500
     """Gradient steps between updates of the target network."""
     tau: Share = 1.0

@@ -33,6 +33,8 @@ class Purpose(IntEnum):
     REPLAY = 8
     BOOTSTRAP = 9
     DATASET = 10
+    EVALUATE_GREEDILY = 11
+    """Evaluations without exploration of agents that then act at random now and then; slots count from -1 down."""
 
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:
@@ -103,7 +105,8 @@ class Noise(NamedTuple):
             drawn = {block: uniform(self.seed, purpose + _HELD, block, slots, 1, held.size) for block in set(blocks)}
             out = np.concatenate([np.concatenate([drawn[block] for block in blocks]), out], -1)
         if ranks:
-            out[..., -1] = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
+            ranks_B = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
+            out[..., -1] = -1.0 - ranks_B if self.purpose == Purpose.EVALUATE_GREEDILY else ranks_B
         return out
 
 

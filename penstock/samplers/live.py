@@ -176,8 +176,10 @@ class LiveSampler:
         own.set_states(None)
         batch, views = own.batches[0], own.views[0]
         stats, found, chunk = EpisodeStats(B, self._discount), Episodes(), 0
+        purpose = Purpose.EVALUATE_GREEDILY if deterministic else Purpose.EVALUATE
+        noisy = not deterministic or agent.evaluates_with_noise
         while len(found) < episodes and chunk * _EVAL_T < _EVAL_MAX_STEPS:
-            noise = None if deterministic else Noise(seed, Purpose.EVALUATE, (itr << 24) + chunk)
+            noise = Noise(seed, purpose, (itr << 24) + chunk) if noisy else None
             self._collect(own.pool, [agent], [batch], views, own.states, noise)
             found = join_episodes([found, stats.update(batch)]).first_of_each_slot(counts)
             chunk += 1

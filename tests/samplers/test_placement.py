@@ -24,7 +24,8 @@ def serial(case: str, T: int, B: int, updates: int, evaluate: bool = False, **kw
 
 
 EVERYWHERE = [(place, case) for place in ("cpu-2", "gpu-2", "alternating-2") for case in CASES if case != "gsde"] + [
-    ("cpu-2", "gsde"), ("gpu-2", "gsde"), ("no-overlap", "lstm"), ("async-serial-0", "pendulum"), ("async-cpu-0", "lstm"), ("async-alternating-0", "cnn"),
+    ("cpu-2", "gsde"), ("gpu-2", "gsde"), ("no-overlap", "lstm"), ("async-serial-0", "pendulum"), ("async-cpu-0", "lstm"),
+    ("async-alternating-0", "cnn"),
 ]  # fmt: skip
 """Every agent in each way to place work, and every sampler."""
 MORE = [("cpu-1", "pendulum"), ("cpu-3", "lstm"), ("gpu-1", "cnn"), ("alternating-3", "lstm"), ("alternating-3", "pendulum"),
