@@ -218,7 +218,8 @@ class ActorCritic(Agent):
             self.preparation.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
-        return self.preparation.scaled(reward.sign() if self.net.clip_reward else reward)
+        reward = reward.sign() if self.net.clip_reward else reward
+        return self.preparation.scaled(reward) if self.preparation.active else reward
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         return batch.terminal(self.net.terminal_info)

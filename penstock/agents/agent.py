@@ -89,7 +89,7 @@ class Agent(nn.Module):
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         """The reward that targets are made of; the record keeps the environment's own."""
-        return self.preparation.scaled(reward)
+        return self.preparation.scaled(reward) if self.preparation.active else reward
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""

@@ -1,7 +1,7 @@
 """Generalised state-dependent exploration (Raffin et al. 2021, arXiv:2005.05719): noise that is linear in the features.
 
 A matrix Z [L, A] of normals stays for some steps; the action is mean(h) + (exp(log_std) Z)^T h of the features h [L].
-So near states get near noise, and motions are smooth. Over Z an action is normal with the variances sum_l h_l^2 std_la^2
+So near states get near noise, and motions are smooth. Over Z an action is normal, with variances sum_l h_l^2 std_la^2
 (section 3.2), which is all that learning needs to know. As in the authors' code no gradient runs through h into them.
 """
 

@@ -41,7 +41,7 @@ class Preparation:
         """Spec of the observation without its mask, a tree of `LeafSpec`."""
         self.normalizer = ObsNormalizer(self.obs) if net.normalize_obs else None
         self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
-        self.active = self.masked or net.normalize_obs or net.normalize_reward
+        self.active = self.masked or net.normalize_obs or net.normalize_reward or net.reward_scale != 1.0
         """False: observations and rewards pass unchanged."""
 
     def unmasked(self, obs: Tree) -> Tree:

@@ -136,8 +136,8 @@ class DQN(FromReplay):
     v_max: Number = 10.0
     """Largest return that C51 can tell apart; for rewards of 1 a step about 1 / (1 - discount)."""
     noisy: bool = False
-    """Explore by noisy layers in the place of epsilon, which is then `noisy_epsilon`. The noise of acting is new for each
-    batch, so T is to be small."""
+    """Explore by noisy layers in the place of epsilon, which is then `noisy_epsilon`. The noise of acting is new for
+    each batch, so T is to be small."""
     noisy_epsilon: Chance = 0.0
     """Chance of a random action besides noisy layers, after `learning_starts`; 0 in Rainbow."""
     epsilon: Chance = "linear(1.0, 0.05, 0.1)"
