@@ -38,7 +38,8 @@ def test_log_probability_and_samples_by_a_slow_loop(squash: bool) -> None:
     dist = made(made.linear(h))
     action = dist.sample(noise)
     got = dist.log_prob(action)
-    W, b, log_std = made.linear.output.mean.weight, made.linear.output.mean.bias, made.linear.output.log_std
+    output = made.linear.output
+    W, b, log_std = output.mean.weight.detach(), output.mean.bias.detach(), output.log_std.detach()
     for n in range(6):
         total = 0.0
         for a in range(A):

@@ -92,7 +92,8 @@ def test_a_subclass_of_a_users_own_changes_what_it_names() -> None:
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "discrete-sac", "td3", "ddpg"])
 def test_updates_follow_each_step_where_there_is_one_slot(name: str) -> None:
-    assert CLASSES[name]().batch == (1, 1)
+    cls: Any = CLASSES[name]
+    assert cls().batch == (1, 1)
 
 
 def test_passes_and_minibatches_reach_the_policy() -> None:
