@@ -129,7 +129,7 @@ MUTATIONS = (
     Mutation("dueling: the largest advantage is subtracted", VALUES, "advantage.mean(dim, keepdim=True)",
              "advantage.amax(dim, keepdim=True)", "tests/agents/test_q_agent.py"),
     Mutation("targets start from other weights", Q_AGENT, "self.target = copy.deepcopy(self.online)",
-             "self.target = QNetwork(spec, self.preparation.obs, net, self.actions, outputs, dueling, noisy)", IN_TRAINING),
+             "self.target = QNetwork(spec, self.preparation.obs, body, self.actions, outputs, streams, sigma, closing)", IN_TRAINING),
     Mutation("targets hope for masked actions", Q_AGENT, "return self.legal(inputs, q).argmax(-1)", "return q.argmax(-1)", IN_DQN),
     Mutation("random actions that the mask forbids", Q_AGENT, "mask.cumsum(-1) > nth", "mask.cumsum(-1) >= nth",
              "tests/agents/test_q_agent.py"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -134,7 +134,8 @@ class Body(nn.Module):
         self._identity = self.encoder.is_identity
 
     def forward(self, inputs: Inputs, obs: Tree, out: nn.Module | None = None) -> Tensor:
-        return through(self.mlp, obs if self._identity else self.encoder(inputs, obs), out)
+        mlp: Any = self._modules["mlp"]
+        return through(mlp, obs if self._identity else self.encoder(inputs, obs), out)
 
 
 class ActorCritic(Agent):
@@ -178,11 +179,12 @@ class ActorCritic(Agent):
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         obs, mask = self._prepared(inputs)
-        head = self.head
+        parts: Any = self._modules  # attribute look-ups on modules are slow
+        actor, head = parts["actor"], parts["head"]
         if self.memory is None:
-            params = self.actor(inputs, obs, head.linear)
+            params = actor(inputs, obs, head._modules["linear"])
         else:
-            features = self.actor(inputs, obs)
+            features = actor(inputs, obs)
             out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
             params = head.linear(out[0])
         dist = head(params, mask)

@@ -69,7 +69,7 @@ class MLP(nn.Module):
         return run_layers(x, layers._modules.values(), self._activation, out)
 
 
-def through(body: nn.Module, x: Tensor, out: nn.Module | None) -> Tensor:
+def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
     """[N, inputs] -> out(body(x)), or body(x): as one node of the graph where both are plain, the body an MLP."""
     if is_plain(body, MLP):
         return body.forward(x, out)
@@ -83,26 +83,27 @@ def run_layers(x: Tensor, hidden: Iterable[nn.Module], activation: Activation, o
     Plain Linears run as one node of the graph, with their parameters of this moment; anything else as modules.
     """
     if type(x) is Tensor and x.dim() == 2 and runs_directly():
-        weights, last = plain_weights(hidden), plain_weights((out,)) if out is not None else ()
-        if weights is not None and last is not None:
-            return mlp_chain(x, activation, weights, last)
+        weights = plain_weights(hidden if out is None else (*hidden, out))
+        if weights is not None:
+            return mlp_chain(x, activation, weights, out is not None)
     for layer in hidden:
         x = layer(x)
         x = x.relu() if activation == "relu" else x.tanh()
     return x if out is None else out(x)
 
 
-def mlp_chain(x: Tensor, activation: Activation, hidden: Sequence[Tensor], out: Sequence[Tensor] = ()) -> Tensor:
-    """[N, inputs] -> [N, outputs]: hidden layers, each followed by the activation, then a linear one if given.
+def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with_out: bool = False) -> Tensor:
+    """[N, inputs] -> [N, outputs]: layers, each followed by the activation.
 
     Args:
-        hidden: weight and bias of each layer in turn. out: weight and bias of the output layer.
+        weights: weight and bias of each layer in turn. with_out: no activation after the last one.
     """
+    activated = len(weights) // 2 - with_out
     if torch.is_grad_enabled():
-        return _Chain.apply(x, activation, len(hidden) // 2, *hidden, *out)  # pyright: ignore[reportReturnType]
-    for i in range(0, len(hidden), 2):
-        x = linear(x, hidden[i], hidden[i + 1], activation)
-    return linear(x, out[0], out[1]) if out else x
+        return _Chain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
+    for i in range(0, len(weights), 2):
+        x = linear(x, weights[i], weights[i + 1], activation if i < 2 * activated else "none")
+    return x
 
 
 class _Chain(torch.autograd.Function):

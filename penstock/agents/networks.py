@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from penstock.core.limits import Count, Number, Positive, check_settings
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves
 
+LARGE = 10_000_000
+"""Parameters of an image's network from which a warning names a wrapper that resizes it; 84 x 84 x 4 needs 1.7 million."""
+
 
 @dataclass(frozen=True)
 class Net:
@@ -26,9 +30,11 @@ class Net:
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
     activation: Activation = "tanh"
     """Between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
-    cnn: Literal["nature", "impala", "minatar"] = "nature"
-    """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, or one small layer (Young and Tian
-    2019), which takes any box [H, W, C] or [C, H, W] for an image, bits and floats included."""
+    cnn: Literal["auto", "nature", "impala", "minatar"] | tuple[tuple[int, ...], ...] = "auto"
+    """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, one small layer (Young and Tian 2019), or
+    layers, each (channels, kernel, stride) or (channels, kernel, stride, padding) and followed by relu. These and
+    `minatar` take any box [H, W, C] or [C, H, W] for an image, bits and floats included. `auto` is `nature` from
+    36 x 36, and below two layers of 3 x 3."""
     shared: bool | None = None
     """Actor and critic share their body. None: only where an image or recurrent body makes a second one costly."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
@@ -61,6 +67,14 @@ class Net:
 
     def __post_init__(self) -> None:
         check_settings(self, "net.")
+        for i, layer in enumerate(self.cnn if isinstance(self.cnn, tuple) else ()):
+            if len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0:
+                raise ConfigError(
+                    f"net.cnn[{i}]={layer}; expected (channels, kernel, stride) or (channels, kernel, stride, padding), "
+                    "whole numbers of at least 1, padding of at least 0"
+                )
+        if self.cnn == ():
+            raise ConfigError("net.cnn=() has no layers; expected at least one, or 'auto'")
         if self.clip_reward and self.normalize_reward:
             raise ConfigError("net.clip_reward and net.normalize_reward both change the size of rewards; choose one")
 
@@ -88,9 +102,12 @@ def _laid_out(images: Tensor) -> Tensor:
 
 
 class NatureCNN(nn.Module):
-    """[N, C, H, W] float in [0, 1] -> [N, 512]: the convolutions of Mnih et al. 2015, "Methods"."""
+    """[N, C, H, W] float in [0, 1] -> [N, 512]: the convolutions of Mnih et al. 2015, "Methods".
 
-    def __init__(self, channels: int, height: int, width: int) -> None:
+    `closing`: end in the layer of 512 units; else [N, size] of the last convolution.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, closing: bool = True) -> None:
         super().__init__()
         self.convs = nn.Sequential(
             nn.Conv2d(channels, 32, 8, 4),
@@ -101,14 +118,15 @@ class NatureCNN(nn.Module):
             nn.ReLU(),
         )
         features = _conv_size(self.convs, channels, height, width, "nature", "36 x 36")
-        self.out = nn.Linear(features, 512)
-        self.size = 512
-        for layer in [*self.convs, self.out]:
+        self.out = nn.Linear(features, 512) if closing else None
+        self.size = 512 if closing else features
+        for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return run_layers(self.convs(_laid_out(x)).flatten(1), (self.out,), "relu")
+        x = self.convs(_laid_out(x)).flatten(1)
+        return x if self.out is None else run_layers(x, (self.out,), "relu")
 
 
 class _Residual(nn.Module):
@@ -122,23 +140,27 @@ class _Residual(nn.Module):
 
 
 class ImpalaResNet(nn.Module):
-    """[N, C, H, W] float in [0, 1] -> [N, 256]: the deep network of Espeholt et al. 2018, figure 3."""
+    """[N, C, H, W] float in [0, 1] -> [N, 256]: the deep network of Espeholt et al. 2018, figure 3.
 
-    def __init__(self, channels: int, height: int, width: int) -> None:
+    `closing`: end in the layer of 256 units; else [N, size] of the last convolution.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, closing: bool = True) -> None:
         super().__init__()
         stages: list[nn.Module] = []
         for i, o in zip((channels, 16, 32), (16, 32, 32)):
             stages += [nn.Conv2d(i, o, 3, padding=1), nn.MaxPool2d(3, 2, padding=1), _Residual(o), _Residual(o)]
         self.convs = nn.Sequential(*stages, nn.ReLU())
         features = _conv_size(self.convs, channels, height, width, "impala", "8 x 8")
-        self.out = nn.Linear(features, 256)
-        self.size = 256
+        self.out = nn.Linear(features, 256) if closing else None
+        self.size = 256 if closing else features
         for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return run_layers(self.convs(_laid_out(x)).flatten(1), (self.out,), "relu")
+        x = self.convs(_laid_out(x)).flatten(1)
+        return x if self.out is None else run_layers(x, (self.out,), "relu")
 
 
 class MinAtarCNN(nn.Module):
@@ -153,7 +175,54 @@ class MinAtarCNN(nn.Module):
         return torch.relu_(self.conv(_laid_out(x))).flatten(1)
 
 
-_CNNS = {"nature": NatureCNN, "impala": ImpalaResNet, "minatar": MinAtarCNN}
+class Convolutions(nn.Module):
+    """[N, C, H, W] float -> [N, size]: the layers of a `net.cnn` that is data, each followed by relu.
+
+    Raises:
+        ConfigError: a kernel is larger than the padded image that its layer is given.
+    """
+
+    def __init__(self, layers: tuple[tuple[int, ...], ...], channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.convs = nn.Sequential()
+        c, h, w = channels, height, width
+        for i, (out, kernel, stride, *rest) in enumerate(layers):
+            padding = sum(rest)
+            if min(h, w) + 2 * padding < kernel:
+                raise ConfigError(
+                    f"net.cnn[{i}]={layers[i]} has a kernel of {kernel} x {kernel} for {h} x {w} with padding {padding} "
+                    f"(the image is {height} x {width}); use a kernel of at most {min(h, w) + 2 * padding}, more "
+                    "padding, or smaller strides before it"
+                )
+            conv = nn.Conv2d(c, out, kernel, stride, padding)
+            orthogonal(conv, math.sqrt(2.0))
+            self.convs.extend((conv, nn.ReLU()))
+            c, h, w = out, (h + 2 * padding - kernel) // stride + 1, (w + 2 * padding - kernel) // stride + 1
+        self.size = c * h * w
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convs(_laid_out(x)).flatten(1)
+
+
+def image_network(cnn: Any, c: int, h: int, w: int, closing: bool = True) -> nn.Module:
+    """The network of `net.cnn` for an image, with its `size`; `closing`: with the fully connected layer of its paper."""
+    if cnn == "auto":
+        cnn = "nature" if min(h, w) >= 36 else _small_layers(h, w)
+    if isinstance(cnn, tuple):
+        return Convolutions(cnn, c, h, w)
+    if cnn == "minatar":
+        return MinAtarCNN(c, h, w)
+    return (NatureCNN if cnn == "nature" else ImpalaResNet)(c, h, w, closing)
+
+
+def _small_layers(h: int, w: int) -> tuple[tuple[int, ...], ...]:
+    """32 and 64 channels of 3 x 3, padded, which halve the image where a side is longer than 8."""
+    layers: list[tuple[int, ...]] = []
+    for channels in (32, 64):
+        stride = 2 if max(h, w) > 8 else 1
+        layers.append((channels, 3, stride, 1))
+        h, w = (h - 1) // stride + 1, (w - 1) // stride + 1
+    return tuple(layers)
 
 
 class Encoder(nn.Module):
@@ -161,21 +230,26 @@ class Encoder(nn.Module):
 
     Vectors pass unchanged, choices as one-hots, bits as floats, and each image through its own network, taken as
     [C, H, W] or [H, W, C] by which end is smaller. The result of one vector alone is that vector.
+
+    Args:
+        closing: image networks end in the fully connected layer of their paper, if it has one.
     """
 
-    def __init__(self, obs: Tree, action: Tree, net: Net) -> None:
+    def __init__(self, obs: Tree, action: Tree, net: Net, closing: bool = True) -> None:
         super().__init__()
         self.leaves: list[LeafSpec] = tree_leaves(obs)
         self.action_leaves: list[LeafSpec] = tree_leaves(action) if net.prev_action else []
         self.prev_reward = net.prev_reward
         self.images = nn.ModuleDict()
-        self.small = net.cnn == "minatar"
+        self.any_box = net.cnn == "minatar" or isinstance(net.cnn, tuple)
         self.size = sum(_flat_size(leaf) for leaf in self.action_leaves) + int(net.prev_reward)
         for i, leaf in enumerate(self.leaves):
             if self._is_image(leaf):
                 c, h, w = leaf.shape if leaf.shape[0] < leaf.shape[2] else (leaf.shape[2], *leaf.shape[:2])
-                self.images[str(i)] = _CNNS[net.cnn](c, h, w)
-                self.size += int(self.images[str(i)].size)  # pyright: ignore[reportArgumentType]
+                image = image_network(net.cnn, c, h, w, closing)
+                self.images[str(i)] = image
+                self.size += int(image.size)  # pyright: ignore[reportArgumentType]
+                _warn_if_large(image, f"{h} x {w} x {c}", net)
             else:
                 self.size += _flat_size(leaf)
         if not self.size:
@@ -208,7 +282,18 @@ class Encoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _is_image(self, leaf: LeafSpec) -> bool:
-        return leaf.is_image or (self.small and leaf.kind == "box" and len(leaf.shape) == 3)
+        return leaf.is_image or (self.any_box and leaf.kind == "box" and len(leaf.shape) == 3)
+
+
+def _warn_if_large(image: nn.Module, shape: str, net: Net) -> None:
+    following = net.hidden[0] * int(image.size) if net.hidden else 0  # pyright: ignore[reportArgumentType]
+    count = sum(p.numel() for p in image.parameters()) + following
+    if count > LARGE:
+        warnings.warn(
+            f"net.cnn={net.cnn!r} and the layer after it have {count / 1e6:.1f} million parameters for an image of "
+            f"{shape}; a smaller one learns as well and far faster: gymnasium.wrappers.ResizeObservation(env, (84, 84))",
+            stacklevel=1,  # here, so that an agent's second network says nothing new
+        )
 
 
 def _flat_size(leaf: LeafSpec) -> int:
@@ -238,5 +323,5 @@ def _conv_size(convs: nn.Sequential, c: int, h: int, w: int, name: str, smallest
     except RuntimeError as error:
         raise ConfigError(
             f"net.cnn={name!r} needs images of at least {smallest}; got {h} x {w} with {c} channels; "
-            f"use net.cnn='impala', a resize wrapper, or your own agent"
+            f"use net.cnn='auto', layers that fit such as net.cnn=((32, 3, 1, 1),), or a resize wrapper"
         ) from error

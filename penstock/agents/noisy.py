@@ -41,7 +41,7 @@ class NoisyLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weights = self.noised()
         if x.dim() == 2 and runs_directly() and are_plain((x, *weights)):
-            return mlp_chain(x, "relu", (), weights)
+            return mlp_chain(x, "relu", weights, True)
         return F.linear(x, *weights)
 
     def noised(self) -> tuple[Tensor, Tensor]:
@@ -61,10 +61,10 @@ class NoisyLinear(nn.Module):
 class NoisyMLP(nn.Module):
     """[N, inputs] -> [N, hidden[-1]]: noisy layers, each followed by relu."""
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...]) -> None:
+    def __init__(self, inputs: int, hidden: tuple[int, ...], sigma: float = 0.5) -> None:
         super().__init__()
         self.size = hidden[-1] if hidden else inputs
-        self.layers = nn.ModuleList(NoisyLinear(i, o) for i, o in zip((inputs, *hidden), hidden))
+        self.layers = nn.ModuleList(NoisyLinear(i, o, sigma) for i, o in zip((inputs, *hidden), hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         layers: Any = list(self.layers)

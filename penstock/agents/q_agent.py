@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -35,7 +36,11 @@ class QSettings(Protocol):
     @property
     def dueling(self) -> bool: ...
     @property
+    def dueling_hidden(self) -> tuple[int, ...] | None: ...
+    @property
     def noisy(self) -> bool: ...
+    @property
+    def noisy_sigma(self) -> float: ...
     @property
     def outputs(self) -> int: ...
     @property
@@ -51,7 +56,9 @@ def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
         settings.net,
         settings.discount,
         dueling=settings.dueling,
+        dueling_hidden=settings.dueling_hidden,
         noisy=settings.noisy,
+        noisy_sigma=settings.noisy_sigma,
         outputs=settings.outputs,
         ladder=settings.ladder,
         records_q=settings.records_q,
@@ -60,24 +67,43 @@ def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
 
 
 class QNetwork(nn.Module):
-    """Features, optional memory and a head: [N, A] or, with more outputs for an action, [N, A, K]."""
+    """Features, optional memory and a head: [N, A] or, with more outputs for an action, [N, A, K].
+
+    With `streams` there are two heads, of the value and of the advantages (Wang et al. 2016, figure 1), each with hidden
+    layers of these widths of its own. None: one head. `sigma`: of noisy layers; None for plain ones.
+    """
 
     def __init__(
-        self, spec: EnvSpec, obs: Tree, net: Net, actions: int, outputs: int, dueling: bool, noisy: bool
+        self,
+        spec: EnvSpec,
+        obs: Tree,
+        net: Net,
+        actions: int,
+        outputs: int,
+        streams: tuple[int, ...] | None,
+        sigma: float | None,
+        closing: bool = True,
     ) -> None:
         super().__init__()
-        self.encoder = Encoder(obs, spec.action, net)
-        self.mlp = (
-            NoisyMLP(self.encoder.size, net.hidden) if noisy else MLP(self.encoder.size, net.hidden, net.activation)
-        )
-        size = int(self.mlp.size)
+
+        def layers(inputs: int, hidden: tuple[int, ...]) -> nn.Module:
+            return MLP(inputs, hidden, net.activation) if sigma is None else NoisyMLP(inputs, hidden, sigma)
+
+        def linear(inputs: int, outputs: int) -> nn.Module:
+            return nn.Linear(inputs, outputs) if sigma is None else NoisyLinear(inputs, outputs, sigma)
+
+        self.encoder = Encoder(obs, spec.action, net, closing)
+        self.mlp = layers(self.encoder.size, net.hidden)
+        size = int(self.mlp.size)  # pyright: ignore[reportArgumentType]
         self.memory = Memory(net.recurrent, size, net.recurrent_size) if net.recurrent != "none" else None
         size = self.memory.size if self.memory is not None else size
-        linear = NoisyLinear if noisy else nn.Linear
         self.actions, self.outputs = actions, outputs
+        self.advantage_stream = layers(size, streams) if streams else None
+        self.value_stream = layers(size, streams) if streams else None
+        size = streams[-1] if streams else size
         self.advantage = linear(size, actions * outputs)
-        self.value = linear(size, outputs) if dueling else None
-        self._chained = self.memory is None and not dueling and not noisy
+        self.value = linear(size, outputs) if streams is not None else None
+        self._chained = self.memory is None and streams is None and sigma is None
 
     def forward(self, inputs: Inputs, obs: Tree, state: Tree = None) -> tuple[Tensor, Tree]:
         """Outputs of flat rows [N, ...], or of sequences [T, B, ...] with memory, and the state after them."""
@@ -94,16 +120,20 @@ class QNetwork(nn.Module):
         return self._head(out), state
 
     def _head(self, x: Tensor) -> Tensor:
-        advantage = self._shaped(self.advantage(x))
+        advantage = self._shaped(_stream(self.advantage_stream, x, self.advantage))
         if self.value is None:
             return advantage
-        value = self.value(x)
+        value = _stream(self.value_stream, x, self.value)
         return ops.dueling(
             value if self.outputs == 1 else value.unsqueeze(-2), advantage, dim=-1 if self.outputs == 1 else -2
         )
 
     def _shaped(self, x: Tensor) -> Tensor:
         return x if self.outputs == 1 else x.unflatten(-1, (self.actions, self.outputs))
+
+
+def _stream(layers: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:
+    return out(x) if layers is None else through(layers, x, out)
 
 
 class QAgent(Agent):
@@ -113,6 +143,11 @@ class QAgent(Agent):
     network that bootstraps; it starts as a copy.
 
     Args:
+        dueling: value and advantages in two streams (Wang et al. 2016). dueling_hidden: widths of each stream's hidden
+            layers, which follow the body. None: one layer of its own for each stream: the body's last one, which is
+            then no longer shared; behind a memory one as wide as it; and where `net.hidden` is empty one of 512, after
+            an image's convolutions (as in the paper).
+        noisy_sigma: first deviation of noisy layers times sqrt(inputs) (Fortunato et al. 2018, section 3.2).
         outputs: numbers for each action: 1, or the atoms or quantiles of a distribution.
         ladder: epsilon of slot i of N: the same for all, `epsilon^(1 + 7 i / (N - 1))` (Horgan et al. 2018), or spread
             evenly in logarithm from `epsilon_low` up to `epsilon` (rlpyt).
@@ -133,7 +168,9 @@ class QAgent(Agent):
         discount: float = 0.99,
         *,
         dueling: bool = False,
+        dueling_hidden: tuple[int, ...] | None = None,
         noisy: bool = False,
+        noisy_sigma: float = 0.5,
         outputs: int = 1,
         ladder: Ladder = "none",
         records_q: bool = False,
@@ -154,7 +191,14 @@ class QAgent(Agent):
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
-        self.online = QNetwork(spec, self.preparation.obs, net, self.actions, outputs, dueling, noisy)
+        streams = dueling_hidden if dueling else None
+        body, closing = net, True
+        if dueling and dueling_hidden is None:
+            streams = (net.recurrent_size,) if net.is_recurrent else net.hidden[-1:] or (512,)
+            body = net if net.is_recurrent else replace(net, hidden=net.hidden[:-1])
+            closing = net.is_recurrent or bool(net.hidden)
+        sigma = noisy_sigma if noisy else None
+        self.online = QNetwork(spec, self.preparation.obs, body, self.actions, outputs, streams, sigma, closing)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self._ladder, self._records_q, self._noisy = ladder, records_q, noisy
         self.env_ranks, self.noise_size = True, 3

@@ -112,6 +112,7 @@ class DQN(FromReplay):
     """Settings of DQN and Rainbow."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    absent = {"dueling_hidden": ()}  # runs of 0.1.0
 
     lr: Rate = 1e-4
     """Adam's step size, usually 6e-5 (Atari) to 1e-3."""
@@ -126,7 +127,10 @@ class DQN(FromReplay):
     double: bool = True
     """The online network chooses the action that the target network values (van Hasselt et al. 2016)."""
     dueling: bool = False
-    """Value and advantage as two heads (Wang et al. 2016)."""
+    """Value and advantages in two streams with hidden units of their own (Wang et al. 2016)."""
+    dueling_hidden: tuple[Count, ...] | None = None
+    """Widths of each stream's hidden layers, after those of `net`. None: the last width of `net.hidden` is each
+    stream's own and no longer shared, 512 if there is none (as in the paper); () for streams of one linear layer."""
     distributional: Literal["none", "c51", "quantile"] = "none"
     """Learn the distribution of returns: over fixed atoms, or by quantiles."""
     n_atoms: Annotated[int, Limit(2)] = 51
@@ -140,6 +144,8 @@ class DQN(FromReplay):
     each batch, so T is to be small."""
     noisy_epsilon: Chance = 0.0
     """Chance of a random action besides noisy layers, after `learning_starts`; 0 in Rainbow."""
+    noisy_sigma: Positive = 0.5
+    """First deviation of noisy layers times sqrt(inputs): 0.5 in Fortunato et al. 2018, 0.1 to 0.5 elsewhere."""
     epsilon: Chance = "linear(1.0, 0.05, 0.1)"
     """Chance of a random action; with a ladder that of the slot that explores most."""
     ladder: Ladder = "none"

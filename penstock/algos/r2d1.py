@@ -161,6 +161,7 @@ class R2D1(FromReplay):
     """Settings of R2D1."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    absent = {"dueling_hidden": ()}  # runs of 0.1.0
     batch = BatchSpec(T=40, B=16)
 
     lr: Rate = 1e-4
@@ -184,7 +185,10 @@ class R2D1(FromReplay):
     double: bool = True
     """The online network chooses the action that the target network values (van Hasselt et al. 2016)."""
     dueling: bool = True
-    """Value and advantage as two heads (Wang et al. 2016)."""
+    """Value and advantages in two streams with hidden units of their own (Wang et al. 2016)."""
+    dueling_hidden: tuple[Count, ...] | None = None
+    """Widths of each stream's hidden layers, behind the memory. None: one as wide as the memory, as in R2D2 and rlpyt;
+    () for streams of one linear layer."""
     value_rescale: bool = True
     """The network learns h(Q), which shrinks large returns (Pohlen et al. 2018)."""
     rescale_eps: Positive = 1e-3
@@ -229,6 +233,11 @@ class R2D1(FromReplay):
     def noisy(self) -> bool:
         """Exploration is by epsilon."""
         return False
+
+    @property
+    def noisy_sigma(self) -> float:
+        """Of noisy layers, which it has none of."""
+        return 0.5
 
     @property
     def records_q(self) -> bool:

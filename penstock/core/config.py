@@ -63,7 +63,11 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Any) -> Any:
-    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
+    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data.
+
+    A class whose new field's default differs from what stored settings without the field meant says so in a class
+    attribute: `absent = {"field": value}`.
+    """
     if isinstance(plain, Mapping):
         if "import" in plain:
             return import_object(plain["import"])
@@ -83,6 +87,7 @@ def from_plain(plain: Any) -> Any:
             for key in given:
                 if key not in known:
                     raise ConfigError(f"stored settings of {cls.__name__} name {key!r}; {nearest(key, known)}")
+            given = {**getattr(cls, "absent", {}), **given}
             hints = _hints(cls)
             return cls(**{key: _convert(value, hints[key], key) for key, value in given.items()})
         return {key: from_plain(item) for key, item in plain.items()}
@@ -161,6 +166,9 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
                 return _convert(value, choice, path)
             except ConfigError:
                 continue
+        names = [name for choice in args if typing.get_origin(choice) is typing.Literal for name in choice.__args__]
+        if isinstance(value, str) and names:
+            raise ConfigError(f"{path}={value!r}; {nearest(value, map(str, names))}")
         raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {hint}")
     if origin is typing.Literal:
         if value in args:

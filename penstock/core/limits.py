@@ -88,13 +88,18 @@ def check_settings(settings: Any, prefix: str = "") -> None:
 
 @functools.cache
 def _limits(cls: type) -> dict[str, Limit]:
-    """Limits by field, of the class and those that it inherits from; inner ones too: of `Positive | None`."""
+    """Limits by field, of the class and those that it inherits from; inner ones too: of `tuple[Count, ...] | None`."""
     found: dict[str, Limit] = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
         hints = typing.get_type_hints(base, include_extras=True)
         for f in dataclasses.fields(base):
-            for hint in (hints[f.name], *typing.get_args(hints[f.name])):
+            for hint in _parts(hints[f.name]):
                 for extra in getattr(hint, "__metadata__", ()):
                     if isinstance(extra, Limit):
                         found[f.name] = extra
     return found
+
+
+def _parts(hint: Any) -> list[Any]:
+    """A type and all that it is made of."""
+    return [hint, *(part for inner in typing.get_args(hint) for part in _parts(inner))]

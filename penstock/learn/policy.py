@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent, check_agent_members
-from penstock.agents.seeding import OwnGenerator
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
@@ -21,6 +20,7 @@ from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.optimizers import set_gradients
 from penstock.learn.predict import predict
+from penstock.learn.seeding import OwnGenerator
 
 _SKIPS_IN_A_ROW = 10
 

@@ -175,8 +175,8 @@ def measure_rows() -> list[RowBits]:
 
 def _mlp(outputs: int) -> Forward:
     layers = [nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, outputs)]
-    *hidden, weight, bias = [p for layer in layers for p in (layer.weight, layer.bias)]
-    return lambda x: mlp_chain(x, "tanh", hidden, (weight, bias))
+    weights = [p for layer in layers for p in (layer.weight, layer.bias)]
+    return lambda x: mlp_chain(x, "tanh", weights, with_out=True)
 
 
 def _memory(kind: str) -> Forward:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.networks import Encoder, ImpalaResNet, MinAtarCNN, NatureCNN, Net
+from penstock.agents.networks import Convolutions, Encoder, ImpalaResNet, MinAtarCNN, NatureCNN, Net
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec
@@ -155,3 +155,64 @@ def test_flat_inputs_are_time_major():
 
 def test_only_a_memory_makes_a_net_recurrent():
     assert [Net(recurrent=r).is_recurrent for r in ("none", "lstm", "gru")] == [False, True, True]
+
+
+def test_layers_as_data_are_the_published_ones() -> None:
+    """Nature's convolutions without its 512 units, number for number."""
+    torch.manual_seed(0)
+    nature = NatureCNN(4, 84, 84)
+    torch.manual_seed(0)
+    own = Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 4, 84, 84)
+    x = torch.rand(2, 4, 84, 84)
+    assert own.size == 64 * 7 * 7
+    own.convs.load_state_dict(nature.convs.state_dict())
+    assert torch.equal(own(x), nature.convs(x.contiguous(memory_format=torch.channels_last)).flatten(1))
+    assert sum(p.numel() for p in NatureCNN(4, 84, 84, closing=False).parameters()) == sum(p.numel() for p in own.parameters())
+
+
+def test_padding_keeps_the_size_and_any_box_is_an_image() -> None:
+    grid = LeafSpec("box", (10, 10, 4), "bool", 0.0, 1.0)
+    encoder = Encoder(grid, CHOICE, Net(cnn=((16, 3, 1, 1),)))
+    bits = torch.rand(3, 10, 10, 4) < 0.3
+    assert encoder.size == 16 * 10 * 10 and encoder(inputs(bits, 3), bits).shape == (3, 1600)
+    conv = encoder.images["0"].convs[0]  # pyright: ignore
+    corner = (bits[1, :2, :2].permute(2, 0, 1) * conv.weight[5, :, 1:, 1:]).sum() + conv.bias[5]
+    got = encoder(inputs(bits, 3), bits).view(3, 16, 10, 10)[1, 5, 0, 0].item()
+    assert got == pytest.approx(max(corner.item(), 0.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(7, 7, 3), (5, 5, 3), (3, 3, 3), (1, 1, 3), (35, 35, 3), (20, 60, 1), (4, 10, 10)])
+def test_a_small_image_has_a_network_that_fits(shape: tuple[int, ...]) -> None:
+    leaf = LeafSpec("box", shape, "uint8", 0.0, 255.0)
+    encoder = Encoder(leaf, CHOICE, Net())
+    x = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    assert encoder(inputs(x, 2), x).shape == (2, encoder.size) and 64 <= encoder.size <= 6_000
+    assert not isinstance(encoder.images["0"], NatureCNN)
+    large = Encoder(LeafSpec("box", (36, 36, 3), "uint8", 0.0, 255.0), CHOICE, Net())
+    assert isinstance(large.images["0"], NatureCNN)
+
+
+def test_a_layer_that_does_not_fit_is_named() -> None:
+    net, leaf = Net(cnn=((16, 3, 2), (32, 5, 1))), LeafSpec("box", (7, 9, 3), "uint8", 0.0, 255.0)
+    with pytest.raises(ConfigError, match=r"net.cnn\[1\]=\(32, 5, 1\) .* 5 x 5 for 3 x 4 .*at most 3"):
+        Encoder(leaf, CHOICE, net)
+    for cnn, message in (
+        (((16, 3),), r"net.cnn\[0\]=\(16, 3\); expected \(channels, kernel, stride\)"),
+        (((16, 3, 0),), "at least 1"),
+        (((16, 3, 1, -1),), "padding of at least 0"),
+        ((), "no layers"),
+        ("natur", "did you mean 'nature'|nature"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Net(cnn=cnn)  # pyright: ignore
+
+
+def test_a_large_image_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    monkeypatch.setattr("penstock.agents.networks.LARGE", 100_000)
+    leaf = LeafSpec("box", (60, 80, 3), "uint8", 0.0, 255.0)
+    Encoder(leaf, CHOICE, Net(cnn="impala", hidden=(64,)))
+    (warning,) = [w for w in recwarn if "million parameters" in str(w.message)]
+    assert "0.8 million" in str(warning.message) and "60 x 80 x 3" in str(warning.message)
+    assert "gymnasium.wrappers.ResizeObservation" in str(warning.message)
+    Encoder(LeafSpec("box", (7, 7, 3), "uint8", 0.0, 255.0), CHOICE, Net(cnn=((4, 3, 1),)))
+    assert len([w for w in recwarn if "million parameters" in str(w.message)]) == 1

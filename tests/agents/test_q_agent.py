@@ -129,11 +129,56 @@ def test_dueling_adds_a_value_and_centred_advantages(outputs: int, noisy: bool) 
     network = agent.online
     assert network.value is not None
     features = network.mlp(x.obs)
-    value = network.value(features).reshape(6, 1, outputs)
-    advantage = network.advantage(features).reshape(6, 4, outputs)
+    assert network.value_stream is not None and network.advantage_stream is not None
+    value = network.value(network.value_stream(features)).reshape(6, 1, outputs)
+    advantage = network.advantage(network.advantage_stream(features)).reshape(6, 4, outputs)
     expected = value + advantage - advantage.mean(1, keepdim=True)
     torch.testing.assert_close(agent(x), expected.squeeze(-1) if outputs == 1 else expected)
     torch.testing.assert_close(agent(x).mean(1), (value.squeeze(1).squeeze(-1) if outputs == 1 else value.squeeze(1)))
+
+
+def widths(network: Any) -> tuple[list[int], list[int], list[int]]:
+    """Units of the shared layers behind the encoder, of the value's stream and of the advantages'."""
+    streams = (network.value_stream, network.advantage_stream)
+    found = [[layer.weight.shape[0] for layer in part.layers] if part is not None else [] for part in (network.mlp, *streams)]
+    return found[0], found[1], found[2]
+
+
+def test_each_stream_has_hidden_units_of_its_own() -> None:
+    """The body's last layer, unless widths are given; 512 behind an image's convolutions, as in Wang et al. 2016."""
+    net = Net(hidden=(8, 6), activation="relu")
+    assert widths(QAgent(SPEC, net, dueling=True).online) == ([8], [6], [6])
+    assert widths(QAgent(SPEC, net, dueling=True, noisy=True).online) == ([8], [6], [6])
+    assert widths(QAgent(SPEC, net, dueling=True, dueling_hidden=()).online) == ([8, 6], [], [])
+    assert widths(QAgent(SPEC, net, dueling=True, dueling_hidden=(5, 4)).online) == ([8, 6], [5, 4], [5, 4])
+    memory = Net(hidden=(8,), activation="relu", recurrent="lstm", recurrent_size=7)
+    assert widths(QAgent(SPEC, memory, dueling=True).online) == ([8], [7], [7])
+    image = EnvSpec(LeafSpec("box", (4, 36, 36), "uint8"), CHOICE)
+    network = QAgent(image, Net(cnn="nature", hidden=()), dueling=True).online
+    assert widths(network) == ([], [512], [512])
+    convolutions = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64
+    assert sum(p.numel() for p in network.encoder.parameters()) == convolutions
+    assert widths(QAgent(image, Net(cnn="nature", hidden=()), dueling=True, dueling_hidden=()).online)[1] == []
+
+
+def test_dueling_represents_a_value_that_no_advantage_shares() -> None:
+    """Changing the value's hidden units moves every action's Q alike, which one shared layer could not."""
+    agent, x = QAgent(SPEC, NET, dueling=True), inputs(6)
+    before = agent(x)
+    agent.online.value_stream.layers[0].weight.data.normal_()  # pyright: ignore
+    moved = (agent(x) - before).detach()
+    assert moved.abs().max() > 1e-3
+    torch.testing.assert_close(moved, moved[:, :1].expand_as(moved), rtol=0, atol=1e-5)
+
+
+def test_noisy_layers_reach_into_the_streams_and_start_at_the_sigma_asked_for() -> None:
+    net = Net(hidden=(8, 6), activation="relu")
+    layers = list(noisy_layers(QAgent(SPEC, net, dueling=True, noisy=True, noisy_sigma=0.1).online))
+    assert len(layers) == 5 and [layer.weight.shape[1] for layer in layers] == [3, 8, 8, 6, 6]
+    for layer in layers:
+        assert layer.weight_sigma[0, 0].item() == pytest.approx(0.1 / layer.weight.shape[1] ** 0.5)
+    plain = next(noisy_layers(QAgent(SPEC, net, noisy=True).online))
+    assert plain.weight_sigma[0, 0].item() == pytest.approx(0.5 / 3**0.5)
 
 
 def test_actions_and_atoms_are_not_mixed_up() -> None:

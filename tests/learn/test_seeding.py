@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.seeding import OwnGenerator
+from penstock.learn.seeding import OwnGenerator
 
 
 def draws() -> list[Tensor]:
