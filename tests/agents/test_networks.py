@@ -167,7 +167,9 @@ def test_layers_as_data_are_the_published_ones() -> None:
     assert own.size == 64 * 7 * 7
     own.convs.load_state_dict(nature.convs.state_dict())
     assert torch.equal(own(x), nature.convs(x.contiguous(memory_format=torch.channels_last)).flatten(1))
-    assert sum(p.numel() for p in NatureCNN(4, 84, 84, closing=False).parameters()) == sum(p.numel() for p in own.parameters())
+    assert sum(p.numel() for p in NatureCNN(4, 84, 84, closing=False).parameters()) == sum(
+        p.numel() for p in own.parameters()
+    )
 
 
 def test_padding_keeps_the_size_and_any_box_is_an_image() -> None:

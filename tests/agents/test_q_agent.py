@@ -140,7 +140,9 @@ def test_dueling_adds_a_value_and_centred_advantages(outputs: int, noisy: bool) 
 def widths(network: Any) -> tuple[list[int], list[int], list[int]]:
     """Units of the shared layers behind the encoder, of the value's stream and of the advantages'."""
     streams = (network.value_stream, network.advantage_stream)
-    found = [[layer.weight.shape[0] for layer in part.layers] if part is not None else [] for part in (network.mlp, *streams)]
+    found = [
+        [layer.weight.shape[0] for layer in part.layers] if part is not None else [] for part in (network.mlp, *streams)
+    ]
     return found[0], found[1], found[2]
 
 
