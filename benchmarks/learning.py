@@ -127,7 +127,7 @@ def experiment(task: Task) -> ps.Experiment:
     if task.env != "RepeatPrevious":
         return ps.preset(task.algo, task.env)
     net = ps.Net(hidden=(64,), recurrent="lstm" if task.algo == "lstm" else "none", recurrent_size=64)
-    algo = ps.PPO(lr=1e-3, epochs=4, minibatch=128, discount=0.5, value_coef=0.5, net=net)
+    algo = ps.PPO(lr=1e-3, epochs=4, minibatch=128, discount=0.5, net=net)
     return ps.Experiment(ps.EnvConfig(RepeatPrevious), algo, ps.SerialSampler(T=32, B=16))
 
 
