@@ -107,10 +107,11 @@ def test_noisy_networks_explore_in_the_place_of_epsilon() -> None:
     assert agent.epsilon.tolist() == [pytest.approx(0.1)] * 4
 
 
-def test_an_evaluation_is_at_random_by_eps_eval_and_repeats_itself() -> None:
+def test_an_evaluation_is_at_random_by_eps_eval_alike_in_every_sampler() -> None:
     found: list[list[float]] = []
-    for eps_eval in (0.0, 0.0, 0.5, 0.5):
-        sampler = SerialSampler(T=2, B=4).build(RepeatPrevious, 1)
+    serial, cpu = SerialSampler(T=2, B=4), ps.CpuSampler(T=2, B=4, workers=2)
+    for settings, eps_eval in ((serial, 0.0), (serial, 0.0), (serial, 0.5), (cpu, 0.5)):
+        sampler = settings.build(RepeatPrevious, 1)
         policy = replace(CFG, eps_eval=eps_eval).build(sampler.spec, 2)
         sampler.initialize(policy.agent)
         found.append(sampler.evaluate_agent(3, 40).return_.tolist())
