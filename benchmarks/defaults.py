@@ -21,8 +21,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class Task:
     episodes: int = 20
     cpu: float = 0.6
     """CPU seconds over the peer's that are promised at most."""
+    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the task is besides its environment."""
+    alone: float | None = None
+    """The score that is promised, where the peer has no such thing."""
 
 
 TASKS = {
@@ -57,46 +62,60 @@ TASKS = {
     "dqn-acrobot": Task("dqn", "Acrobot-v1", 50_000, -497.5, cpu=0.8),
     "sac-pendulum": Task("sac", "Pendulum-v1", 10_000, -1166.4, seeds=5),
     "sac-inverted-double-pendulum": Task("sac", "InvertedDoublePendulum-v5", 10_000, 48.5, seeds=5),
+    "ppo-memory": Task(
+        "ppo",
+        "penstock.envs.toy:TMaze",
+        25_000,
+        0.5,
+        episodes=100,
+        changes={"env_kwargs": {"length": 10}, "algo.net.recurrent": "lstm"},
+        alone=1.0,
+    ),
 }
 
 
-def one(algo: str, env: str, steps: int, seed: int, episodes: int) -> dict[str, Any]:
+def one(name: str, seed: int) -> dict[str, Any]:
     """A run of this library, in this process."""
-    import gymnasium as gym
     import torch
 
     import penstock as ps
     from penstock.run.presets import with_preset
 
+    task = TASKS[name]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        exp = with_preset(algo, env, None)
-        exp = ps.override(exp, {"run.steps": steps, "run.seed": seed, "run.dir": f"{folder}/run"})
+        run = {"run.steps": task.steps, "run.seed": seed, "run.dir": f"{folder}/run", "run.progress": "off"}
+        exp = ps.override(with_preset(task.algo, task.env, None), {**task.changes, **run})
         before = time.process_time()
-        result = ps.train(exp, progress=False)
+        result = ps.train(exp)
         cpu_s = time.process_time() - before
         policy = ps.load(f"{folder}/run")
-    other = gym.make(env)
+    env = exp.env_config.make_one()
     returns: list[float] = []
-    for episode in range(episodes):
-        obs, _ = other.reset(seed=10_000 + episode)
+    for episode in range(task.episodes):
+        obs, _ = env.reset(seed=10_000 + episode)
         total, over, state = 0.0, False, None
         while not over:
-            action, state = policy.predict(obs, state, deterministic=True)
-            obs, reward, terminated, truncated, _ = other.step(action)
+            chosen = policy.predict(obs, state)
+            action, state = chosen if policy.recurrent else (chosen, None)
+            obs, reward, terminated, truncated, _ = env.step(action)
             total, over = total + float(reward), terminated or truncated
         returns.append(total)
     train = result.metrics.get("rollout/ep_rew_mean")
     return {"score": statistics.fmean(returns), "train": train, "cpu_s": cpu_s}
 
 
-def measured(who: str, task: Task, seed: int, peer: str) -> dict[str, Any]:
-    words = [task.algo, task.env, str(task.steps), str(seed), str(task.episodes)]
-    command = [peer, str(PEER_SCRIPT)] if who == "sb3" else [sys.executable, __file__, "--one"]
+def measured(who: str, name: str, seed: int, peer: str) -> dict[str, Any]:
+    task = TASKS[name]
+    command = (
+        [peer, str(PEER_SCRIPT), task.algo, task.env, str(task.steps), str(seed), str(task.episodes)]
+        if who == "sb3"
+        else [sys.executable, __file__, "--one", name, str(seed)]
+    )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *words], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{who} {' '.join(words)} failed:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -131,9 +150,16 @@ def table(results: dict[str, Any]) -> str:
     for name, task in TASKS.items():
         ours = list(results.get(name, {}).get("penstock", {}).values())
         theirs = list(results.get(name, {}).get("sb3", {}).values())
-        if not ours or not theirs:
+        if not ours or not (theirs or task.alone):
             continue
         mean, error = mean_and_error([r["score"] for r in ours])
+        if task.alone:
+            cpu = statistics.median(r["cpu_s"] for r in ours)
+            lines.append(
+                f"| {task.algo} {task.env} {_words(task)} | {task.steps:,} | {len(ours)} | {mean:.4g} ± {error:.2g} | "
+                f"promised: {task.alone:g} | | | {cpu:.1f} | | | |"
+            )
+            continue
         peer, peer_error = mean_and_error([r["score"] for r in theirs])
         z = (mean - peer) / (math.hypot(error, peer_error) or 1.0)
         scaled.append((mean - task.random) / (peer - task.random))
@@ -148,9 +174,13 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _words(task: Task) -> str:
+    return ", ".join(f"{key} {value}" for key, value in task.changes.items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--one", nargs=5, metavar=("ALGO", "ENV", "STEPS", "SEED", "EPISODES"))
+    parser.add_argument("--one", nargs=2, metavar=("TASK", "SEED"))
     parser.add_argument("--peer", default=".venv-peer/bin/python")
     parser.add_argument("--only", default=",".join(TASKS))
     parser.add_argument("--who", default="penstock,sb3")
@@ -160,8 +190,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="write the table from the results that stand")
     args = parser.parse_args()
     if args.one:
-        algo, env, *numbers = args.one
-        print(json.dumps(one(algo, env, *map(int, numbers))), flush=True)
+        name, seed = args.one
+        print(json.dumps(one(name, int(seed))), flush=True)
         return
     results = read()
     if args.table:
@@ -169,7 +199,7 @@ def main() -> None:
         return
 
     def run(who: str, name: str, seed: int) -> None:
-        row = measured(who, TASKS[name], seed, args.peer)
+        row = measured(who, name, seed, args.peer)
         with WRITES:
             results.setdefault(name, {}).setdefault(who, {})[str(seed)] = row
             write(results)
@@ -181,7 +211,8 @@ def main() -> None:
             for name in args.only.split(",")
             for seed in range(1, 1 + (args.seeds or TASKS[name].seeds))
             for who in args.who.split(",")
-            if args.again or str(seed) not in results.get(name, {}).get(who, {})
+            if (who != "sb3" or TASKS[name].alone is None)
+            and (args.again or str(seed) not in results.get(name, {}).get(who, {}))
         ]
         for job in jobs:
             job.result()

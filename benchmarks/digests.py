@@ -152,7 +152,7 @@ def write_dataset(folder: str) -> None:
     from penstock.run.recording import record
 
     run = ps.RunConfig(steps=2000, seed=1, dir=f"{folder}/teacher", progress="off", tensorboard=False)
-    ps.train(ps.Experiment("CartPole-v1", ps.PPO(lr=1e-3), ps.SerialSampler(T=32, B=4), run))
+    ps.train(ps.Experiment("CartPole-v1", ps.PPO(lr=1e-3, epochs=4, minibatch=512), ps.SerialSampler(T=32, B=4), run))
     record(Path(folder, "teacher"), Path(folder, "data"), episodes=40, deterministic=False)
 
 

@@ -23,7 +23,10 @@ SAMPLERS = {
 def main() -> None:
     """Measures and prints a table."""
     run = ps.RunConfig(steps=10**9)
-    trainers = {name: Trainer(ps.Experiment("CartPole-v1", ps.PPO(), s, run)) for name, s in SAMPLERS.items()}
+    trainers = {
+        name: Trainer(ps.Experiment("CartPole-v1", ps.PPO(epochs=4, minibatch=512), s, run))
+        for name, s in SAMPLERS.items()
+    }
     rates: dict[str, list[float]] = {name: [] for name in SAMPLERS}
     for turn in range(5):
         for name, trainer in trainers.items():

@@ -73,7 +73,7 @@ TASKS = {
     "ppo-acrobot": Task("ppo", "Acrobot-v1", 150_000, -100.0, 4),
     "a2c-acrobot": Task("a2c", "Acrobot-v1", 200_000, -100.0, None),
     "ppo-pendulum": Task("ppo", "Pendulum-v1", 300_000, -250.0, 4, 10_000),
-    "a2c-pendulum": Task("a2c", "Pendulum-v1", 400_000, -250.0, None, 10_000),
+    "a2c-pendulum": Task("a2c", "Pendulum-v1", 1_000_000, -250.0, None, 50_000),
     "ppo-mountaincar": Task("ppo", "MountainCarContinuous-v0", 100_000, 90.0, None),
     "ppo-lunarlander": Task("ppo", "LunarLander-v3", 500_000, 200.0, None, 25_000),
     "memory-lstm": Task("lstm", "RepeatPrevious", 100_000, 0.95 * MEMORY_BEST, 4,

@@ -86,7 +86,9 @@ def taught(teacher: str, work: Path) -> Path:
             exp = ps.preset("ppo", "CartPole-v1")
             ps.train(ps.override(exp, {f"run.{key}": value for key, value in kept.items()}))
         else:
-            ps.train(ps.Experiment("CartPole-v1", ps.PPO(), run=ps.RunConfig(steps=12_000, **kept)))
+            ps.train(
+                ps.Experiment("CartPole-v1", ps.PPO(epochs=4, minibatch=512), run=ps.RunConfig(steps=12_000, **kept))
+            )
         (folder / "done").touch()
     return folder
 

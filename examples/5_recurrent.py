@@ -9,6 +9,6 @@ steps = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
 
 for recurrent in ("none", "lstm"):
     net = ps.Net(recurrent=recurrent, recurrent_size=64)
-    algo = ps.PPO(lr=3e-3, minibatch=256, discount=0.5, entropy_coef=0.01, net=net)
+    algo = ps.PPO(lr=3e-3, epochs=4, minibatch=256, discount=0.5, entropy_coef=0.01, net=net)
     exp = ps.Experiment(RepeatPrevious, algo, ps.SerialSampler(T=32, B=32), ps.RunConfig(steps=steps, progress="off"))
     print(f"{recurrent}: mean return {ps.train(exp).episodes.mean_return:.1f}")

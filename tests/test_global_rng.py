@@ -36,7 +36,7 @@ def run(case: str, disturb: bool = False) -> list[bytes]:
     stir()
     sampler = SerialSampler(T=8, B=3, max_decorrelation_steps=4).build(env, seed=1)
     stir()
-    policy = PPO(net=net, minibatch=8).build(sampler.spec, seed=2)
+    policy = PPO(net=net, epochs=4, minibatch=8).build(sampler.spec, seed=2)
     sampler.initialize(policy.agent)
     for itr in range(3):
         stir()

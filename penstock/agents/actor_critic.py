@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from penstock.agents import distributions as dists
 from penstock.agents.agent import Agent
+from penstock.agents.gsde import StateDependentHead
 from penstock.agents.mlp import MLP, orthogonal, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
+from penstock.core.noise import NOTHING_HELD, Held
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_structure
 
@@ -110,6 +112,17 @@ class ActionHead(nn.Module):
         return box(params, log_std, getattr(self, f"center_{i}"), getattr(self, f"half_{i}"), leaf.shape)
 
 
+def _state_dependent(plain: ActionHead, features: int, log_std: float) -> StateDependentHead:
+    """The head of gSDE for the same box. Raises ConfigError if the action is anything but one box."""
+    if [leaf.kind for leaf in plain.leaves] != ["box"]:
+        raise ConfigError(
+            f"net.use_sde=True with an action of {', '.join(leaf.kind for leaf in plain.leaves)}; expected one box: "
+            "use net.use_sde=False"
+        )
+    center, half = plain.get_buffer("center_0"), plain.get_buffer("half_0")
+    return StateDependentHead(features, center, half, plain.leaves[0].shape, plain.squash, log_std)
+
+
 class Body(nn.Module):
     """Encoder and fully connected layers: flat inputs -> [N, size], or [N, outputs] with an output layer."""
 
@@ -154,10 +167,12 @@ class ActorCritic(Agent):
         self.critic = None if shared else Body(spec, seen, net)
         self.memory = Memory(net.recurrent, self.actor.size, net.recurrent_size) if net.recurrent != "none" else None
         features = self.memory.size if self.memory else self.actor.size
-        self.head = ActionHead(features, spec.action, net.squash, net.log_std_init)
+        head = ActionHead(features, spec.action, net.squash, net.log_std_init)
+        self.head = _state_dependent(head, features, net.log_std_init) if net.use_sde else head
         self.value_head = nn.Linear(features if shared else self.actor.size, 1)
         orthogonal(self.value_head, 1.0)
         self.noise_size = sum(self.head.noise_sizes)
+        self.held_noise = Held(self.noise_size, net.sde_sample_freq) if net.use_sde else NOTHING_HELD
 
     def initial_state(self, B: int) -> Tree:
         return self.memory.initial_state(B) if self.memory else None
@@ -205,9 +220,8 @@ class ActorCritic(Agent):
             self.preparation.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
-        if self.net.clip_reward:
-            return reward.sign()
-        return reward if self.reward_scaler is None else self.reward_scaler(reward)
+        reward = reward.sign() if self.net.clip_reward else reward
+        return self.preparation.scaled(reward) if self.preparation.active else reward
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         return batch.terminal(self.net.terminal_info)

@@ -12,6 +12,7 @@ from penstock.agents.networks import Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
+from penstock.core.noise import NOTHING_HELD
 from penstock.core.protocols import require_members, required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
@@ -31,6 +32,10 @@ class Agent(nn.Module):
     """Uniform numbers that `act` uses for each slot and step."""
     env_ranks = False
     """True: the last of the `noise_size` numbers is the slot's number instead, over all workers."""
+    held_noise = NOTHING_HELD
+    """The first of the `noise_size` numbers that stay for several steps; by default none."""
+    evaluates_with_noise = False
+    """True: deterministic evaluations act with noise as well, whose slot numbers (`env_ranks`) are negative."""
     fed = frozenset(("prev_action", "prev_reward", "first"))
     """Inputs that the networks read besides the observation: a replay draws no others."""
     preparation = Preparation(EnvSpec((), ()), Net())

@@ -15,13 +15,18 @@ from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.critics import ActionBox, StackedMLP, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
+from penstock.agents.gsde import StateDependentOutput
 from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
+from penstock.core.noise import Held
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
+
+_CLIP_MEAN = 2.0
+"""Bound of the means of gSDE before tanh, as in Stable-Baselines3: beyond, gradients vanish and noise does nothing."""
 
 
 class Critics(nn.Module):
@@ -50,11 +55,20 @@ class Actor(nn.Module):
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
         self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None)
-        self.out = nn.Linear(self.mlp.size, outputs)
+        size = self.mlp.size
+        self.out = (
+            StateDependentOutput(size, outputs // 2, net.log_std_init, _CLIP_MEAN)
+            if net.use_sde
+            else nn.Linear(size, outputs)
+        )
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
         return through(self.mlp, features, self.out)
+
+    def features(self, inputs: Inputs, obs: Tree) -> Tensor:
+        """[N, L] before the output layer."""
+        return self.mlp(obs if self.encoder.is_identity else self.encoder(inputs, obs))
 
 
 class Squashed(NamedTuple):
@@ -90,6 +104,8 @@ class ControlAgent(Agent):
         super().__init__()
         if net.is_recurrent:
             raise ConfigError(f"{algo} with net.recurrent={net.recurrent!r}; off-policy learning with memory is R2D1's")
+        if net.use_sde and kind == "point":
+            raise ConfigError(f"net.use_sde=True with {algo}, whose actor is a point; use SAC, PPO or A2C for gSDE")
         self.box = ActionBox(spec.action, algo)
         self.spec, self.net, self._gaussian = spec, net, kind == "gaussian"
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
@@ -100,7 +116,9 @@ class ControlAgent(Agent):
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
         self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None
-        self.noise_size = size
+        if isinstance(self.actor.out, StateDependentOutput):
+            self.held_noise = Held(self.actor.out.noise_size, net.sde_sample_freq)
+        self.noise_size = self.held_noise.size + size
         self.register_buffer("warm", torch.ones(1))
         self.register_buffer("spread", torch.zeros(1))
 
@@ -109,12 +127,21 @@ class ControlAgent(Agent):
         self.spread.fill_(float(getattr(settings, "exploration_noise", 0.0)))
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        out = self.actor(inputs, self.prepared(inputs.obs))
-        if self._gaussian:
-            mean, log_std = out.chunk(2, -1)
+        obs, output = self.prepared(inputs.obs), self.actor.out
+        if isinstance(output, StateDependentOutput):
+            h = self.actor.features(inputs, obs)
+            mean = output(h).chunk(2, -1)[0]
+            if noise is None:
+                unit = torch.tanh(mean)
+            else:
+                matrices, noise = noise.split([output.noise_size, self.box.size], -1)
+                unit = torch.tanh(mean + output.offset(h, matrices))
+        elif self._gaussian:
+            mean, log_std = self.actor(inputs, obs).chunk(2, -1)
             spread = log_std.clamp(*LOG_STD_RANGE).exp()
             unit = torch.tanh(mean if noise is None else mean + spread * standard_normal(noise))
         else:
+            out = self.actor(inputs, obs)
             unit = torch.tanh(out)
             if noise is not None:
                 unit = (unit + self.spread * standard_normal(noise)).clamp(-1.0, 1.0)

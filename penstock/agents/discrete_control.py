@@ -58,6 +58,8 @@ class DiscreteControlAgent(Agent):
             raise ConfigError(
                 f"DiscreteSAC with net.recurrent={net.recurrent!r}; off-policy learning with memory is R2D1's"
             )
+        if net.use_sde:
+            raise ConfigError("net.use_sde=True with one choice for an action; gSDE is for boxes, in PPO, A2C and SAC")
         action: Any = spec.action
         if not isinstance(action, LeafSpec) or action.kind != "discrete":
             raise ConfigError(

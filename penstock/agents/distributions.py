@@ -147,10 +147,10 @@ class Gaussian:
         self.mean, self.log_std, self.center, self.half, self.shape = mean, log_std, center, half, shape
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self._to_env(self.mean + self.log_std.exp() * standard_normal(noise))
+        return self.to_env(self.mean + self.log_std.exp() * standard_normal(noise))
 
     def mode(self) -> Tensor:
-        return self._to_env(self.mean)
+        return self.to_env(self.mean)
 
     def log_prob(self, action: Tensor) -> Tensor:
         z = (self._from_env(action) - self.mean) * (-self.log_std).exp()
@@ -160,7 +160,8 @@ class Gaussian:
         per_element = self.log_std + self.half.log() + (0.5 + _LOG_SQRT_2PI)
         return per_element.expand_as(self.mean).sum(-1)
 
-    def _to_env(self, x: Tensor) -> Tensor:
+    def to_env(self, x: Tensor) -> Tensor:
+        """[N, *A] in the environment's units of [N, A] where [-1, 1] is the box, or where tanh leads into it."""
         x = self.center + self.half * x
         return x.unflatten(-1, self.shape) if self.shape else x.squeeze(-1)
 
@@ -184,8 +185,8 @@ class SquashedGaussian(Gaussian):
     def entropy(self) -> Tensor:
         return (self.log_std + (0.5 + _LOG_SQRT_2PI)).expand_as(self.mean).sum(-1)
 
-    def _to_env(self, x: Tensor) -> Tensor:
-        return super()._to_env(torch.tanh(x).clamp(-_EDGE, _EDGE))
+    def to_env(self, x: Tensor) -> Tensor:
+        return super().to_env(torch.tanh(x).clamp(-_EDGE, _EDGE))
 
 
 class Joint:

@@ -14,7 +14,7 @@ from penstock.agents.mlp import Activation, orthogonal, run_layers, runs_directl
 from penstock.core.batch import Inputs
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Count, Number, check_settings
+from penstock.core.limits import Count, Number, Positive, check_settings
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves
 
@@ -51,8 +51,15 @@ class Net:
     """Press box actions into their bounds by tanh, with the exact log-probability, instead of clipping them."""
     log_std_init: Number = 0.0
     """First log standard deviation of box actions, where 0 spans half the box; usually -2 to 0."""
+    use_sde: bool = False
+    """gSDE (Raffin et al. 2021) for one box of actions, in PPO, A2C and SAC: noise is linear in the last features, so
+    that motions are smooth; `log_std_init`, of each of its weights, is then usually -3 to -2."""
+    sde_sample_freq: Count | None = None
+    """Steps between new noise of gSDE, usually 4 to 64; None: new for each batch (-1 in Stable-Baselines3)."""
     normalize_obs: bool = False
     """Shift and scale box observations (not images) by their running mean and variance."""
+    reward_scale: Positive = 1.0
+    """Factor of rewards, for targets only; after `normalize_reward` or `clip_reward`."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of their discounted return, for targets only."""
     clip_reward: bool = False

@@ -41,7 +41,7 @@ class Preparation:
         """Spec of the observation without its mask, a tree of `LeafSpec`."""
         self.normalizer = ObsNormalizer(self.obs) if net.normalize_obs else None
         self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
-        self.active = self.masked or net.normalize_obs or net.normalize_reward
+        self.active = self.masked or net.normalize_obs or net.normalize_reward or net.reward_scale != 1.0
         """False: observations and rewards pass unchanged."""
 
     def unmasked(self, obs: Tree) -> Tree:
@@ -65,8 +65,10 @@ class Preparation:
             self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
 
     def scaled(self, reward: Tensor) -> Tensor:
-        """The reward in units of its running deviation."""
-        return reward if self.reward_scaler is None else self.reward_scaler(reward)
+        """The reward that targets are made of: in units of its running deviation, times `net.reward_scale`."""
+        if self.reward_scaler is not None:
+            reward = self.reward_scaler(reward)
+        return reward if self.net.reward_scale == 1.0 else reward * self.net.reward_scale
 
     @property
     def empty(self) -> bool:

@@ -62,6 +62,7 @@ def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
         outputs=settings.outputs,
         ladder=settings.ladder,
         records_q=settings.records_q,
+        eps_eval=getattr(settings, "eps_eval", 0.0),
     )
 
 
@@ -151,6 +152,7 @@ class QAgent(Agent):
         ladder: epsilon of slot i of N: the same for all, `epsilon^(1 + 7 i / (N - 1))` (Horgan et al. 2018), or spread
             evenly in logarithm from `epsilon_low` up to `epsilon` (rlpyt).
         records_q: record Q of the action and the largest Q, for priorities of fresh rows.
+        eps_eval: chance of a random action in evaluations that are deterministic else.
     """
 
     epsilon: Tensor
@@ -172,8 +174,11 @@ class QAgent(Agent):
         outputs: int = 1,
         ladder: Ladder = "none",
         records_q: bool = False,
+        eps_eval: float = 0.0,
     ) -> None:
         super().__init__()
+        if net.use_sde:
+            raise ConfigError("net.use_sde=True with one choice for an action; gSDE is for boxes, in PPO, A2C and SAC")
         action: Any = spec.action
         if not isinstance(action, LeafSpec) or action.kind != "discrete":
             raise ConfigError(
@@ -197,6 +202,7 @@ class QAgent(Agent):
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self._ladder, self._records_q, self._noisy = ladder, records_q, noisy
         self.env_ranks, self.noise_size = True, 3
+        self._eps_eval, self.evaluates_with_noise = eps_eval, eps_eval > 0.0
         self.register_buffer("epsilon", torch.ones(1))
         self.register_buffer("atoms", torch.zeros(0), persistent=False)
         self.register_buffer("explored", torch.ones(2, dtype=torch.float64))
@@ -207,7 +213,7 @@ class QAgent(Agent):
         self._spread()
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
-        high = 0.0 if self._noisy else float(settings.epsilon)
+        high = float(settings.noisy_epsilon if self._noisy else settings.epsilon)
         low = min(float(settings.epsilon_low), high)
         wanted = (1.0, 1.0) if env_steps < settings.learning_starts else (high, low)
         if tuple(self.explored.tolist()) != wanted:  # asked twice for each batch, and mostly nothing has changed
@@ -223,7 +229,7 @@ class QAgent(Agent):
         return self.online.memory.initial_state(B) if self.online.memory is not None else None
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        if self._noisy and noise is None:
+        if self._noisy and (noise is None or self._evaluated(noise)):
             with mean_weights(self.online):
                 out, _ = self.online(inputs, self.prepared(inputs.obs))
         elif self.online.memory is None:
@@ -245,7 +251,10 @@ class QAgent(Agent):
                 nth = (noise[:, 1] * mask.sum(-1)).long()
                 random = (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)
             slot = noise[:, 2].long().remainder(len(self.epsilon))  # an evaluation may have more slots than the run
-            index = torch.where(noise[:, 0] < self.epsilon[slot], random, index)
+            chance = self.epsilon[slot]
+            if self.evaluates_with_noise:
+                chance = chance.masked_fill(noise[:, 2] < 0.0, self._eps_eval)
+            index = torch.where(noise[:, 0] < chance, random, index)
         if self._records_q:
             info = {"q": q.gather(-1, index.unsqueeze(-1)).squeeze(-1), "q_max": q.amax(-1)}
         return index + self._start if self._start else index, info, state
@@ -281,6 +290,10 @@ class QAgent(Agent):
         """target <- (1 - tau) target + tau online."""
         ops.polyak_(list(self.target.parameters()), list(self.online.parameters()), tau)
 
+    def _evaluated(self, noise: Tensor) -> bool:
+        """True in a deterministic evaluation; CUDA graphs, in which nothing can be asked, are of training alone."""
+        return self.evaluates_with_noise and not _capturing(noise) and bool(noise[0, 2] < 0.0)
+
     def _spread(self) -> None:
         high, low = self.explored.tolist()
         n = len(self.epsilon)
@@ -297,3 +310,7 @@ def _as_many_slots(agent: QAgent, state: dict[str, Tensor], prefix: str, *_: Any
     stored = state.get(f"{prefix}epsilon")
     if stored is not None and stored.shape != agent.epsilon.shape:
         agent.epsilon = agent.epsilon.new_ones(stored.shape)
+
+
+def _capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

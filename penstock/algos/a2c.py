@@ -13,7 +13,7 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Rate, Unit, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.optimizers import rmsprop
+from penstock.learn.optimizers import OptimizerName, rmsprop
 from penstock.learn.settings import Functions, Settings
 
 
@@ -59,6 +59,8 @@ class A2C(Settings):
 
     lr: Rate = 7e-4
     """RMSprop's step size, usually 3e-4 to 1e-3."""
+    optimizer: OptimizerName = "rmsprop"
+    """rmsprop (of the paper, with alpha 0.99), adam or adamw."""
     gae_lambda: Unit = 1.0
     """Bias against variance of advantages; 1 is the paper's T-step return."""
     entropy_coef: Weight = 0.01

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, NotNegative, Number, Positive, Rate, Whole
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.optimizers import Adam
+from penstock.learn.optimizers import make_optimizer
 from penstock.learn.policy import Policy
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings, make_view
@@ -124,20 +124,16 @@ def alpha(agent: ControlAgent) -> Tensor:
 
 
 def optimizer_fn(agent: ControlAgent | QAgent, cfg: CQL) -> Optimizers:
-    """An Adam for each of critics, actor, temperature and multiplier, as far as there are any."""
-    lr = float(cfg.lr)
-
-    def adam(parameters: Any, own: float | None = None) -> Adam:
-        return Adam(parameters, lr=own or lr, lr_scale=(own or lr) / lr)
-
+    """An optimizer for each of critics, actor, temperature and multiplier, as far as there are any."""
     boxes = isinstance(agent, ControlAgent)
-    out: Optimizers = {"critic": adam((agent.critics if boxes else agent.online).parameters())}
+    out: Optimizers = {"critic": make_optimizer((agent.critics if boxes else agent.online).parameters(), cfg)}
     if boxes:
-        out["actor"] = adam(agent.actor.parameters(), cfg.actor_lr)
-    if boxes and cfg.alpha == "auto":
-        out["alpha"] = adam([agent.log_alpha], cfg.actor_lr)
+        out["actor"] = make_optimizer(agent.actor.parameters(), cfg, cfg.actor_lr)
+        if cfg.alpha == "auto":
+            assert agent.log_alpha is not None
+            out["alpha"] = make_optimizer([agent.log_alpha], cfg, cfg.actor_lr, decays=False)
     if cfg.threshold is not None:
-        out["multiplier"] = adam([agent.get_parameter("log_multiplier")])
+        out["multiplier"] = make_optimizer([agent.get_parameter("log_multiplier")], cfg, decays=False)
     return out
 
 

@@ -21,10 +21,10 @@ from penstock.agents.networks import Net
 from penstock.agents.q_agent import Ladder, QAgent, q_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Chance, Count, Limit, NotNegative, Number, Positive, Rate, Share, Whole
+from penstock.core.limits import Bound, Chance, Count, Limit, Number, Positive, Rate, Share, Unit, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.optimizers import Adam
+from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
@@ -68,8 +68,8 @@ def loss_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> Loss:
 
 
 def optimizer_fn(agent: QAgent, cfg: DQN) -> Optimizers:
-    """Adam over the online network."""
-    return {"all": Adam(agent.online.parameters(), lr=float(cfg.lr), eps=cfg.adam_eps)}
+    """One optimizer over the online network."""
+    return {"all": make_optimizer(agent.online.parameters(), cfg)}
 
 
 def replay_fn(agent: QAgent, cfg: DQN) -> ReplaySchedule:
@@ -140,8 +140,10 @@ class DQN(FromReplay):
     v_max: Number = 10.0
     """Largest return that C51 can tell apart; for rewards of 1 a step about 1 / (1 - discount)."""
     noisy: bool = False
-    """Explore by noisy layers in the place of epsilon, which is then 0 after `learning_starts`. The noise of acting is
-    new for each batch, so T is to be small."""
+    """Explore by noisy layers in the place of epsilon, which is then `noisy_epsilon`. The noise of acting is new for
+    each batch, so T is to be small."""
+    noisy_epsilon: Chance = 0.0
+    """Chance of a random action besides noisy layers, after `learning_starts`; 0 in Rainbow."""
     noisy_sigma: Positive = 0.5
     """First deviation of noisy layers times sqrt(inputs): 0.5 in Fortunato et al. 2018, 0.1 to 0.5 elsewhere."""
     epsilon: Chance = "linear(1.0, 0.05, 0.1)"
@@ -150,6 +152,8 @@ class DQN(FromReplay):
     """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
+    eps_eval: Unit = 0.0
+    """Chance of a random action in evaluations, usually 0 to 0.05; 0.001 in Dopamine, 0.05 in Mnih et al. 2015."""
     target_interval: Count = 250
     """Gradient steps between updates of the target network."""
     tau: Share = 1.0
@@ -158,8 +162,6 @@ class DQN(FromReplay):
     """Errors beyond this count linearly."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""
-    adam_eps: NotNegative = 1e-8
-    """Adam's epsilon; 1.5e-4 in Rainbow."""
     net: Net = Net(hidden=(256, 256), activation="relu")
     """Networks of the default agent; noisy ones are of relu, whatever `activation` says."""
     agent: AgentFn = agent_fn

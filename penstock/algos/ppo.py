@@ -14,7 +14,7 @@ import torch
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.limits import Bound, NotNegative, Rate, Unit, Weight
+from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
@@ -50,15 +50,16 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
     entropy = ops.masked_mean(dist.entropy(), x.valid)
     total = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
     with torch.no_grad():
+        kl = ops.masked_mean(ops.approx_kl(log_ratio, ratio), x.valid)
         metrics = {
             "policy_gradient_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy_loss": -entropy.detach(),
             "loss": total.detach(),
-            "approx_kl": ops.masked_mean(ops.approx_kl(log_ratio, ratio), x.valid),
+            "approx_kl": kl,
             "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > clip).float(), x.valid),
         }
-    return Loss(total, metrics)
+    return Loss(total, metrics, stop=cfg.target_kl is not None and float(kl) > 1.5 * cfg.target_kl)
 
 
 optimizer_fn = adam
@@ -80,6 +81,9 @@ class PPO(InMinibatches):
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: NotNegative = 0.5
     """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
+    target_kl: Positive | None = None
+    """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
+    None: they do not."""
     max_grad_norm: Bound = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = True

@@ -27,7 +27,7 @@ from penstock.core.limits import Bound, Chance, Count, NotNegative, Positive, Ra
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.optimizers import Adam
+from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings
@@ -99,8 +99,8 @@ def between(inputs: Inputs, start: int, end: int) -> Inputs:
 
 
 def optimizer_fn(agent: QAgent, cfg: R2D1) -> Optimizers:
-    """Adam over the online network."""
-    return {"all": Adam(agent.online.parameters(), lr=float(cfg.lr), eps=cfg.adam_eps)}
+    """One optimizer over the online network."""
+    return {"all": make_optimizer(agent.online.parameters(), cfg)}
 
 
 def replay_fn(agent: QAgent, cfg: R2D1) -> ReplaySchedule:
@@ -202,6 +202,8 @@ class R2D1(FromReplay):
     """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
+    eps_eval: Unit = 0.0
+    """Chance of a random action in evaluations, usually 0 to 0.05."""
     target_interval: Count = 2_500
     """Gradient steps between updates of the target network."""
     tau: Share = 1.0
@@ -209,7 +211,7 @@ class R2D1(FromReplay):
     max_grad_norm: Bound = 80.0
     """Gradients are scaled down to this norm."""
     adam_eps: NotNegative = 1e-3
-    """Adam's epsilon."""
+    """Added to the optimizer's divisor; 1e-3 in the paper."""
     replay: ReplaySettings = ReplaySettings(
         index="prioritized", priority_alpha=0.9, priority_beta=0.6, fresh_priority="agent"
     )

@@ -17,7 +17,7 @@ from penstock.core.batch import TrainBatch
 from penstock.core.limits import Count, Number, Positive
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.optimizers import Adam
+from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
@@ -67,15 +67,14 @@ def target_entropy(agent: ControlAgent, cfg: SAC) -> float:
 
 
 def optimizer_fn(agent: ControlAgent, cfg: SAC) -> Optimizers:
-    """An Adam for each of critics, actor and temperature."""
-    lr, actor_lr, alpha_lr = float(cfg.lr), cfg.actor_lr, cfg.alpha_lr
+    """An optimizer for each of critics, actor and temperature."""
     out: Optimizers = {
-        "critic": Adam(agent.critics.parameters(), lr=lr),
-        "actor": Adam(agent.actor.parameters(), lr=actor_lr or lr, lr_scale=(actor_lr or lr) / lr),
+        "critic": make_optimizer(agent.critics.parameters(), cfg),
+        "actor": make_optimizer(agent.actor.parameters(), cfg, cfg.actor_lr),
     }
     if cfg.alpha == "auto":
         assert agent.log_alpha is not None
-        out["alpha"] = Adam([agent.log_alpha], lr=alpha_lr or lr, lr_scale=(alpha_lr or lr) / lr)
+        out["alpha"] = make_optimizer([agent.log_alpha], cfg, cfg.alpha_lr, decays=False)
     return out
 
 

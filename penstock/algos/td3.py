@@ -16,7 +16,7 @@ from penstock.core.batch import TrainBatch
 from penstock.core.limits import Count, Limit, NotNegative, Positive, Rate, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
-from penstock.learn.optimizers import Adam
+from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
@@ -42,11 +42,10 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> Loss:
 
 
 def optimizer_fn(agent: ControlAgent, cfg: TD3) -> Optimizers:
-    """An Adam for the critics and one for the actor."""
-    lr, actor_lr = float(cfg.lr), cfg.actor_lr or float(cfg.lr)
+    """An optimizer for the critics and one for the actor."""
     return {
-        "critic": Adam(agent.critics.parameters(), lr=lr),
-        "actor": Adam(agent.actor.parameters(), lr=actor_lr, lr_scale=actor_lr / lr),
+        "critic": make_optimizer(agent.critics.parameters(), cfg),
+        "actor": make_optimizer(agent.actor.parameters(), cfg, cfg.actor_lr),
     }
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 _WORDS_PER_STEP = 4
 _MASK_64 = (1 << 64) - 1
 _SHIFT, _HALF, _UNIT = np.uint32(9), np.float32(0.5), np.float32(2.0**-23)
+_HELD = 1 << 16  # added to a purpose, for noise that stays over steps
 
 
 class Purpose(IntEnum):
@@ -34,6 +35,8 @@ class Purpose(IntEnum):
     REPLAY = 8
     BOOTSTRAP = 9
     DATASET = 10
+    EVALUATE_GREEDILY = 11
+    """Evaluations without exploration of agents that then act at random now and then; slots count from -1 down."""
 
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:
@@ -76,6 +79,18 @@ def uniform(seed: int, purpose: int, batch: int, slots: slice, T: int, n: int) -
     return np.ascontiguousarray(out.reshape(slot_count, T, n).transpose(1, 0, 2))
 
 
+class Held(NamedTuple):
+    """The part of an agent's noise that stays for some steps, such as the matrix of state-dependent exploration."""
+
+    size: int = 0
+    """Numbers of a step that stay: the first of `noise_size`."""
+    steps: int | None = None
+    """Steps that they stay for, counted over batches; None for a batch."""
+
+
+NOTHING_HELD = Held()
+
+
 class Noise(NamedTuple):
     """The address of a batch's noise: everything that its numbers depend on."""
 
@@ -85,12 +100,21 @@ class Noise(NamedTuple):
     first_slot: int = 0
     """The pool's first slot, counted among the slots of the whole run."""
 
-    def rows(self, T: int, B: int, n: int, ranks: bool = False, policy: int = 0) -> npt.NDArray[np.float32]:
+    def rows(
+        self, T: int, B: int, n: int, ranks: bool = False, policy: int = 0, held: Held = NOTHING_HELD
+    ) -> npt.NDArray[np.float32]:
         """[T, B, n] uniforms; with `ranks` the last of the n is the slot's number. Every policy has its own."""
         slots = slice(self.first_slot, self.first_slot + B)
-        out = uniform(self.seed, self.purpose + (policy << 32), self.batch, slots, T, n)
+        purpose = self.purpose + (policy << 32)
+        out = uniform(self.seed, purpose, self.batch, slots, T, n - held.size)
+        if held.size:
+            first = self.batch * T
+            blocks = [self.batch if held.steps is None else (first + t) // held.steps for t in range(T)]
+            drawn = {block: uniform(self.seed, purpose + _HELD, block, slots, 1, held.size) for block in set(blocks)}
+            out = np.concatenate([np.concatenate([drawn[block] for block in blocks]), out], -1)
         if ranks:
-            out[..., -1] = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
+            ranks_B = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
+            out[..., -1] = -1.0 - ranks_B if self.purpose == Purpose.EVALUATE_GREEDILY else ranks_B
         return out
 
 

@@ -29,6 +29,8 @@ class Loss(NamedTuple):
     """Scalars to log, without gradient, averaged over the minibatches of a training step."""
     priorities: Tensor | None = None
     """[N] new priorities of replayed samples, for prioritized replay."""
+    stop: bool = False
+    """True: no gradient step is taken on this minibatch, and the passes over its batch end with it."""
 
 
 class Optimizer(Protocol):

@@ -20,20 +20,18 @@ def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, ep
     Args:
         data: leaves [T, B, ...]. With recurrent state parts are columns [T, b, ...] and keep the mask; else they are
             valid rows [N, ...] and `valid` is None.
-        size: rows of a part. There are round(T * B / size) parts, whatever number of rows is valid, so that the
-            number of updates does not depend on how episodes fell. None: one part, not shuffled.
+        size: rows of a part, see `part_count`: the number of updates does not depend on how episodes fell. None: one
+            part, not shuffled.
         rng: shuffles.
 
     Raises:
-        ConfigError: an array that is not [T, B, ...], or a recurrent minibatch smaller than a column.
+        ConfigError: an array that is not [T, B, ...].
     """
     check_rows(data)
     assert data.valid is not None
     T, B = data.valid.shape
     if data.state is not None:
-        parts = 1 if size is None else max(round(T * B / size), 1)
-        if parts > B:
-            raise ConfigError(f"minibatch={size} cuts {B} columns of T={T} into {parts} parts; use minibatch >= {T}")
+        parts = part_count(T, B, size, columns=True)
         for _ in range(epochs):
             order = np.arange(B) if size is None else rng.permutation(B)
             for columns in np.array_split(order, parts):
@@ -44,12 +42,17 @@ def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, ep
     if size is None:
         yield from [flat] * (epochs if count else 0)
         return
-    parts = min(max(round(T * B / size), 1), count)
+    parts = min(part_count(T, B, size), count)
     leaves, structure = tree_leaves(flat), tree_structure(flat)
     for _ in range(epochs if count else 0):
         order = torch.from_numpy(rng.permutation(count)).to(data.valid.device)
         for part in zip(*(x[order].tensor_split(parts) for x in leaves)):
             yield tree_unflatten(structure, list(part))
+
+
+def part_count(T: int, B: int, size: int | None, columns: bool = False) -> int:
+    """The number of minibatches of about `size` rows in a batch [T, B], None for all; a column stays whole."""
+    return 1 if size is None else min(max(round(T * B / size), 1), B if columns else T * B)
 
 
 def valid_rows(data: TrainBatch) -> TrainBatch:

@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.learn.algorithm import Loss, Optimizers
+from penstock.learn.algorithm import Loss, Optimizer, Optimizers
+
+OptimizerName = Literal["adam", "adamw", "rmsprop"]
+_ADAM: Any = torch._fused_adam_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+_ADAMW: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def adam(agent: Agent, settings: Any) -> Optimizers:
-    """Adam over all parameters with `settings.lr` and epsilon 1e-5 (as OpenAI baselines' PPO; torch's is 1e-8)."""
-    return {"all": Adam(trainable(agent), lr=settings.lr, eps=1e-5)}
+    """Adam over all parameters, or the optimizer that `settings.optimizer` names; see `make_optimizer`."""
+    return {"all": make_optimizer(trainable(agent), settings)}
 
 
 def rmsprop(agent: Agent, settings: Any) -> Optimizers:
-    """RMSprop as A3C's appendix and OpenAI baselines' A2C use it: alpha 0.99, epsilon 1e-5."""
-    return {"all": torch.optim.RMSprop(trainable(agent), lr=settings.lr, alpha=0.99, eps=1e-5, foreach=True)}
+    """RMSprop over all parameters, or the optimizer that `settings.optimizer` names; see `make_optimizer`."""
+    return {"all": make_optimizer(trainable(agent), settings, usual="rmsprop")}
+
+
+def make_optimizer(
+    parameters: Iterable[Tensor],
+    settings: Any,
+    lr: float | None = None,
+    *,
+    usual: OptimizerName = "adam",
+    decays: bool = True,
+) -> Optimizer:
+    """An optimizer as `settings.lr`, `optimizer`, `weight_decay` and `adam_eps` describe it.
+
+    RMSprop is that of A3C's appendix and OpenAI baselines' A2C: alpha 0.99.
+
+    Args:
+        lr: of these parameters; None for `settings.lr`, whose schedule it follows in proportion.
+        usual: the optimizer of settings that name none. decays: False leaves `weight_decay` out, as for temperatures.
+    """
+    kind: OptimizerName = getattr(settings, "optimizer", usual)
+    decay: float = getattr(settings, "weight_decay", 0.0) if decays else 0.0
+    eps: float = getattr(settings, "adam_eps", 1e-5)
+    of_all = float(settings.lr)
+    own = lr or of_all
+    if kind == "rmsprop":
+        group = {"params": list(parameters), "lr_scale": own / of_all}
+        return torch.optim.RMSprop([group], lr=own, alpha=0.99, eps=eps, weight_decay=decay, foreach=True)
+    return Adam(parameters, lr=own, eps=eps, lr_scale=own / of_all, weight_decay=decay, decoupled=kind == "adamw")
 
 
 def trainable(agent: Agent) -> list[torch.nn.Parameter]:
@@ -97,7 +128,7 @@ class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) through torch's fused kernel, bit for bit as `torch.optim.Adam`.
 
     For twelve small arrays most of that class's step is Python around the kernel, and the first optimizer of a
-    process imports torch's compiler, which takes 0.85 s: `benchmarks/update.py`. One group, no weight decay.
+    process imports torch's compiler, which takes 0.85 s: `benchmarks/update.py`. One group.
     """
 
     def __init__(
@@ -107,12 +138,21 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         lr_scale: float = 1.0,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
     ) -> None:
-        """`lr_scale`: whenever a schedule moves `settings.lr`, the step size becomes `lr_scale` times it."""
+        """Makes the moments.
+
+        Args:
+            lr_scale: whenever a schedule moves `settings.lr`, the step size becomes `lr_scale` times it.
+            weight_decay: of the parameters, added to their gradients, or with `decoupled` taken off beside them, lr
+                times it each step (AdamW: Loshchilov and Hutter 2019, algorithm 2).
+        """
         params = list(parameters)
         self.param_groups: list[dict[str, Any]] = [
             {"params": params, "lr": lr, "betas": betas, "eps": eps, "lr_scale": lr_scale}
         ]
+        self._weight_decay, self._kernel = weight_decay, _ADAMW if decoupled else _ADAM
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._steps = [torch.zeros((), device=p.device) for p in params]
@@ -130,7 +170,7 @@ class Adam:
             return
         params, gradients, averages, squares, steps = map(list, zip(*held))
         torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        torch._fused_adam_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        self._kernel(
             params,
             gradients,
             averages,
@@ -141,7 +181,7 @@ class Adam:
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            weight_decay=0.0,
+            weight_decay=self._weight_decay,
             eps=group["eps"],
             maximize=False,
             grad_scale=None,

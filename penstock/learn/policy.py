@@ -175,7 +175,7 @@ class Policy:
                 )
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
-        """One gradient step on post-processed data; returns its loss, or None if the step was skipped.
+        """One gradient step on post-processed data, unless its loss says `stop`; returns it, None if it was skipped.
 
         Raises:
             NonFiniteError: loss or gradient was not finite 10 times in a row; each such step is skipped.
@@ -187,6 +187,8 @@ class Policy:
                 f"loss_fn returned {type(loss).__name__}; expected penstock.Loss(total, metrics), e.g. "
                 'ps.Loss(total, {"loss": total.detach()})'
             )
+        if loss.stop:
+            return loss
         norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
         if not math.isfinite(norm):
             self.skipped += 1

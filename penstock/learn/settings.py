@@ -9,9 +9,10 @@ from penstock.agents.actor_critic import actor_critic
 from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.core.config import known_names
-from penstock.core.limits import Bound, Count, Positive, Rate, Share, Unit, Whole, check_settings
+from penstock.core.limits import Bound, Count, NotNegative, Positive, Rate, Share, Unit, Whole, check_settings
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
+from penstock.learn.optimizers import OptimizerName
 from penstock.learn.policy import Policy
 from penstock.replay.settings import ReplaySettings
 
@@ -44,9 +45,15 @@ class Settings:
     """T and B of the sampler, where a run names none."""
 
     lr: Rate = 3e-4
-    """Adam's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
+    """The optimizer's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
     discount: Unit = 0.99
     """Weight of the next step's value, usually 0.9 to 0.999."""
+    optimizer: OptimizerName = "adam"
+    """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019) or rmsprop."""
+    weight_decay: NotNegative = 0.0
+    """Shrinks weights: with adamw by lr times this a step, usually 1e-4 to 1e-2; else added to gradients as L2."""
+    adam_eps: NotNegative = 1e-5
+    """Added to the optimizer's divisor, RMSprop's too, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
     max_grad_norm: Bound | None = None
     """Gradients of each optimizer are scaled down to this norm; None for no limit."""
     net: Net = Net()
@@ -81,10 +88,11 @@ class Settings:
 class InMinibatches(Settings):
     """Settings of algorithms that pass over each batch in shuffled minibatches."""
 
-    epochs: Count = 4
+    epochs: Count = 10
     """Passes over each batch, usually 3 to 20."""
-    minibatch: Count = 512
-    """Rows of a gradient step; a batch is cut into round(T * B / minibatch) parts."""
+    minibatch: Count = 64
+    """Rows of a gradient step, usually 32 to 512; a batch is cut into round(T * B / minibatch) parts, with a recurrent
+    net into whole columns of T rows, at least one each."""
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
         policy = super().build(spec, seed, device)
@@ -96,11 +104,13 @@ class InMinibatches(Settings):
 class FromReplay(Settings):
     """Settings of algorithms that learn from samples of replay."""
 
-    batch: ClassVar[BatchSpec] = BatchSpec(T=8, B=1)
+    batch: ClassVar[BatchSpec] = BatchSpec(T=1, B=1)
     """T and B of the sampler, where a run names none."""
     takes_stale: ClassVar[bool] = True
     """Replay holds batches of earlier policies anyway."""
 
+    adam_eps: NotNegative = 1e-8
+    """Added to the optimizer's divisor, usually 1e-8 to 1e-4; 1e-8 is torch's, 1.5e-4 Rainbow's."""
     batch_size: Count = 256
     """Transitions of a gradient step, usually 64 to 512."""
     replay_ratio: Positive = 256.0

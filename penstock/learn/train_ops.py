@@ -65,7 +65,10 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
         for minibatch in minibatches(data, policy.minibatch, policy.shuffler(), policy.epochs):
             if (loss := policy.learn_on_batch(minibatch)) is not None:
                 steps.append(loss.metrics)
-        results = averaged(steps) | averaged([data.metrics or {}])
+                if loss.stop:
+                    results = {"train/stopped_after": len(steps) - 1.0}
+                    break
+        results |= averaged(steps) | averaged([data.metrics or {}])
     policy.agent.observe(tensors)
     policy.version += 1
     return _with_totals(policy, results)

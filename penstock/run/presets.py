@@ -186,5 +186,9 @@ def flat_settings(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any
         if isinstance(value, Mapping) and whole not in ("env_kwargs", "eval_env_kwargs", "run.stop"):
             out |= flat_settings(value, f"{whole}.")
         else:
-            out[whole] = tuple(value) if isinstance(value, list) else value
+            out[whole] = _tuples(value)
     return out
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
+from penstock.learn.minibatch import part_count
 from penstock.learn.policy import Policy
 from penstock.run.files.rundir import changes_since
 from penstock.run.trainer import Trainer
@@ -60,7 +61,7 @@ def headline(trainer: Trainer) -> str:
         if policy.replay_schedule.learning_starts >= trainer.exp.run.steps:
             trained_on += f", which is never in the {trainer.exp.run.steps:,} steps of this run"
     else:
-        parts = 1 if policy.minibatch is None else max(round(T * B / policy.minibatch), 1)
+        parts = part_count(T, B, policy.minibatch, columns=policy.recurrent)
         trained_on = f", {counted(policy.epochs * parts, 'update')} each"
     return (
         f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "

@@ -65,12 +65,6 @@ class Trainer:
         self._training_step: TrainingStepFn = getattr(exp.algo, "training_step", training_step)
         if init is not None:
             self.policy.load_parameters(init)
-        rows, minibatch = settings.spec.T, self.policy.minibatch
-        if self.policy.recurrent and minibatch is not None and minibatch < rows:
-            raise ConfigError(
-                f"minibatch={minibatch} with a recurrent net and sampler.T={rows}: minibatches are whole columns of T "
-                f"rows; use minibatch >= {rows}"
-            )
         check_teacher(exp.algo, settings, self.policy.replay_schedule is not None)
         depth = getattr(settings, "depth", 0)
         if depth and not getattr(exp.algo, "takes_stale", False):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
-from penstock.core.noise import Noise
+from penstock.core.noise import Held, Noise
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.pools.pool import Group
 
@@ -82,6 +82,7 @@ class Acting(Protocol):
 
     noise_size: int
     env_ranks: bool
+    held_noise: Held
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None, /) -> tuple[Tree, dict[str, Tree], Tree]: ...
 
@@ -114,7 +115,9 @@ def collect(
     """
     T = batches[0].spec.T
     uniforms = [
-        None if noise is None else noise.rows(T, batch.spec.B, agent.noise_size, agent.env_ranks, policy)
+        None
+        if noise is None
+        else noise.rows(T, batch.spec.B, agent.noise_size, agent.env_ranks, policy, agent.held_noise)
         for policy, (agent, batch) in enumerate(zip(agents, batches))
     ]
     acting = [agents[policy] for policy, _ in pool.groups]

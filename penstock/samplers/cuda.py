@@ -34,6 +34,7 @@ class GraphedAgent:
 
     def __init__(self, agent: Agent, capture: Capture) -> None:
         self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks
+        self.held_noise = agent.held_noise
         self._agent, self._capture = agent, capture
         self._graphs: dict[int, tuple[Any, Callable[[], None], Any]] = {}
 

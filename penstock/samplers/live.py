@@ -183,13 +183,15 @@ class LiveSampler:
         own = self._evaluation_buffers(agent, B)
         batch, views = own.batches[0], own.views[0]
         seed, left = self._seed + ((itr + 1) << 40), [episodes // B + (b < episodes % B) for b in range(B)]
+        purpose = Purpose.EVALUATE_GREEDILY if deterministic else Purpose.EVALUATE
+        noisy = not deterministic or agent.evaluates_with_noise
         found, chunk, again = Episodes(), 0, 0
         while sum(left):
             own.pool.restart(seed + (again << 20), left)
             own.set_states(None)
             play = _Play(left, self._discount, max_steps)
             while not play.over:
-                noise = None if deterministic else Noise(seed, Purpose.EVALUATE, (itr << 24) + chunk)
+                noise = Noise(seed, purpose, (itr << 24) + chunk) if noisy else None
                 self._collect(own.pool, [agent], [batch], views, own.states, noise)
                 self._bounds.look(batch, training=False)
                 play.add(batch)

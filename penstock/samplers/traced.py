@@ -33,4 +33,5 @@ class _TracedAgent:
 
     def __init__(self, agent: Acting, remote: bool) -> None:
         self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks
+        self.held_noise = agent.held_noise
         self.act = trace.timed(trace.SERVE if remote else trace.ACT, agent.act)

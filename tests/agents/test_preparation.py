@@ -248,6 +248,20 @@ def test_the_mask_is_split_off_and_the_rest_normalised() -> None:
     assert torch.equal(preparation.scaled(batch.reward), scaler(batch.reward))
 
 
+@pytest.mark.parametrize("kind", [ActorCritic, QAgent])
+def test_rewards_are_scaled_for_targets_after_they_are_clipped(kind: Any) -> None:
+    spec = EnvSpec(LeafSpec("box", (2,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+    reward = torch.tensor([[-3.0], [0.5]])
+    assert kind(spec, Net(hidden=(4,), reward_scale=0.1)).scaled_reward(reward).tolist() == [
+        [pytest.approx(-0.3)],
+        [pytest.approx(0.05)],
+    ]
+    if kind is ActorCritic:  # a replay clips by itself, before rewards are summed
+        clipped = kind(spec, Net(hidden=(4,), reward_scale=0.1, clip_reward=True)).scaled_reward(reward)
+        assert clipped.tolist() == [[pytest.approx(-0.1)], [pytest.approx(0.1)]]
+    assert kind(spec, Net(hidden=(4,))).scaled_reward(reward) is reward
+
+
 def test_without_settings_everything_passes() -> None:
     batch = masked_batch()
     reward = batch.reward

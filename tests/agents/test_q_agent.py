@@ -78,6 +78,22 @@ def test_slots_beyond_those_of_the_run_explore_as_well() -> None:
     assert torch.equal(chosen[::2], best[::2]) and chosen[1::2].tolist() == [4] * 20
 
 
+@pytest.mark.parametrize("noisy", [False, True])
+def test_evaluations_act_at_random_by_eps_eval_alone(noisy: bool) -> None:
+    """Slots below 0 are those of a deterministic evaluation: neither epsilon nor noisy weights count there."""
+    agent, x = QAgent(SPEC, NET, noisy=noisy, eps_eval=0.3), inputs(64)
+    agent.renew_noise(np.random.default_rng(0))
+    agent.epsilon.fill_(0.0)
+    noise = torch.rand(64, 3)
+    training, evaluation = noise.clone(), noise.clone()
+    training[:, 2], evaluation[:, 2] = 0.0, -1.0
+    greedy, random = act(agent, x, None), (noise[:, 1] * 4).long() + 2
+    assert torch.equal(act(agent, x, evaluation), torch.where(noise[:, 0] < 0.3, random, greedy))
+    assert torch.equal(act(agent, x, training), agent(x).argmax(-1) + 2)
+    agent.epsilon.fill_(1.0)
+    assert torch.equal(act(agent, x, training), random)
+
+
 def test_the_mask_is_no_input_of_the_network() -> None:
     agent = QAgent(MASKED, NET)
     q = [agent(inputs(5, torch.full((5, 4), value, dtype=torch.int8))) for value in (0, 1)]

@@ -103,6 +103,20 @@ def test_noisy_networks_explore_in_the_place_of_epsilon() -> None:
     agent = policy.agent
     assert agent.epsilon.tolist() == [0.0] * 4
     assert bool(agent.online.advantage.noise_in.any()) and bool(agent.target.advantage.noise_in.any())
+    agent.set_exploration(replace(CFG, noisy=True, noisy_epsilon=0.1), 10_000)
+    assert agent.epsilon.tolist() == [pytest.approx(0.1)] * 4
+
+
+def test_an_evaluation_is_at_random_by_eps_eval_alike_in_every_sampler() -> None:
+    found: list[list[float]] = []
+    serial, cpu = SerialSampler(T=2, B=4), ps.CpuSampler(T=2, B=4, workers=2)
+    for settings, eps_eval in ((serial, 0.0), (serial, 0.0), (serial, 0.5), (cpu, 0.5)):
+        sampler = settings.build(RepeatPrevious, 1)
+        policy = replace(CFG, eps_eval=eps_eval).build(sampler.spec, 2)
+        sampler.initialize(policy.agent)
+        found.append(sampler.evaluate_agent(3, 40).return_.tolist())
+        sampler.shutdown()
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 @pytest.mark.parametrize("scaled", [False, True])

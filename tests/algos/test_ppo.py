@@ -69,6 +69,13 @@ def test_the_loss_by_hand():
     assert all(not m.requires_grad for m in loss.metrics.values())
 
 
+def test_target_kl_stops_at_one_and_a_half_times_it():
+    kl = (0.25 - math.log(1.25) - 0.5 - math.log(0.5)) / 3
+    for target, stops in ((None, False), (kl / 1.51, True), (kl / 1.49, False)):
+        loss = loss_fn(Fixed(P, VALUE), minibatch(**ROWS), PPO(target_kl=target))  # pyright: ignore
+        assert loss.stop is stops
+
+
 def test_its_gradient_by_hand():
     """Rows 0 and 1 are clipped; row 2 has -A (onehot - p) / 3. Values: coef (V - R) / 3."""
     agent = Fixed(P, VALUE)

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.networks import Net
+from penstock.algos import find_algo
 from penstock.algos.dqn import DQN
+from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.learn.optimizers import Adam, adam, rmsprop, trainable
+from penstock.learn.optimizers import Adam, adam, make_optimizer, rmsprop, trainable
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -169,3 +171,50 @@ def test_a_step_of_a_whole_agent_is_torchs(shape: tuple[int, ...]):
         theirs.step()
         for p, q in zip(parameters, wanted):
             torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual"),
+    [
+        ("adam", lambda p: torch.optim.Adam(p, lr=0.03, eps=1e-3, weight_decay=0.1, foreach=False)),
+        ("adamw", lambda p: torch.optim.AdamW(p, lr=0.03, eps=1e-3, weight_decay=0.1, foreach=False)),
+        ("rmsprop", lambda p: torch.optim.RMSprop(p, lr=0.03, alpha=0.99, eps=1e-3, weight_decay=0.1)),
+    ],
+)
+def test_the_settings_choose_the_optimizer(kind: Any, usual: Any):
+    cfg = PPO(lr=0.01, optimizer=kind, weight_decay=0.1, adam_eps=1e-3)
+    a, b = net(), net()
+    ours, theirs = make_optimizer(a.parameters(), cfg, 0.03), usual(b.parameters())
+    assert ours.param_groups[0]["lr_scale"] == 3.0
+    for step in range(5):
+        for module, optimizer in ((a, ours), (b, theirs)):
+            set_gradients(module, step)
+            optimizer.step()
+    for x, y in zip(a.parameters(), b.parameters()):
+        torch.testing.assert_close(x, y)
+    module: Any = net()
+    assert type(adam(module, cfg)["all"]) is type(ours)  # an algorithm of one's own that says ps.adam obeys too
+    without = make_optimizer(net().parameters(), cfg, decays=False)
+    assert "weight_decay" not in without.param_groups[0] or without.param_groups[0]["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "name", ["ppo", "a2c", "bc", "marwil", "dqn", "r2d1", "sac", "td3", "ddpg", "discrete-sac", "cql"]
+)
+def test_every_algorithm_obeys(name: str):
+    boxes = name in ("sac", "td3", "ddpg", "cql")
+    action = (
+        LeafSpec("box", (1,), "float32", low=-1.0, high=1.0) if boxes else LeafSpec("discrete", (), "int64", sizes=(2,))
+    )
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), action)
+    net = Net(hidden=(4,), recurrent="lstm" if name == "r2d1" else "none", recurrent_size=4)
+    algo = find_algo(name)(optimizer="adamw", weight_decay=0.5, net=net)
+    optimizers = algo.build(spec).optimizers
+    assert all(isinstance(o, Adam) for o in optimizers.values())
+    decays = {key: o._weight_decay for key, o in optimizers.items()}  # pyright: ignore
+    assert decays == {key: 0.0 if key == "alpha" else 0.5 for key in optimizers}
+
+
+def test_an_unknown_optimizer_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"optimizer='adamW'; did you mean 'adam' or 'adamw'"):
+        PPO(optimizer="adamW")  # pyright: ignore

@@ -90,6 +90,12 @@ def test_a_subclass_of_a_users_own_changes_what_it_names() -> None:
         Mine(learning_starts=-1)
 
 
+@pytest.mark.parametrize("name", ["dqn", "sac", "discrete-sac", "td3", "ddpg"])
+def test_updates_follow_each_step_where_there_is_one_slot(name: str) -> None:
+    cls: Any = CLASSES[name]
+    assert cls().batch == (1, 1)
+
+
 def test_passes_and_minibatches_reach_the_policy() -> None:
     for cfg, expected in ((ps.PPO(epochs=3, minibatch=7), (3, 7)), (ps.A2C(), (1, None)), (ps.BC(), (1, 256))):
         policy = cfg.build(SPEC)

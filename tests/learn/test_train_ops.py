@@ -134,6 +134,22 @@ def test_metrics_are_means_over_the_updates():
     assert "train/skipped_updates" not in results
 
 
+def test_a_loss_that_says_stop_ends_the_passes_without_a_step():
+    policy, (batch,) = collected(ThreeStep, PPO(minibatch=32, epochs=3))
+    loss_fn, parameters = policy.loss_fn, []
+
+    def stopping(agent: Any, x: TrainBatch, cfg: Any) -> Loss:
+        parameters.append([p.clone() for p in agent.parameters()])
+        return loss_fn(agent, x, cfg)._replace(stop=len(parameters) == 6)
+
+    policy.loss_fn = stopping
+    results = train_one_step(policy, batch)
+    assert (policy.updates, len(parameters), results["train/stopped_after"]) == (5, 6, 5.0)
+    assert all(torch.equal(a, b) for a, b in zip(parameters[-1], policy.agent.parameters()))
+    policy.loss_fn = loss_fn
+    assert "train/stopped_after" not in train_one_step(policy, batch)
+
+
 def test_skipped_updates_show_in_the_metrics():
     policy, (batch,) = collected(ThreeStep, PPO(minibatch=32, epochs=1))
     loss_fn, calls = policy.loss_fn, []
@@ -171,7 +187,7 @@ def test_the_same_start_gives_the_same_bits():
 
 def test_the_first_batch_only_sets_statistics():
     for net in (Net(normalize_obs=True), Net(normalize_reward=True)):
-        policy, batches = collected(Chain, PPO(net=net, minibatch=32), batches=3)
+        policy, batches = collected(Chain, PPO(net=net, epochs=4, minibatch=32), batches=3)
         seen = spy(policy)
         before = [p.clone() for p in policy.agent.parameters()]
         results = train_one_step(policy, batches[0])

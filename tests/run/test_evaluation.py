@@ -103,7 +103,8 @@ def test_env_that_could_not_be_stored(tmp_path: Path) -> None:
 def test_recurrent_policy(tmp_path: Path) -> None:
     net = ps.Net(hidden=(8,), recurrent="gru", recurrent_size=4, prev_action=True, prev_reward=True)
     run = trained(
-        tmp_path / "run", replace(EXP, env="penstock.envs.toy:RepeatPrevious", algo=ps.PPO(minibatch=32, net=net))
+        tmp_path / "run",
+        replace(EXP, env="penstock.envs.toy:RepeatPrevious", algo=ps.PPO(epochs=4, minibatch=32, net=net)),
     )
     assert len(evaluate_run(run, None, 3)[0]) == 3
 
@@ -114,7 +115,7 @@ needs_ffmpeg = pytest.mark.skipif(importlib.util.find_spec("imageio_ffmpeg") is 
 @needs_ffmpeg
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
 def test_video(recurrent: Any, tmp_path: Path) -> None:
-    algo = ps.PPO(minibatch=32, net=ps.Net(hidden=(8,), recurrent=recurrent, recurrent_size=4))
+    algo = ps.PPO(epochs=4, minibatch=32, net=ps.Net(hidden=(8,), recurrent=recurrent, recurrent_size=4))
     run = trained(tmp_path / "run", replace(EXP, env=Pictures, algo=algo))
     path = record_video(run, 2, env=Pictures)
     assert path == run / "videos" / f"{int(find_checkpoint(run).name):012d}.mp4"

@@ -83,6 +83,7 @@ SMALL_REPLAY = ps.ReplaySettings(capacity=6_400)
     [
         (ps.A2C(), "4 slots x 16 steps = 64 rows a batch, 1 update each; seed 1"),
         (ps.PPO(minibatch=32, epochs=3), "4 slots x 16 steps = 64 rows a batch, 6 updates each; seed 1"),
+        (ps.PPO(minibatch=4, epochs=1, net=ps.Net(hidden=(4,), recurrent="gru", recurrent_size=4)), "4 updates each; seed 1"),
         (
             ps.DQN(replay_ratio=8, batch_size=32, learning_starts=1_000, replay=SMALL_REPLAY),
             "in memory, uniform; one update of 32 every 4 steps after the first 1,000 (replay ratio 8), which is never in the "

@@ -18,7 +18,7 @@ def experiment(sampler: Any, run_dir: Path, steps: int) -> ps.Experiment:
         steps=steps, seed=3, dir=str(run_dir), eval_interval=512, eval_episodes=4, progress="off", tensorboard=False
     )
     net = ps.Net(normalize_obs=True, normalize_reward=True)
-    return ps.Experiment("CartPole-v1", ps.PPO(minibatch=64, net=net), sampler, run)
+    return ps.Experiment("CartPole-v1", ps.PPO(epochs=4, minibatch=64, net=net), sampler, run)
 
 
 def parameters(policy: Any) -> dict[str, bytes]:

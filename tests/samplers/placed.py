@@ -34,10 +34,14 @@ PLACES: dict[str, Callable[..., Any]] = {
 
 
 CASES: dict[str, tuple[Any, Any]] = {
-    "pendulum": ("Pendulum-v1", ps.PPO(minibatch=64, net=ps.Net(normalize_obs=True, normalize_reward=True))),
-    "cartpole": ("CartPole-v1", ps.PPO(minibatch=64)),
-    "lstm": (TMaze, ps.PPO(minibatch=64, net=ps.Net(recurrent="lstm", recurrent_size=16))),
-    "cnn": (EnvConfig(PixelCatch, {"scale": 5}), ps.PPO(minibatch=64, epochs=1)),
+    "pendulum": ("Pendulum-v1", ps.PPO(epochs=4, minibatch=64, net=ps.Net(normalize_obs=True, normalize_reward=True))),
+    "cartpole": ("CartPole-v1", ps.PPO(epochs=4, minibatch=64)),
+    "lstm": (TMaze, ps.PPO(epochs=4, minibatch=64, net=ps.Net(recurrent="lstm", recurrent_size=16))),
+    "gsde": (
+        "Pendulum-v1",
+        ps.PPO(epochs=1, minibatch=64, net=ps.Net(use_sde=True, sde_sample_freq=5, log_std_init=-2.0)),
+    ),
+    "cnn": (EnvConfig(PixelCatch, {"scale": 5}), ps.PPO(epochs=1, minibatch=64)),
 }
 
 
