@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import Parser, whole_number
 from penstock.cli.settings import experiment, seed_list, train_parser
 from penstock.core.errors import ConfigError
+from penstock.workers.checking import check_apart
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -57,7 +58,7 @@ def run(argv: list[str]) -> int:
             require_same(queue, sweep)
         experiments = [_experiment(queue.sweep.arguments(c)) for c in queue.sweep.combinations()]
         for exp in {repr(exp.env_config): exp for exp in experiments}.values():
-            exp.env_config.make().close()  # an unknown id is said now, not by every run
+            check_apart(exp.env_config, exp.run.seed, exp.sampler)  # an unknown id is said now, not by every run
         todo, machine = choose(queue, args.retry), read_machine()
         count = args.slots or max(1, min(machine.busy_cores // _cores(experiments), len(todo)))
         slots = slices(machine, count)

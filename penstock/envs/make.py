@@ -12,6 +12,7 @@ import gymnasium as gym
 
 from penstock.core.config import import_object, import_path
 from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, NativeEnvError, PenstockError, nearest
+from penstock.envs.closing import close_env
 from penstock.envs.wrappers import ActionMask
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
@@ -92,7 +93,7 @@ class EnvConfig:
                     )
                 env = ActionMask(env, self.mask_key)
         except BaseException:
-            env.close()
+            close_env(env, self.name)
             raise
         return env
 

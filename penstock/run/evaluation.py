@@ -11,11 +11,13 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
+from penstock.envs.closing import close_env
 from penstock.envs.pools.native import makes_vector_env
 from penstock.run.entry import open_policy
 from penstock.run.video import VideoWriter
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
+from penstock.workers.checking import check_apart
 
 
 def evaluate(
@@ -37,6 +39,7 @@ def evaluate(
     if episodes < 1:
         raise ConfigError(f"episodes={episodes}; expected at least 1")
     policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs)
+    check_apart(config, exp.run.seed, exp.sampler_settings)
     B = exp.sampler_settings.spec.B if makes_vector_env(config) else 1  # its training slots are never stepped
     sampler = SerialSampler(T=1, B=B).build(config, exp.run.seed if seed is None else seed)
     try:
@@ -62,6 +65,7 @@ def record_video(
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
     policy, step, exp, config = open_policy(Path(run_dir), which, env, kwargs)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
+    check_apart(config, exp.run.seed, exp.sampler_settings)
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):
         live.close()
@@ -82,7 +86,7 @@ def record_video(
                 ended = bool(terminated or truncated)
             writer = _write_frame(live, writer, path)
     finally:
-        live.close()
+        close_env(live, config.name)
         if writer is not None:
             writer.close()
     return path

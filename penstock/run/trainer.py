@@ -18,7 +18,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
-from penstock.envs.check import EnvReport, check_env
+from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import training_step
@@ -30,6 +30,7 @@ from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.offline import check_teacher
 from penstock.samplers.sampler import Sampler
+from penstock.workers.checking import check_apart
 
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
@@ -49,7 +50,7 @@ class Trainer:
         settings = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
-        self.report: EnvReport = check_env(exp.env_config, seed=exp.run.seed)
+        self.report: EnvReport = check_apart(exp.env_config, exp.run.seed, settings)
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
         require_device(exp.run.device, "run.device")

@@ -171,7 +171,7 @@ class LiveSampler:
         B = self._pool.evaluation_slots(min(episodes, _EVAL_B))
         own = self._evaluation_buffers(agent, B)
         counts = [episodes // B + (b < episodes % B) for b in range(B)]
-        seed = self._seed + ((itr + 1) << 40)
+        seed = evaluation_seed(self._seed, itr)
         own.pool.restart(seed, counts)
         own.set_states(None)
         batch, views = own.batches[0], own.views[0]
@@ -284,6 +284,11 @@ class LiveSampler:
                 )
                 return b, max(t - 1, 0), message
         return None
+
+
+def evaluation_seed(seed: int, itr: int) -> int:
+    """Seed of the evaluation after batch `itr` of a run with this seed."""
+    return seed + ((itr + 1) << 40)
 
 
 class Buffers:
