@@ -124,7 +124,7 @@ class Host:
 
     def answer(self, value: Any, caught: Sequence[warnings.WarningMessage] = ()) -> None:
         """Answers the messages of a command, which then is done."""
-        said = [[w.category.__name__, str(w.message)] for w in caught]
+        said = [list(pair) for pair in dict.fromkeys((w.category.__name__, str(w.message)) for w in caught)]
         data = _pack({"answer": value, "warnings": said})
         os.ftruncate(self.boot.report, 0)
         write_all(self.boot.report, data)
