@@ -97,7 +97,9 @@ def test_an_exception_is_an_error_with_its_traceback(way: str, where: str) -> No
 
 def test_an_error_in_close_is_a_warning_said_here() -> None:
     config = EnvConfig(Misbehaves, {"way": "raise", "where": "close"})
-    with pytest.warns(UserWarning, match=r"Misbehaves in close\(\): ValueError: the arm fell off; it is let go") as seen:
+    with pytest.warns(
+        UserWarning, match=r"Misbehaves in close\(\): ValueError: the arm fell off; it is let go"
+    ) as seen:
         assert check_apart(config, 0, QUICK).reproducible
     assert len(seen) == 1
 
