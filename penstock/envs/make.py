@@ -152,7 +152,7 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
         return factory(**kwargs)
     except PenstockError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, (gym.error.DependencyNotInstalled, ModuleNotFoundError)):
             text = f"{error} {getattr(error, 'name', '')}".lower()
             for package, extra in _EXTRAS.items():

@@ -98,7 +98,8 @@ class AsyncLive:
         mark = block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
         slot, doing, evaluation = mark[0], mark[1], bool(mark[5])
         if not doing:  # an agent acts, or workers of its own step
-            return f"the process of {self._name}, in batch {block[control.DONE]}"
+            phase = f"batch {block[control.DONE]}" if self._attached is not None else "the construction of environments"
+            return f"the process of {self._name}, in {phase}"
         ledger = np.frombuffer(os.pread(self._workers.slabs[LEDGERS[evaluation]], 24, 24 * slot), np.int64).tolist()
         action = None
         if doing == STEPPING and self._in_batch(block) and not evaluation:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from penstock.core.placement import pin
 from penstock.core.slab import open_slab
-from penstock.envs.pools.serial import RESETTING, STEPPING
+from penstock.envs.pools.serial import CLOSING, RESETTING, STEPPING
 from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, spin_limit
 from penstock.workers.descriptors import hold_standard_streams, require_room
@@ -229,6 +229,8 @@ class Workers:
         block = self.control.blocks[worker.index]
         if block[control.COMMAND] == block[control.DONE_COMMAND]:
             self._answer(worker.index)
+            return
+        if block[control.MARK + 1] != CLOSING:  # it had failed before, while another's fault was on its way
             return
         what = "has not closed its environments in time and is killed"
         if worker.exited:

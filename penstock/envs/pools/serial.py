@@ -291,8 +291,6 @@ class SerialPool(EnvPool):
             return self._config.make_one()
         except EnvWorkerError as error:
             raise type(error)(f"{self._slot(b)} in its construction: {error}") from (error.__cause__ or error)
-        except SystemExit as error:
-            raise EnvWorkerError(f"{self._slot(b)} in its construction: SystemExit: {error}") from error
 
     def _slot(self, b: int) -> str:
         return f"{'evaluation slot' if self.evaluation else 'slot'} {self._slots.start + b} of {self._config.name}"
