@@ -1,6 +1,6 @@
 """Random kill -9 of workers while a run is resumed, and of the learner while its workers start.
 
-    python benchmarks/kills.py [--kills 50] [--seed 0] [--out benchmarks/results/kills.md]
+    python benchmarks/kills.py [--kills 50] [--seed 0] [--samplers gpu,alternating] [--out benchmarks/results/kills.md]
 
 After the kill of a worker the run goes on and must repeat no episode; after that of a learner every process that it
 had started must be gone within 10 seconds. The script is the subreaper of all of them, so none can hide.
@@ -160,11 +160,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--samplers", default=",".join(KINDS), help="those that take turns")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     warnings.filterwarnings("ignore", message=".*(replaced|dropped)")
-    rng, kinds = random.Random(args.seed), list(KINDS)
+    rng, kinds = random.Random(args.seed), args.samplers.split(",")
     began = time.monotonic()
     print("preparing", flush=True)
     starts_s = {}
@@ -189,10 +190,9 @@ def main() -> None:
         lines += [f"- {good}", *[f"  - {fault}" for fault in faults]]
     print(f"{time.monotonic() - began:.0f} s")
     if args.out:
-        samplers = ", ".join(kinds)
-        head = f"# Random kills\n\n`python benchmarks/kills.py --kills {args.kills} --seed {args.seed}`, samplers by turns: "
+        head = f"# Random kills\n\n`python benchmarks/kills.py --kills {args.kills} --seed {args.seed} --samplers {args.samplers}`"
         system = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-        args.out.write_text(f"{head}{samplers}.\n{system}.\n\n" + "\n".join(lines) + "\n")
+        args.out.write_text(f"{head}, these by turns.\n{system}.\n\n" + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

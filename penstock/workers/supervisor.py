@@ -178,9 +178,12 @@ class Workers:
         for worker in self.workers:
             if worker.up:
                 self.command(worker.index, control.QUIT)
-        deadline = time.monotonic() + min(_SHUTDOWN_S, self._timeout_s)
+        limit = min(_SHUTDOWN_S, self._timeout_s)
         for worker in self.workers:
-            while worker.up and not worker.exited and time.monotonic() < deadline:
+            worker.token, worker.moved_at = b"", time.monotonic()
+        for worker in self.workers:
+            while worker.up and not worker.exited and self._moved(worker, time.monotonic()) < limit:
+                self._mark[2] += 1
                 time.sleep(0.001)
             if worker.up:
                 self._ended(worker)
@@ -299,16 +302,20 @@ class Workers:
                 mailed = block[control.CODE] == control.MAIL and block[control.COMMAND] != block[control.DONE_COMMAND]
                 starting = (not worker.up or mailed) and block[control.MARK + 1] not in (RESETTING, STEPPING)
                 limit = self._start_timeout_s if starting else self._timeout_s
-                token = block[2 * 8 :].tobytes()
-                if token != worker.token:
-                    worker.token, worker.moved_at = token, now
-                elif now - worker.moved_at > limit:
+                if self._moved(worker, now) > limit:
                     self._died(
                         worker,
                         f"not started within {limit:g} s (start_timeout_s)"
                         if starting
                         else f"no progress for {limit:g} s (step_timeout_s)",
                     )
+
+    def _moved(self, worker: WorkerProcess, now: float) -> float:
+        """Seconds since the worker was seen to make progress."""
+        token = self.control.blocks[worker.index][2 * 8 :].tobytes()
+        if token != worker.token:
+            worker.token, worker.moved_at = token, now
+        return now - worker.moved_at
 
     def _owes(self, worker: WorkerProcess) -> bool:
         b = self.control.blocks[worker.index]

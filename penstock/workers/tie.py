@@ -1,6 +1,7 @@
-"""Entry of every worker process, `python -m penstock.workers.tie MODULE BOOT`: ties it to its learner, then runs MODULE.
+"""Entry of every worker process: ties it to its learner, then runs the module that it is started for.
 
-Nothing slow comes before the tie: a process whose learner dies while it still imports or unpickles ends as well.
+`python -m penstock.workers.tie MODULE BOOT`, the boot being a `Boot` as JSON. Nothing slow comes before the tie: a
+process whose learner dies while it still imports or unpickles ends as well.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def die_with_the_learner(alive: int, learner_pid: int) -> None:
 
 
 def main() -> None:
-    """Ties this process, and runs the module that the command line names; its one argument is a `Boot` as JSON."""
+    """Ties this process, and runs the module that the command line names."""
     module, boot = sys.argv[1], json.loads(sys.argv[2])
     die_with_the_learner(boot["alive"], boot["learner_pid"])
     sys.argv[:] = [module, sys.argv[2]]
