@@ -185,6 +185,8 @@ def main() -> None:
             if fault := one(kinds[n % len(kinds)]):
                 faults.append(fault)
                 print(f"  {n}: {fault}", flush=True)
+            if n % 10 == 9:
+                print(f"  {n + 1} after {time.monotonic() - began:.0f} s", flush=True)
         good = f"{args.kills - len(faults)} of {args.kills} kills {what}: nothing left behind, no episode repeated"
         print(good, flush=True)
         lines += [f"- {good}", *[f"  - {fault}" for fault in faults]]

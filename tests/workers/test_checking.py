@@ -28,7 +28,7 @@ from tests.workers.first_batches import no_process_is_left
 __all__ = ["no_process_is_left"]
 pytestmark = [pytest.mark.timeout(200), pytest.mark.usefixtures("apart", "forked", "no_process_is_left")]
 
-QUICK = ps.CpuSampler(step_timeout_s=1.0, start_timeout_s=1.0)
+QUICK, LONG = (ps.CpuSampler(step_timeout_s=limit_s, start_timeout_s=limit_s) for limit_s in (1.0, 100.0))
 
 
 class Misbehaves(gym.Wrapper[Any, Any, Any, Any]):
@@ -82,7 +82,7 @@ def test_a_death_or_hang_is_an_error_that_names_the_call(way: str, where: str) -
     config = EnvConfig(Misbehaves, {"way": way, "where": where, "render_mode": "rgb_array"})
     match = rf"(?s)check of .*Misbehaves.* in {PLACES[where]}: .*{seen}"
     with pytest.raises(EnvWorkerError, match=match) as caught:
-        check_apart(config, 0, QUICK)
+        check_apart(config, 0, QUICK if way == "hang" else LONG)
     assert caught.value.exit_code == 3
 
 
@@ -92,7 +92,7 @@ def test_an_exception_is_an_error_with_its_traceback(way: str, where: str) -> No
     config = EnvConfig(Misbehaves, {"way": way, "where": where})
     seen = "ValueError: the arm fell off" if way == "raise" else "SystemExit: 0"
     with pytest.raises(EnvWorkerError, match=rf"(?s){seen}.*Traceback.*in act"):
-        check_apart(config, 0, QUICK)
+        check_apart(config, 0, LONG)
 
 
 def test_an_error_in_close_is_a_warning_said_here() -> None:
@@ -100,7 +100,7 @@ def test_an_error_in_close_is_a_warning_said_here() -> None:
     with pytest.warns(
         UserWarning, match=r"Misbehaves in close\(\): ValueError: the arm fell off; it is let go"
     ) as seen:
-        assert check_apart(config, 0, QUICK).reproducible
+        assert check_apart(config, 0, LONG).reproducible
     assert len(seen) == 1
 
 
