@@ -105,8 +105,9 @@ def prepared(kind: str) -> tuple[dict[str, Any], list[int], float]:
     return state, episodes.last, took_s
 
 
-def kill_a_worker(kind: str, state: Any, last: list[int], took_s: float, rng: random.Random) -> str:
+def kill_a_worker(kind: str, ready: tuple[dict[str, Any], list[int], float], rng: random.Random) -> str:
     """Kills a random worker at a random time of a resume; returns the fault, or an empty text."""
+    state, last, took_s = ready
     sampler = started(kind)
     victim, delay_s = rng.choice(workers()), rng.uniform(0, took_s)
     killed: list[bool] = []
@@ -177,7 +178,7 @@ def main() -> None:
         ready[kind] = prepared(kind)
     lines: list[str] = []
     for what, one in (
-        ("of workers while a run is resumed", lambda kind: kill_a_worker(kind, *ready[kind], rng)),
+        ("of workers while a run is resumed", lambda kind: kill_a_worker(kind, ready[kind], rng)),
         ("of the learner while its workers start", lambda kind: kill_a_learner(kind, starts_s[kind], rng)),
     ):
         faults: list[str] = []

@@ -124,8 +124,8 @@ class AsyncHost(Host):
     def read(self, message: Any) -> Any:
         if isinstance(message, MakeInner):
             mark = self.block[control.MARK : control.MARK + control.MARK_WORDS]
-            ledgers = tuple(self.boot.slabs[i] for i in LEDGERS)
-            shared = Shared(self.boot.slabs[BATCHES], mark, ledgers)
+            slabs = self.boot.slabs
+            shared = Shared(slabs[BATCHES], mark, (slabs[LEDGERS[0]], slabs[LEDGERS[1]]))
             self.inner = message.inner.build(
                 message.config,
                 message.seed,
