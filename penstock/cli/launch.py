@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import Parser, whole_number
 from penstock.cli.settings import experiment, seed_list, train_parser
 from penstock.core.errors import ConfigError
-from penstock.workers.checking import check_apart
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -47,6 +46,7 @@ def run(argv: list[str]) -> int:
     from penstock.run.launch.launcher import Launcher
     from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same
     from penstock.run.lock import RunLock
+    from penstock.workers.checking import check_apart  # it loads numpy, which help must not
 
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
     folder = Path(first if sweep is None else args.dir)
