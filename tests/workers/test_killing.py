@@ -94,17 +94,22 @@ def test_an_environment_that_leaves_its_group_is_killed_and_so_is_what_it_starte
 
 FORKS = """
 import os, sys, time
+import gymnasium as gym
 import penstock as ps
 from penstock.testing.samplers import EchoAgent
-sampler = ps.CpuSampler(T=16, B=2, workers=2).build("CartPole-v1", 0)
+
+class Sleeps(gym.Wrapper):
+    def step(self, action):
+        print("asleep", flush=True)
+        time.sleep(1000)  # where no look at the parent ends it
+
+sampler = ps.GpuSampler(T=16, B=1, workers=1).build(lambda: Sleeps(gym.make("CartPole-v1")), 0)
 sampler.initialize(EchoAgent(sampler.spec))
 if os.fork() == 0:
     sampler.shutdown()  # not its own
     sys.stdin.read()
     os._exit(0)
 sampler.obtain_samples(0)
-print("ready", flush=True)
-time.sleep(1000)
 """
 
 
@@ -113,11 +118,11 @@ def test_workers_die_with_a_learner_that_has_forked(left_of: Any) -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as learner:
         try:
             assert learner.stdout is not None
-            assert learner.stdout.readline() == "ready\n"
+            assert learner.stdout.readline() == "asleep\n"
             young = psutil.Process(learner.pid).children(recursive=True)
             workers = [p for p in young if "penstock.workers.tie" in p.cmdline()]
-            assert len(workers) == 2
-            assert len(young) == 3
+            assert len(workers) == 1
+            assert len(young) == 2
         finally:
             learner.kill()
             learner.wait(100)
