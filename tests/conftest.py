@@ -20,6 +20,8 @@ import torch
 
 import penstock as ps
 from penstock.core.config import to_plain
+from penstock.envs.check import check_env
+from penstock.workers import checking
 from tests.forked import forked, no_segment_left
 
 __all__ = ["forked", "no_segment_left"]
@@ -30,6 +32,9 @@ torch.set_num_threads(1)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="penstock-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ.pop("PENSTOCK_TRUST", None)
+really_apart = checking._apart
+checking._apart = lambda config, parts, seed, settings: check_env(config, seed=seed)
+"""The environments of tests are checked in the test's process, which saves 0.2 s of each run; see `apart`."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Of a job that a shell put in the background; every process that a test starts would inherit it and be deaf to Ctrl-C.
@@ -188,6 +193,12 @@ def left_of() -> Callable[[list[psutil.Process]], list[psutil.Process]]:
         return left
 
     return left_of
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments are checked in processes of their own, as users' are."""
+    monkeypatch.setattr(checking, "_apart", really_apart)
 
 
 @pytest.fixture(autouse=True)

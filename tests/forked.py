@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -16,11 +17,14 @@ import pytest
 import penstock.samplers.async_process
 import penstock.workers.env_worker
 from penstock.workers import process as child
+from penstock.workers.checking import CheckingProcess
 from penstock.workers.host import Host, run_process
+from penstock.workers.tie import die_with_the_learner
 
 MODULES: dict[str, type[Host]] = {
     "penstock.workers.env_worker": penstock.workers.env_worker.SamplingProcess,
     "penstock.samplers.async_process": penstock.samplers.async_process.AsyncHost,
+    "penstock.workers.checking": CheckingProcess,
 }
 
 
@@ -51,6 +55,8 @@ class Forked:
                     os.close(fd)
         os.environ.update(env)
         *_, module, boot = args
+        given = json.loads(boot)
+        die_with_the_learner(given["alive"], given["learner_pid"])
         sys.argv = [module, boot]
         run_process(MODULES[module])
         os._exit(0)

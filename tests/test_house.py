@@ -33,14 +33,12 @@ BOUNDED_ELSEWHERE = {
     ("penstock/run/video.py", "process.poll"): "Popen.poll returns at once",
     **{
         (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
-        for name in ("process", "control", "host", "supervisor")
+        for name in ("process", "control", "tie", "supervisor")
     },
 }
 MAY_UNPICKLE = {
-    (
-        "penstock/workers/host.py",
-        "cloudpickle.loads",
-    ): "a child process reads the message that its own parent left in a memfd",
+    (f"penstock/workers/{name}.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd"
+    for name in ("host", "checking")
 }
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
 MAY_DATE = {"penstock/run/log.py": "TensorBoard's events carry the date"}

@@ -47,6 +47,7 @@ def run(argv: list[str]) -> int:
     from penstock.run.launch.display import LaunchDisplay, report
     from penstock.run.launch.launcher import Launcher
     from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same, require_trust
+    from penstock.workers.checking import check_apart  # it loads numpy, which help must not
 
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
     folder = Path(first if sweep is None else args.dir)
@@ -60,7 +61,7 @@ def run(argv: list[str]) -> int:
             require_trust(queue, args.trust)
         experiments = [_experiment(queue.sweep.arguments(c)) for c in queue.sweep.combinations()]
         for exp in {repr(exp.env_config): exp for exp in experiments}.values():
-            exp.env_config.make().close()  # an unknown id is said now, not by every run
+            check_apart(exp.env_config, exp.run.seed, exp.sampler)  # an unknown id is said now, not by every run
         todo, machine = choose(queue, args.retry), read_machine()
         count = args.slots or max(1, min(machine.busy_cores // _cores(experiments), len(todo)))
         slots = slices(machine, count)

@@ -5,7 +5,6 @@ The contract itself, as functions of single values, is in `contract.py`, which p
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 import traceback
@@ -23,6 +22,7 @@ from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_map, tree_paths
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.closing import close_env
 from penstock.envs.contract import (
     Checks,
     describe_reset_violation,
@@ -91,13 +91,13 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
         _play(made, spec, checks, seed, 0, steps, record)
         has_state = _offers(made, "get_state") and _offers(made, "set_state")
     finally:
-        _close(made)
+        close_env(made, config.name)
     again = config.make()
     try:
         _play(again, spec, checks, seed, 1, _PRELUDE_STEPS, _Record())
         reproducible = _play(again, spec, checks, seed, 0, steps, _Record(), expected=record)
     finally:
-        _close(again)
+        close_env(again, config.name)
     step_s = statistics.median(record.step_s or [0.0])
     reset_s = statistics.median(record.reset_s)
     return EnvReport(spec, reproducible, has_state, steps, reset_s, step_s, record.out_of_bounds)
@@ -220,9 +220,3 @@ def _bytes(obs: Any) -> bytes:
     if isinstance(obs, dict):
         return b"".join(_bytes(obs[key]) for key in sorted(obs))
     return b"".join(map(_bytes, obs)) if isinstance(obs, tuple) else np.asarray(obs).tobytes()
-
-
-def _close(env: AnyEnv) -> None:
-    """Closes a throw-away instance; an error in doing so must not hide the finding."""
-    with contextlib.suppress(Exception):
-        env.close()

@@ -13,6 +13,7 @@ import gymnasium as gym
 
 from penstock.core.config import import_object, import_path, known_names
 from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, NativeEnvError, PenstockError, nearest
+from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
 from penstock.envs.ids import make_registered, note_on, own_factory
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
@@ -101,7 +102,7 @@ class EnvConfig:
                 env = _expect_env(_call(functools.partial(wrap, env), {}, what), what)
             env = self._shown(env)
         except BaseException:
-            env.close()
+            close_env(env, self.name)
             raise
         return env
 
@@ -163,7 +164,7 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
         return factory(**kwargs)
     except PenstockError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, (gym.error.DependencyNotInstalled, ModuleNotFoundError)):
             text = f"{error} {getattr(error, 'name', '')}".lower()
             for package, extra in _EXTRAS.items():

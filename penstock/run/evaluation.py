@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
+from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.learn.policy import Policy
 from penstock.run.entry import open_policy
@@ -20,6 +21,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.video import VideoWriter
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
+from penstock.workers.checking import check_apart
 
 
 def evaluate(
@@ -55,6 +57,7 @@ def evaluate(
         raise ConfigError("evaluate(policy) without env; pass what to play, e.g. evaluate(policy, 'CartPole-v1')")
     config = as_env_config(env)
     config = replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
+    check_apart(config, seed or 0)
     how = {"slots": slots or EVAL_SLOTS, "max_steps": max_steps or EVAL_MAX_STEPS}
     evaluator = Evaluator(config, seed or 0, how["slots"])
     try:
@@ -77,6 +80,7 @@ def evaluate_run(
 ) -> tuple[Episodes, int]:
     """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
     policy, step, exp, config = _opened(run_dir, which, env, env_kwargs, trust)
+    check_apart(config, exp.run.seed, exp.sampler_settings)
     how = {"slots": slots or exp.run.eval_slots, "max_steps": max_steps or exp.run.eval_max_steps}
     evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
     try:
@@ -111,6 +115,7 @@ def record_video(
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
     policy, step, exp, config = _opened(run_dir, which, env, kwargs, trust)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
+    check_apart(config, exp.run.seed, exp.sampler_settings)
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):
         live.close()
@@ -131,7 +136,7 @@ def record_video(
                 ended = bool(terminated or truncated)
             writer = _write_frame(live, writer, path)
     finally:
-        live.close()
+        close_env(live, config.name)
         if writer is not None:
             writer.close()
     return path

@@ -20,6 +20,7 @@ from penstock.datasets.episode import Episode
 from penstock.datasets.minari import import_h5py, is_minari, minari_id, write_minari
 from penstock.datasets.reader import INDEX, STAGING, Dataset
 from penstock.datasets.writer import DatasetWriter, check_vacant
+from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.pools.native_groups import NativeGroups
@@ -30,6 +31,7 @@ from penstock.run.files.stored import named
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.samplers.collector import collect
 from penstock.samplers.live import Buffers
+from penstock.workers.checking import check_apart
 
 Format = Literal["penstock", "minari"]
 
@@ -111,6 +113,7 @@ def record(
     }
     returns: list[float] = []
     stopped: list[int] = []
+    check_apart(config, exp.run.seed, exp.sampler_settings)
     native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
     B = exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1)
     with named(Path(run_dir)):
@@ -210,4 +213,4 @@ def _env_spec(config: EnvConfig) -> str | None:
     except (TypeError, ValueError):  # a callable among the arguments or wrappers
         return None
     finally:
-        env.close()
+        close_env(env, config.name)

@@ -18,7 +18,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
-from penstock.envs.check import EnvReport, check_env
+from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import training_step
@@ -33,6 +33,7 @@ from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.offline import check_teacher
 from penstock.samplers.sampler import Sampler, SamplerSettings
+from penstock.workers.checking import check_apart
 
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
@@ -52,10 +53,10 @@ class Trainer:
         settings = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
-        self.report: EnvReport = check_env(exp.env_config, seed=exp.run.seed)
+        self.report: EnvReport = check_apart(exp.env_config, exp.run.seed, settings)
         self._held_out = exp.eval_env is not None or bool(exp.eval_env_kwargs)
         if self._held_out:
-            report = check_env(exp.eval_env_config, seed=exp.run.seed)
+            report = check_apart(exp.eval_env_config, exp.run.seed, settings)
             check_fits(exp.eval_env_config, report.spec, self.report.spec)
         self._evaluator: Evaluator | None = None
         if isinstance(exp.run.learner_threads, int):

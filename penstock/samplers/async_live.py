@@ -20,9 +20,11 @@ from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import PoolState
+from penstock.envs.pools.serial import STEPPING
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
+    LEDGERS,
     NEWEST,
     PARAMETERS,
     RESULTS,
@@ -35,8 +37,10 @@ from penstock.samplers.async_process import (
 )
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
 from penstock.samplers.installed import Installed
-from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, last_row
+from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed, last_row
 from penstock.workers import control
+from penstock.workers.descriptors import read_all
+from penstock.workers.shares import at_work
 from penstock.workers.supervisor import Workers
 
 if TYPE_CHECKING:
@@ -62,7 +66,8 @@ class AsyncLive:
     ) -> None:
         inner = settings.inner
         self.batch_spec, self._depth, self._exact = inner.spec, settings.depth, settings.weights == "exact"
-        self._workers, self._name = workers, f"{type(inner).__name__} on {config.name}"
+        self._workers, self._name, self._env_name = workers, f"{type(inner).__name__} on {config.name}", config.name
+        self._seed, self._evaluation_seed = seed, seed
         self._make = MakeInner(inner, config, seed, first_slot, total_slots)
         self._block = workers.control.blocks[0]
         self._attached: AttachInner | None = None
@@ -90,14 +95,31 @@ class AsyncLive:
         return out
 
     def whereabouts(self, w: int, block: Any) -> str:
-        return f"the process of {self._name}, in batch {block[control.DONE]}"
+        mark = block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
+        slot, doing, evaluation = mark[0], mark[1], bool(mark[5])
+        if not doing:  # an agent acts, or workers of its own step
+            phase = f"batch {block[control.DONE]}" if self._attached is not None else "the construction of environments"
+            return f"the process of {self._name}, in {phase}"
+        ledger = np.frombuffer(os.pread(self._workers.slabs[LEDGERS[evaluation]], 24, 24 * slot), np.int64).tolist()
+        action = None
+        if doing == STEPPING and self._in_batch(block) and not evaluation:
+            batch, row = self._batches[block[control.DONE] % len(self._batches)], self._row(mark)
+            action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
+        return at_work(self._env_name, self._evaluation_seed if evaluation else self._seed, mark, ledger, action)
 
     def lost(self, w: int) -> None:
-        """Prepares the state from which a new process tree goes on after the last whole batch, with new episodes."""
+        """Prepares the state from which a new process tree goes on after the last whole batch, with new episodes.
+
+        What a SerialSampler had stepped of the batch that follows is lost, and counted.
+        """
         done = self._block[control.DONE]
         if self._attached is None or not self._batches:
             return
         B, T = self.batch_spec.B, self.batch_spec.T
+        mark = self._block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
+        if self._in_batch(self._block) and mark[4]:
+            stepped = self._row(mark) * B + (mark[0] if mark[1] else B)
+            self._workers.faults.counts["lost_steps"] += stepped
         row = self._batches[(done - 1) % len(self._batches)]
         # More episodes than these cannot have begun in the batch that was lost.
         pool = PoolState(
@@ -186,11 +208,8 @@ class AsyncLive:
             if give_up is not None and give_up():
                 self._block[STOP] = 1
 
-        message = Evaluate(itr, episodes, deterministic, slots, max_steps)
-        answer = self._workers.call([[message]], watch)[0]
-        while answer is None:  # the process died of it and was started anew
-            answer = self._workers.call([[message]], watch)[0]
-        return Episodes(**answer[0])
+        self._evaluation_seed = evaluation_seed(self._seed, itr)
+        return Episodes(**self._ask(Evaluate(itr, episodes, deterministic, slots, max_steps), watch))
 
     def metrics(self) -> dict[str, float]:
         """`sampler/lag` of the last batch in training steps, the inner sampler's metrics, and faults."""
@@ -211,7 +230,7 @@ class AsyncLive:
             return {"released": 0}
         self._workers.wait(lambda: self._ready(self._released - 1))
         self._take_results()
-        inner = self._workers.call([[GetInner()]])[0][0]
+        inner = self._ask(GetInner())
         waiting = {
             str(itr): {
                 "rows": [x.copy() for x in tree_leaves(self._batches[itr % len(self._batches)])],
@@ -236,21 +255,41 @@ class AsyncLive:
                 f"the checkpoint holds {state['released'] - state['next']} batches ahead; this sampler has depth="
                 f"{self._depth}"
             )
-        self._released, self._next, self._opened = state["released"], state["next"], state["opened"].copy()
+        self._released, self._next = state["released"], state["next"]
         for name, kept in state["waiting"].items():
             batch = self._batches[int(name) % len(self._batches)]
             for x, y in zip(tree_leaves(batch), kept["rows"]):
                 x[...] = y
             self._results[int(name)] = Episodes(**kept["episodes"])
         self._block[control.SENT] = 0
-        cut = self._workers.call([[SetInner(state["inner"], self._released)]])[0]
-        self.cut_slots = [] if cut is None else cut[0]
+        self.cut_slots = self._ask(SetInner(state["inner"], self._released))
+        self._opened = state["opened"].copy()
         self._block[control.SENT] = self._released
 
     def shutdown(self) -> None:
         """Ends the process tree. A second call does nothing."""
         self._installed.close()
         self._workers.close()
+
+    def _ask(self, message: Any, watch: Callable[[], None] | None = None) -> Any:
+        """The answer to a message; a process that died of it is asked again once it was started anew.
+
+        Raises:
+            EnvWorkerError: it has died of it too often, or the policy is to raise at once.
+        """
+        while True:
+            answer = self._workers.call([[message]], watch)[0]
+            if answer is not None:
+                return answer[0]
+
+    def _in_batch(self, block: Any) -> bool:
+        """True if the process is collecting, and not about a message."""
+        owes = block[control.SENT] > block[control.DONE] and bool(self._batches)
+        return owes and block[control.COMMAND] == block[control.DONE_COMMAND]
+
+    def _row(self, mark: list[int]) -> int:
+        """The row of the batch that a SerialPool steps: its ticks count those of all batches."""
+        return (mark[4] - 1) % self.batch_spec.T
 
     def _publish(self, agent: Agent, version: int) -> None:
         self._write(agent, version % (self._depth + 2))
@@ -284,6 +323,6 @@ class AsyncLive:
             if itr not in self._results:
                 at = (itr % len(self._batches)) * self._attached.result_size
                 fd = self._workers.slabs[RESULTS]
-                found = decode(os.pread(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
+                found = decode(read_all(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
                 self._results[itr] = Episodes(**found["episodes"])
                 self._metrics |= found["metrics"]

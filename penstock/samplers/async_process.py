@@ -1,11 +1,11 @@
-"""The process of an AsyncSampler's inner sampler: `python -m penstock.samplers.async_process`.
+"""The process of an AsyncSampler's inner sampler.
 
 It collects batch DONE while DONE is below SENT, and obeys messages in between.
 """
 
 from __future__ import annotations
 
-import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,14 @@ from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
 from penstock.workers import control
 from penstock.workers.control import fence
+from penstock.workers.descriptors import write_all
 from penstock.workers.host import Host, run_process
 from penstock.workers.messages import Boot, Start
 from penstock.workers.shares import Shared
 
 BATCHES, RESULTS, PARAMETERS = 0, 1, 4
-"""Slabs."""
+LEDGERS = (2, 3)
+"""Slabs; the ledgers are those of a SerialPool and of its evaluations."""
 NEWEST, STOP, FIRST = control.ITR, control.MODE, control.T
 """Words of the learner: the newest version, whether an evaluation is to give up, and the number of the first batch."""
 
@@ -95,11 +97,12 @@ class AsyncHost(Host):
             if block[control.COMMAND] == block[control.DONE_COMMAND]:
                 self.collect(block[control.DONE])
             elif block[control.CODE] == control.QUIT:
-                self.inner.shutdown()
-                self.done()
+                with warnings.catch_warnings(record=True) as caught:
+                    self.inner.shutdown()
+                self.answer([], caught)
                 return
             else:
-                self.answer([self.read(message) for message in self.mail()])
+                self.respond(self.mail())
 
     def collect(self, itr: int) -> None:
         """Batch `itr`, collected with the version that depth and `exact` choose; episodes and metrics go beside it."""
@@ -109,7 +112,7 @@ class AsyncHost(Host):
         _, episodes = self.inner.obtain_samples(itr, version)
         result = encode({"episodes": episodes.to_plain(), "metrics": self.inner.metrics()})
         at = (itr % rules.buffers) * rules.result_size
-        os.pwrite(self.boot.slabs[RESULTS], len(result).to_bytes(8, "little") + result, at)
+        write_all(self.boot.slabs[RESULTS], len(result).to_bytes(8, "little") + result, at)
         block[control.DONE] = itr + 1
         fence()
         if self.learner[0]:
@@ -122,7 +125,9 @@ class AsyncHost(Host):
 
     def read(self, message: Any) -> Any:
         if isinstance(message, MakeInner):
-            shared = Shared(self.boot.slabs[BATCHES], self.block[control.MARK : control.MARK + control.MARK_WORDS])
+            mark = self.block[control.MARK : control.MARK + control.MARK_WORDS]
+            slabs = self.boot.slabs
+            shared = Shared(slabs[BATCHES], mark, (slabs[LEDGERS[0]], slabs[LEDGERS[1]]))
             self.inner = message.inner.build(
                 message.config,
                 message.seed,
@@ -162,9 +167,3 @@ class AsyncHost(Host):
 def main() -> None:
     """Entry point of the process."""
     run_process(AsyncHost)
-
-
-if __name__ == "__main__":
-    from penstock.samplers import async_process  # messages name the module's classes, not `__main__`'s
-
-    async_process.main()

@@ -85,14 +85,11 @@ class AsyncSampler:
         """
         config = as_env_config(env)
         pickled({f.name: getattr(config, f.name) for f in fields(config)})
-        # Inside of a batch only a SerialSampler's process shows progress; the others watch their own workers.
-        supervised = hasattr(self.inner, "step_timeout_s")
-        limit = self.step_timeout_s * (self.spec.T + 1 if supervised else 1)
         workers = Workers(
             1,
             seed,
             Faults(self.fault_policy),
-            limit,
+            self.step_timeout_s,
             self.start_timeout_s,
             computing=2,
             module="penstock.samplers.async_process",

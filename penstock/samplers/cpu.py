@@ -114,7 +114,7 @@ class WorkerSampler:
             self.start_timeout_s,
             cpus,
             computing,
-            slab=None if shared is None else shared.slab,
+            shared=shared,
             own=tuple(dict.fromkeys(own)),
         )
 

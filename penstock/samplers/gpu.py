@@ -88,6 +88,7 @@ class GpuSampler(WorkerSampler):
             exclusive=not self.overlap,
             step_timeout_s=self.step_timeout_s,
             first_slot=first_slot,
+            mark=None if shared is None else shared.mark,
         )
         return LiveSampler(
             self.spec,

@@ -182,7 +182,7 @@ class LiveSampler:
         B = self._pool.evaluation_slots(min(episodes, slots))
         own = self._evaluation_buffers(agent, B)
         batch, views = own.batches[0], own.views[0]
-        seed, left = self._seed + ((itr + 1) << 40), [episodes // B + (b < episodes % B) for b in range(B)]
+        seed, left = evaluation_seed(self._seed, itr), [episodes // B + (b < episodes % B) for b in range(B)]
         purpose = Purpose.EVALUATE_GREEDILY if deterministic else Purpose.EVALUATE
         noisy = not deterministic or agent.evaluates_with_noise
         found, chunk, again = Episodes(), 0, 0
@@ -302,6 +302,11 @@ class LiveSampler:
                 )
                 return b, max(t - 1, 0), message
         return None
+
+
+def evaluation_seed(seed: int, itr: int) -> int:
+    """Seed of the evaluation after batch `itr` of a run with this seed."""
+    return seed + ((itr + 1) << 40)
 
 
 class _Play:

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Count, Unit, Whole, check_settings
+from penstock.core.limits import Count, Positive, Unit, Whole, check_settings
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import makes_vector_env
@@ -36,6 +36,9 @@ class SerialSampler:
     """Of the logged discounted episode return; no target is made with it. None: the algorithm's, else 0.99."""
     journal_steps: Whole = 100_000
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
+    start_timeout_s: Positive = 300.0
+    """Seconds without an answer after which an environment counts as hung in the check before a run, which plays it in
+    a process of its own; here nothing has a limit."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
@@ -72,7 +75,8 @@ class SerialSampler:
                     "a native batched environment resets in the next step by itself; use reset='next_step' "
                     "and max_decorrelation_steps=0"
                 )
-            pool = NativeGroups(config, seed, self.B, first_slot=first_slot)
+            mark = None if shared is None else shared.mark
+            pool = NativeGroups(config, seed, self.B, first_slot=first_slot, mark=mark)
             journal_steps = 0  # nothing can be replayed into a native pool
         else:
             pool = SerialPool(
@@ -82,6 +86,8 @@ class SerialSampler:
                 reset=self.reset,
                 max_decorrelation_steps=self.max_decorrelation_steps,
                 mark=None if shared is None else shared.mark,
+                ledger=None if shared is None else shared.ledger(self.B),
+                evaluation_ledger=None if shared is None else lambda B: shared.ledger(B, True),
             )
         return LiveSampler(
             self.spec,

@@ -1,4 +1,4 @@
-"""A worker process, `python -m penstock.workers.env_worker`: steps its slots; no other worker waits for it.
+"""A worker process that steps its slots; no other worker waits for it.
 
 It imports torch only if it is given an agent.
 """
@@ -6,6 +6,7 @@ It imports torch only if it is given an agent.
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 from penstock.core import trace
@@ -75,11 +76,12 @@ class SamplingProcess(Host):
     def obey(self, code: int) -> bool:
         block = self.block
         if code == control.QUIT:
-            self.close()
-            self.done()
+            with warnings.catch_warnings(record=True) as caught:
+                self.close()
+            self.answer([], caught)
             return False
         if code == control.MAIL:
-            self.answer([self.read(message) for message in self.mail()])
+            self.respond(self.mail())
         elif code == control.BIND:
             self.bind()
             self.done()
@@ -181,12 +183,6 @@ class SamplingProcess(Host):
                     pool.close()
 
 
-def sampling_process() -> None:
+def main() -> None:
     """Entry point of the process."""
     run_process(SamplingProcess)
-
-
-if __name__ == "__main__":
-    from penstock.workers import env_worker  # messages name the module's classes, not `__main__`'s
-
-    env_worker.sampling_process()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import time
 import warnings
@@ -101,9 +99,3 @@ def describe_exit(status: int | None, oom_before: int, report: Any, crash: str) 
             )
         return Fault("signal", f"killed by signal {number} ({name}){tail}")
     return Fault("exit", f"the process ended with exit code {status}{tail}")
-
-
-def kill_group(pid: int) -> None:
-    """Kills a worker's process group: the worker, and processes that its environments started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)

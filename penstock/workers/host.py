@@ -1,4 +1,4 @@
-"""The worker's side of a worker process: set-up, death with its parent, and answers to messages.
+"""The worker's side of a worker process: set-up, and answers to messages.
 
 Messages come in a memfd from its own parent, the only thing that penstock ever unpickles; answers are read as plain
 data.
@@ -7,14 +7,13 @@ data.
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import json
 import os
 import random
-import select
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,41 +24,24 @@ from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, 
 from penstock.core.wire import encode
 from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, fence, sleep_on
+from penstock.workers.descriptors import read_all, write_all
 from penstock.workers.messages import Boot, Start
 
-_F_SETSIG = 10
 _LOOK_AROUND_S = 2.0
 """Seconds between checks that the parent lives, in case the pipe fails."""
 
 
 def initialize_worker(boot: Boot, cpus: Sequence[int], seed: int) -> None:
-    """Sets up a process that dies with its learner, ignores Ctrl-C, and uses one thread on its own CPUs."""
+    """Sets up a process that ignores Ctrl-C and uses one thread on its own CPUs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     crash = open(boot.crash, "wb", buffering=0, closefd=False)  # noqa: SIM115
     faulthandler.enable(crash, all_threads=True)
     faulthandler.register(signal.SIGUSR2, crash, all_threads=True)
-    die_with_the_learner(boot.alive, boot.learner_pid)
     if cpus:
         os.sched_setaffinity(0, cpus)
     # For environments that draw from global generators: streams of their own, though not those of other layouts.
     random.seed(seed * 1_000_003 + boot.index)
     np.random.seed((seed * 1_000_003 + boot.index) % 2**32)
-
-
-def die_with_the_learner(alive: int, learner_pid: int) -> None:
-    """Has the kernel kill this process group as soon as nobody holds the other end of the pipe `alive`.
-
-    The pipe is opened anew: signal settings belong to the open file, and a shared one would serve one worker only.
-    """
-    fd = os.open(f"/proc/self/fd/{alive}", os.O_RDONLY | os.O_NONBLOCK)
-    os.close(alive)
-    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgid(0))
-    fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(fd, 0)  # a hang-up is always reported
-    if poll.poll(0) or os.getppid() != learner_pid:
-        os.killpg(0, signal.SIGKILL)
 
 
 def run_process(kind: type[Host]) -> None:
@@ -75,10 +57,10 @@ def run_process(kind: type[Host]) -> None:
         initialize_worker(boot, start.cpus, start.seed)
         trace.enter(f"{kind.title} {boot.index}")
         host = kind(boot, start)
-        host.answer([host.read(message) for message in start.messages])
+        host.respond(start.messages)
         host.serve()
     except BaseException as error:
-        os.pwrite(boot.report, _pack({"error": describe(error)}), 0)
+        write_all(boot.report, _pack({"error": describe(error)}))
         os._exit(1)
 
 
@@ -91,9 +73,14 @@ def describe(error: BaseException) -> dict[str, str]:
     if isinstance(error, EnvContractError):
         return {"kind": "contract", "text": str(error)}
     if isinstance(error, EnvWorkerError):
-        return {"kind": "exception", "text": str(error)}
-    text = "".join(traceback.format_exception(error))
-    return {"kind": "exception", "text": f"{type(error).__name__}: {error}\n{text}"}
+        text, cause = str(error), error.__cause__
+        text += f"\n{_stack(cause)}" if cause is not None and "Traceback" not in text else ""
+        return {"kind": "exception", "text": text}
+    return {"kind": "exception", "text": f"{type(error).__name__}: {error}\n{_stack(error)}"}
+
+
+def _stack(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 class Host:
@@ -129,11 +116,18 @@ class Host:
         """Returns the messages that wait."""
         return _read_mail(self.boot.mail)
 
-    def answer(self, value: Any) -> None:
-        """Answers messages with a list, one item for each."""
-        data = _pack({"answer": value})
+    def respond(self, messages: Sequence[Any]) -> None:
+        """Executes messages and answers with a list, one item for each; the learner repeats their warnings."""
+        with warnings.catch_warnings(record=True) as caught:
+            answers = [self.read(message) for message in messages]
+        self.answer(answers, caught)
+
+    def answer(self, value: Any, caught: Sequence[warnings.WarningMessage] = ()) -> None:
+        """Answers the messages of a command, which then is done."""
+        said = [list(pair) for pair in dict.fromkeys((w.category.__name__, str(w.message)) for w in caught)]
+        data = _pack({"answer": value, "warnings": said})
         os.ftruncate(self.boot.report, 0)
-        os.pwrite(self.boot.report, data, 0)
+        write_all(self.boot.report, data)
         self.done()
 
     def done(self) -> None:
@@ -156,4 +150,4 @@ def _read_mail(fd: int) -> Any:
     path_size = int.from_bytes(os.pread(fd, 8, 8), "little")
     if path_size:
         sys.path[:] = json.loads(os.pread(fd, path_size, 16))
-    return cloudpickle.loads(os.pread(fd, size, 16 + path_size))
+    return cloudpickle.loads(read_all(fd, size, 16 + path_size))

@@ -21,11 +21,12 @@ from penstock.core.slab import share
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, slots_of
 from penstock.envs.pools.serial import STEPPING, Reset
 from penstock.workers import control
 from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver
-from penstock.workers.shares import at_work, carry_columns, cut, even_split, one_spec, part
+from penstock.workers.shares import at_work, carry_columns, cut, even_split, part
 from penstock.workers.supervisor import Workers
 
 TRAINING, EVALUATION = 0, 1
@@ -68,8 +69,9 @@ class ProcessPool(EnvPool):
         self.groups = tuple(Group(0, slice(a, b)) for a, b in zip(starts, starts[1:]))
         self.shares = [[part(group.slots, workers.count, w) for group in self.groups] for w in range(workers.count)]
         self._owners = [w for w in range(workers.count) if any(self.shares[w])]
+        # As before every first episode: a worker may die before it has written its own lines.
         self._ledger_places, self.ledger = share(
-            workers.slabs[2 * number + 1], np.zeros((B, 3), np.int64), "the ledger"
+            workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0]), (B, 1)), "the ledger"
         )
         self._batches: list[SampleBatch] = []
         self._attached: Attach | None = None
@@ -91,7 +93,7 @@ class ProcessPool(EnvPool):
         else:
             workers.supervised[1:] = [self]  # in place of one with another number of slots
             made = [a and a[0] for a in workers.call([[self._make(w, False)] for w in range(workers.count)])]
-        self.spec = one_spec([EnvSpec.from_plain(spec) for spec in made if spec is not None], config)
+        self.spec = one_spec([EnvSpec.from_plain(spec) for spec in made if spec is not None], config.name)
         self.specs = (self.spec,)
 
     # What the supervisor asks: see `Supervised`.
@@ -238,8 +240,11 @@ class ProcessPool(EnvPool):
     ) -> list[int]:
         buffer = self._index(outs[0])
         self._current = self._previous = buffer
+        self._active.clear()  # nobody owes rows
         self._workers.faults.counts.clear()
         self._workers.faults.counts.update(state.faults)
+        # First of all: the replacement of a worker that dies of it goes on from here.
+        self.ledger[:, 0], self.ledger[:, 1] = state.episode, [-1 if n is None else n for n in state.left]
 
         def message(shares: Sequence[slice | None]) -> list[Any]:
             states = tuple(None if s is None else state.of(s) for s in shares)
@@ -247,9 +252,12 @@ class ProcessPool(EnvPool):
 
         cut: list[int] = []
         for w, answer in enumerate(self._workers.call([message(shares) for shares in self.shares])):
-            found: list[Any] = answer[0] if answer else []
+            found: list[Any] = answer[0] if answer else [None] * len(self.groups)
             for slots, lost in zip(self.shares[w], found):
-                cut += [slots.start + b for b in lost] if slots is not None and lost else []
+                if slots is not None:  # without an answer it died, and the open episodes with it
+                    mine = range(slots.start, slots.stop)
+                    cut += [b for b in mine if not state.ended[b]] if lost is None else [mine[b] for b in lost]
+        self._workers.settle()
         return sorted(cut)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,20 @@ import penstock.core.errors as errors
 from penstock.core.machine import oom_kills
 from penstock.core.wire import decode
 from penstock.workers.control import Bell
-from penstock.workers.faults import kill_group
+from penstock.workers.descriptors import read_all, write_all
+from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.messages import Boot, Start
 
 _THREAD_SETTINGS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 REAP_S = 60.0
 """Longest wait for a process that was killed, which on a busy machine comes late to its end."""
+_LIMITS = {
+    errno.EAGAIN: ": this user may have no more processes and threads (ulimit -u, or the container's limit of pids); "
+    "raise that",
+    errno.EMFILE: ": this process may open no more files (ulimit -n); raise that",
+    errno.ENFILE: ": the system may open no more files (fs.file-max)",
+    errno.ENOMEM: ": there is too little memory",
+}
 _STACKS_S = 2.0
 """Longest wait for the stacks of a process that hangs."""
 
@@ -32,8 +42,10 @@ _STACKS_S = 2.0
 class WorkerProcess:
     """The learner's side of one worker; processes may follow each other in its place."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, mark: str | None = None) -> None:
         self.index = index
+        self.mark = f"{mark or new_mark()}{index}."
+        """Borne by the process and all that it starts; opens with the mark of its supervisor."""
         self.bell, self.mail = Bell(), os.memfd_create("penstock-mail", os.MFD_CLOEXEC)
         self.report, self.crash = (
             os.memfd_create(name, os.MFD_CLOEXEC) for name in ("penstock-report", "penstock-crash")
@@ -65,13 +77,20 @@ class WorkerProcess:
         self.token, self.moved_at = b"", time.monotonic()
         parent = str(Path(errors.__file__).parent.parent.parent)
         path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, json.dumps(asdict(boot))],
-            pass_fds=boot.fds(),
-            process_group=0,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **_THREAD_SETTINGS, "PYTHONPATH": path},
-        )
+        marks = os.environ.get(MARK, "") + self.mark
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "penstock.workers.tie", module, json.dumps(asdict(boot))],
+                pass_fds=boot.fds(),
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **_THREAD_SETTINGS, "PYTHONPATH": path, MARK: marks},
+            )
+        except OSError as error:
+            raise errors.ConfigError(
+                f"worker {self.index} of {boot.workers} cannot be started: {error.strerror or error}"
+                f"{_LIMITS.get(error.errno or 0, '')}; use fewer workers, or SerialSampler"
+            ) from error
         self.release()
         self.pidfd = os.pidfd_open(self.process.pid)
 
@@ -81,13 +100,13 @@ class WorkerProcess:
         os.ftruncate(self.mail, 0)
         # The import path comes first, in plain text: unpickling needs it.
         path = json.dumps(sys.path).encode() if isinstance(message, Start) else b""
-        os.pwrite(self.mail, len(data).to_bytes(8, "little") + len(path).to_bytes(8, "little") + path + data, 0)
+        write_all(self.mail, len(data).to_bytes(8, "little") + len(path).to_bytes(8, "little") + path + data)
 
     def read_report(self) -> Any:
         """The last report of the process, {"answer": ...} or {"error": ...}; None if there is none, or no whole one."""
         head = os.pread(self.report, 8, 0)
         size = int.from_bytes(head, "little")
-        data = os.pread(self.report, size, 8) if len(head) == 8 else b""
+        data = read_all(self.report, size, 8) if len(head) == 8 else b""
         return decode(data) if data and len(data) == size else None
 
     def ask_where_it_is(self) -> None:
@@ -103,12 +122,21 @@ class WorkerProcess:
             before = size
 
     def kill(self) -> int:
-        """Kills the process group, reaps the process, and returns its exit status."""
+        """Kills the process and all that its environments started, reaps it, and returns its exit status."""
         assert self.process is not None
         if self.process.returncode is not None:  # reaped: the number may be another's by now
             return self.process.returncode
         kill_group(self.process.pid)  # also what its environments left behind
-        return self.process.wait(timeout=REAP_S)
+        kill_marked(self.mark)
+        try:
+            return self.process.wait(timeout=REAP_S)
+        except subprocess.TimeoutExpired:
+            warnings.warn(
+                f"worker {self.index}, pid {self.process.pid}, was killed and has not ended within {REAP_S:.0f} s: it "
+                "waits in the kernel, as for a device or a network disk; it is left behind",
+                stacklevel=2,
+            )
+            return -signal.SIGKILL
 
     @property
     def exited(self) -> bool:

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
-from penstock.core.errors import ConfigError
 from penstock.core.noise import env_seed
-from penstock.core.spec import EnvSpec, describe
+from penstock.core.slab import share
 from penstock.core.tree import Tree, tree_assign, tree_leaves
-from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import last, slot_at
-from penstock.envs.pools.serial import MAKING, RESETTING
+from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING
 
 
 class Shared(NamedTuple):
@@ -24,6 +22,12 @@ class Shared(NamedTuple):
     """Descriptor of the file that holds the batches."""
     mark: Any
     """Six words in which a SerialPool notes the activity of its environments."""
+    ledgers: tuple[int, int] = (-1, -1)
+    """Descriptors of files for the ledgers of a SerialPool and of its evaluations."""
+
+    def ledger(self, B: int, evaluation: bool = False) -> Any:
+        """[B, 3] int64: a SerialPool's ledger, at the start of its file, where the parent reads it."""
+        return share(self.ledgers[evaluation], np.zeros((B, 3), np.int64), "the ledger")[1]
 
 
 def even_split(n: int, parts: int) -> list[int]:
@@ -36,18 +40,6 @@ def part(group: slice, workers: int, w: int) -> slice | None:
     sizes = even_split(group.stop - group.start, workers)
     start = group.start + sum(sizes[:w])
     return slice(start, start + sizes[w]) if sizes[w] else None
-
-
-def one_spec(specs: list[EnvSpec], config: EnvConfig) -> EnvSpec:
-    """The one spec that all workers report. Raises ConfigError where they differ."""
-    for spec in specs:
-        if spec != specs[0]:
-            raise ConfigError(
-                f"{config.name} differs between workers: one shows {describe(specs[0].obs)} and takes "
-                f"{describe(specs[0].action)}, another shows {describe(spec.obs)} and takes {describe(spec.action)}; "
-                "make its spaces the same in every instance"
-            )
-    return specs[0]
 
 
 def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
@@ -83,8 +75,9 @@ def at_work(name: str, seed: int, mark: Sequence[int], ledger: Sequence[int], ac
     """
     local, doing, _, first, tick, evaluation = mark
     slot, (episode, _, began) = first + local, ledger
-    if doing == MAKING:
-        return f"{'evaluation slot' if evaluation else 'slot'} {slot} of {name} in its construction"
+    if doing in (MAKING, CLOSING):
+        where = "its construction" if doing == MAKING else "close()"
+        return f"{'evaluation slot' if evaluation else 'slot'} {slot} of {name} in {where}"
     phase, step = ("reset", 0) if doing == RESETTING else ("step", tick - began - 1)
     episode_seed = env_seed(seed, slot, max(episode, 0), bool(evaluation))
     return slot_at(name, bool(evaluation), slot, phase, episode, step, episode_seed) + last(action)

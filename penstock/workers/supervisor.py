@@ -6,20 +6,27 @@ owes an answer and shows no progress for `step_timeout_s` is killed and counts a
 
 from __future__ import annotations
 
+import builtins
+import functools
 import os
 import select
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from penstock.core.placement import pin
 from penstock.core.slab import open_slab
+from penstock.envs.pools.serial import CLOSING, RESETTING, STEPPING
 from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, spin_limit
+from penstock.workers.descriptors import hold_standard_streams, require_room
 from penstock.workers.faults import Fault, Faults, describe_exit
+from penstock.workers.killing import new_mark
 from penstock.workers.messages import Boot, Start
 from penstock.workers.process import WorkerProcess, require_linux
+from penstock.workers.shares import Shared
 
 SLABS = 5
 """Shared files that every worker inherits, empty at first: batches and ledger of two pools, and parameters."""
@@ -50,7 +57,8 @@ class Workers:
         cpus: CPUs of each worker, and `own` of this thread until `close`; empty for all.
         step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
         computing: processes that compute at a time, which decides whether to spin.
-        module: that the processes run. slab: descriptor of shared memory for the training batches, if not of its own.
+        module: that the processes run. shared: a parent process's memory for the training batches, and its watch over
+            this process, which sees from here that the wait for workers goes on; None if there is none.
     """
 
     def __init__(
@@ -63,10 +71,12 @@ class Workers:
         cpus: Sequence[tuple[int, ...]] = (),
         computing: int | None = None,
         module: str = "penstock.workers.env_worker",
-        slab: int | None = None,
+        shared: Shared | None = None,
         own: tuple[int, ...] = (),
     ) -> None:
         require_linux()
+        hold_standard_streams()
+        require_room(count)
         self._module = module
         self.count, self.faults, self._seed = count, faults, seed
         self._timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
@@ -76,10 +86,12 @@ class Workers:
         self.control = Control(self._control_fd, count)
         self.bell = Bell()
         self.slabs = [open_slab(f"slab-{i}") for i in range(SLABS)]
-        if slab is not None:
-            os.dup2(slab, self.slabs[0], inheritable=False)
+        if shared is not None:
+            os.dup2(shared.slab, self.slabs[0], inheritable=False)
+        self._mark: Any = [0] * control.MARK_WORDS if shared is None else shared.mark
         self._alive, self._alive_end = os.pipe2(os.O_CLOEXEC)
-        self.workers = [WorkerProcess(w) for w in range(count)]
+        mark = new_mark()
+        self.workers = [WorkerProcess(w, mark) for w in range(count)]
         self.spin_s = spin_limit(count + 1 if computing is None else computing)
         self.spin = Spin(self.spin_s)
         self.supervised: list[Supervised] = []
@@ -87,6 +99,8 @@ class Workers:
         self._closed, self._pinned, self._looked_at = False, bool(own), 0.0
         fds = [self._control_fd, self.bell.fd, *self.slabs, self._alive, self._alive_end]
         self._finalizer = weakref.finalize(self, _abandon, self.workers, fds)
+        _watch_forks()
+        _running.add(self)
         if own:
             pin(own)
 
@@ -145,6 +159,7 @@ class Workers:
         Raises:
             EnvWorkerError and its like: a worker died and the policy does not replace it.
         """
+        self._mark[2] += 1
         if not self.spin.until(ready):
             self._wait(ready)
 
@@ -157,16 +172,28 @@ class Workers:
         if self._closed:
             return
         self._closed = True
+        _running.discard(self)
         if self._pinned:
             pin(self._allowed, self._allowed)
         for worker in self.workers:
             if worker.up:
                 self.command(worker.index, control.QUIT)
-        deadline = time.monotonic() + min(_SHUTDOWN_S, self._timeout_s)
+        limit = min(_SHUTDOWN_S, self._timeout_s)
         for worker in self.workers:
-            while worker.up and not worker.exited and time.monotonic() < deadline:
+            worker.token, worker.moved_at = b"", time.monotonic()
+        for worker in self.workers:
+            while worker.up and not worker.exited and self._moved(worker, time.monotonic()) < limit:
+                self._mark[2] += 1
                 time.sleep(0.001)
+            if worker.up:
+                self._ended(worker)
         self._finalizer()
+
+    def forget(self) -> None:
+        """Lets go of the processes in a fork of this one: they are not its own, and must not live as long as it."""
+        self._closed = True
+        self._finalizer.detach()
+        os.close(self._alive_end)
 
     def _spawn(self, worker: WorkerProcess) -> None:
         """A new process with the same descriptors; its bell is drained and its block as if all were done."""
@@ -192,8 +219,28 @@ class Workers:
         worker.launch(self._module, boot, Start(self._cpus[worker.index], self._seed, self.spin_s, messages))
 
     def _answer(self, w: int) -> Any:
+        """The answer that waits, None if there is none; its warnings are repeated here."""
         report = self.workers[w].read_report()
-        return report["answer"] if isinstance(report, dict) and "answer" in report else None
+        if not isinstance(report, dict) or "answer" not in report:
+            return None
+        for name, text in report["warnings"]:
+            warnings.warn(text, getattr(builtins, name, UserWarning), stacklevel=4)
+        return report["answer"]
+
+    def _ended(self, worker: WorkerProcess) -> None:
+        """Warns if a process that was asked to end did not get through closing its environments."""
+        block = self.control.blocks[worker.index]
+        if block[control.COMMAND] == block[control.DONE_COMMAND]:
+            self._answer(worker.index)
+            return
+        if block[control.MARK + 1] != CLOSING:  # it had failed before, while another's fault was on its way
+            return
+        what = "has not closed its environments in time and is killed"
+        if worker.exited:
+            status, crash = worker.kill(), os.pread(worker.crash, 1 << 16, 0).decode(errors="replace").strip()
+            what = describe_exit(status, worker.oom_before, worker.read_report(), crash).message
+        where = next((text for work in self.supervised if (text := work.whereabouts(worker.index, block))), "")
+        warnings.warn(f"worker {worker.index}, in close(): {where}: {what}; its results are kept", stacklevel=3)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         learner = self.control.learner
@@ -236,6 +283,7 @@ class Workers:
         poll.poll(due * 1e3)
 
     def _supervise(self) -> None:
+        self._mark[2] += 1
         now = time.monotonic()
         stood_still_s = max(now - self._looked_at - 2 * _LONGEST_SLEEP_S, 0.0)
         self._looked_at = now
@@ -251,20 +299,23 @@ class Workers:
             elif self._owes(worker):
                 block = self.control.blocks[worker.index]
                 # A message may have environments made, or torch imported.
-                starting = not worker.up or (
-                    block[control.CODE] == control.MAIL and block[control.COMMAND] != block[control.DONE_COMMAND]
-                )
+                mailed = block[control.CODE] == control.MAIL and block[control.COMMAND] != block[control.DONE_COMMAND]
+                starting = (not worker.up or mailed) and block[control.MARK + 1] not in (RESETTING, STEPPING)
                 limit = self._start_timeout_s if starting else self._timeout_s
-                token = block[2 * 8 :].tobytes()
-                if token != worker.token:
-                    worker.token, worker.moved_at = token, now
-                elif now - worker.moved_at > limit:
+                if self._moved(worker, now) > limit:
                     self._died(
                         worker,
                         f"not started within {limit:g} s (start_timeout_s)"
                         if starting
                         else f"no progress for {limit:g} s (step_timeout_s)",
                     )
+
+    def _moved(self, worker: WorkerProcess, now: float) -> float:
+        """Seconds since the worker was seen to make progress."""
+        token = self.control.blocks[worker.index][2 * 8 :].tobytes()
+        if token != worker.token:
+            worker.token, worker.moved_at = token, now
+        return now - worker.moved_at
 
     def _owes(self, worker: WorkerProcess) -> bool:
         b = self.control.blocks[worker.index]
@@ -323,3 +374,18 @@ def _abandon(workers: list[WorkerProcess], fds: list[int]) -> None:
         worker.close()
     for fd in fds:
         os.close(fd)
+
+
+_running: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """From the first workers on, has a fork of this process close its copy of the pipe that keeps workers alive."""
+
+    def forget() -> None:
+        for workers in list(_running):
+            workers.forget()
+        _running.clear()
+
+    os.register_at_fork(after_in_child=forget)

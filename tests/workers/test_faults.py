@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError
 from penstock.workers import faults
-from penstock.workers.faults import Fault, Faults, describe_exit, kill_group
+from penstock.workers.faults import Fault, Faults, describe_exit
 
 OURS = ("exception", "contract")
 DEATHS = ("signal", "exit", "oom", "timeout")
@@ -136,15 +136,3 @@ def test_a_kill_that_the_kernel_counts_is_for_want_of_memory(monkeypatch: pytest
     assert kind == "oom"
     assert text == "killed by signal 9 (SIGKILL), likely out of memory: the kernel reports such a kill\nin f"
     assert describe_exit(-signal.SIGSEGV, 4, None, "").kind == "signal"
-
-
-def test_a_group_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[tuple[int, int]] = []
-
-    def killpg(pid: int, number: int) -> None:
-        killed.append((pid, number))
-        raise ProcessLookupError
-
-    monkeypatch.setattr(faults.os, "killpg", killpg)
-    kill_group(77)
-    assert killed == [(77, signal.SIGKILL)]

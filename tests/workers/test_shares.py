@@ -17,9 +17,10 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.serial import MAKING, RESETTING, STEPPING
 from penstock.envs.toy.plumbing import SeedEcho
-from penstock.workers.shares import at_work, carry_columns, cut, even_split, one_spec, part
+from penstock.workers.shares import at_work, carry_columns, cut, even_split, part
 from tests.workers.first_batches import TWO_KINDS, no_process_is_left, refuse
 
 __all__ = ["no_process_is_left"]
@@ -40,7 +41,9 @@ def test_spaces_that_differ_between_workers_are_shown_side_by_side(kind: str, tm
             if os.readlink(claimed) != str(os.getpid()):
                 self.observation_space = gym.spaces.Box(0.0, 1.0, (4,))
 
-    text = r"(?s)differs between workers: one shows box\[[34]\].*another shows box\[[34]\].*the same in every instance"
+    text = (
+        r"(?s)differs between instances: one shows box\[[34]\].*another shows box\[[34]\].*the same in every instance"
+    )
     refuse(kind, OfThisProcess, text)
 
 
@@ -68,14 +71,14 @@ def a_spec(n: int) -> EnvSpec:
 
 
 def test_specs_that_are_equal_are_one() -> None:
-    assert one_spec([a_spec(3), a_spec(3)], CONFIG) == a_spec(3)
+    assert one_spec([a_spec(3), a_spec(3)], CONFIG.name) == a_spec(3)
 
 
 def test_specs_that_differ_are_shown_beside_each_other() -> None:
     with pytest.raises(ConfigError) as error:
-        one_spec([a_spec(3), a_spec(3), a_spec(4)], CONFIG)
+        one_spec([a_spec(3), a_spec(3), a_spec(4)], CONFIG.name)
     assert str(error.value) == (
-        "CartPole-v1 differs between workers: one shows box[3] float32 and takes discrete(2) int64, another shows "
+        "CartPole-v1 differs between instances: one shows box[3] float32 and takes discrete(2) int64, another shows "
         "box[4] float32 and takes discrete(2) int64; make its spaces the same in every instance"
     )
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from penstock.core.errors import EnvContractError, EnvWorkerError
-from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.contract import LARGEST_REWARD, Values, describe_step_violation, describe_violation
 
@@ -84,6 +84,18 @@ def refuse_reward(where: str, reward: Any, action: Any) -> None:
             f"{where}: reward: got {reward}, expected a finite number that fits float32; look for a "
             f"division by zero{last(action)}"
         )
+
+
+def one_spec(specs: Sequence[EnvSpec], name: str) -> EnvSpec:
+    """The one spec that all instances of an environment have. Raises ConfigError where they differ."""
+    for spec in specs:
+        if spec != specs[0]:
+            raise ConfigError(
+                f"{name} differs between instances: one shows {describe(specs[0].obs)} and takes "
+                f"{describe(specs[0].action)}, another shows {describe(spec.obs)} and takes {describe(spec.action)}; "
+                "make its spaces the same in every instance"
+            )
+    return specs[0]
 
 
 def slot_at(name: str, evaluation: bool, slot: int, phase: str, episode: int, step: int, seed: int) -> str:

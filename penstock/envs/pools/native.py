@@ -18,6 +18,7 @@ from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import check_vector_env
+from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
 
@@ -141,7 +142,7 @@ class NativeEnv:
         env, self._env = self._env, None
         if not hasattr(env, "step_wait"):
             self._drain()
-            env.close()
+            close_env(env, self._config.name)
             return
         with contextlib.suppress(Exception):  # gymnasium's processes: one that died or hangs is asked again here
             env.close(terminate=self._failed or self._underway)
@@ -159,7 +160,7 @@ class NativeEnv:
             config = replace(config, kwargs={**config.kwargs, "seed": seed})
         env = config.make()
         if not isinstance(env, gym.vector.VectorEnv):
-            env.close()
+            close_env(env, config.name)
             raise ConfigError(f"{config.name} made {type(env).__name__}; expected a gymnasium.vector.VectorEnv")
         try:
             self.spec = check_vector_env(env).spec
@@ -170,7 +171,7 @@ class NativeEnv:
             in_two = self._overlapped or type(env) is gym.vector.AsyncVectorEnv  # whose halves take a deadline
             self._halves = two_halves(env, config.name, self._timeout_s) if in_two else at_once(env)
         except BaseException:
-            env.close()
+            close_env(env, config.name)
             raise
         self._env = env
 
@@ -247,7 +248,7 @@ def makes_vector_env(config: EnvConfig) -> bool:
     if isinstance(config.env, str) and ":" not in config.env:
         return False
     env = resized(config, 1).make()
-    env.close()
+    close_env(env, config.name)
     return isinstance(env, gym.vector.VectorEnv)
 
 

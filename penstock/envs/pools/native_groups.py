@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class NativeGroups(EnvPool):
         first_slot: number of the first slot among those of all samplers of the run, of which seeds are a function.
         exclusive: never two groups step at the same time; the next begins when the one before has finished.
         step_timeout_s: how long gymnasium's AsyncVectorEnv may take for a step; other libraries have no such limit.
+        mark: words of which the third counts steps, for a process that watches this one.
 
     Raises:
         ConfigError: the environments do not fit, or, with two groups or more, cannot step in two halves.
@@ -45,6 +47,7 @@ class NativeGroups(EnvPool):
         first_slot: int = 0,
         exclusive: bool = False,
         step_timeout_s: float = 60.0,
+        mark: Any = None,
     ) -> None:
         if not 1 <= groups <= B:
             raise ConfigError(f"groups={groups} of sampler.B={B} slots; expected 1 to {B}")
@@ -56,6 +59,7 @@ class NativeGroups(EnvPool):
         """Seconds spent waiting for environments."""
         self._config, self._B, self._first_slot = config, B, first_slot
         self._exclusive, self._timeout_s = exclusive, step_timeout_s
+        self._mark = [0] * 3 if mark is None else mark
         self._sent: deque[tuple[int, int]] = deque()
         self._envs: list[NativeEnv] = []
         self.restart(seed)
@@ -86,6 +90,7 @@ class NativeGroups(EnvPool):
             evaluation=True,
             exclusive=self._exclusive,
             step_timeout_s=self._timeout_s,
+            mark=self._mark,
         )
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
@@ -102,6 +107,7 @@ class NativeGroups(EnvPool):
 
     def send(self, group: int, row: int) -> None:
         assert self._out is not None
+        self._mark[2] += 1
         self._sent.append((group, row))
         if not self._exclusive or len(self._sent) == 1:
             started = time.perf_counter()

@@ -13,9 +13,10 @@ from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.envs.closing import close_env
 from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, refuse_obs, refuse_step, slot_at
+from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
 from penstock.envs.spaces import env_spec
@@ -25,7 +26,7 @@ Reset = Literal["next_step", "batch_end"]
 _CHECK_EVERY = 64
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
-MAKING, RESETTING, STEPPING = 1, 2, 3
+MAKING, RESETTING, STEPPING, CLOSING = 1, 2, 3, 4
 """Values of `mark[1]`, the activity of the slot in `mark[0]`; 0: no environment is at work."""
 
 
@@ -43,6 +44,7 @@ class SerialPool(EnvPool):
         mark: six words kept up to date, for messages about a process that died: slot within this pool, activity, a
             count that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation.
         ledger: [B, 3] int64 of each slot: number of its episode, episodes left or -1, tick of its reset.
+        evaluation_ledger: makes the ledger of a pool for evaluation with so many slots.
     """
 
     def __init__(
@@ -57,24 +59,26 @@ class SerialPool(EnvPool):
         evaluation: bool = False,
         mark: MutableSequence[int] | None = None,
         ledger: Any = None,
+        evaluation_ledger: Callable[[int], Any] | None = None,
     ) -> None:
         B = slots.stop - slots.start
         self.mark = [0] * 6 if mark is None else mark
         self.ledger = np.zeros((B, 3), np.int64) if ledger is None else ledger
         self.groups = (Group(0, slice(0, B)),)
         self._config, self._slots, self.evaluation = config, slots, evaluation
+        self._evaluation_ledger = evaluation_ledger
         self._batch_end, self._decorrelate = reset == "batch_end", max_decorrelation_steps
         self.envs: list[Any] = []
         self.tick = 0
         try:
             for b in range(B):
                 self._note(b, MAKING)
-                self.envs.append(config.make_one())
+                self.envs.append(self._made(b))
+            self.spec = one_spec([env_spec(env) for env in self.envs], config.name)
         except BaseException:
             self.close()
             raise
         self.mark[1] = 0
-        self.spec = env_spec(self.envs[0])
         self.specs = (self.spec,)
         self._steps = [env.step for env in self.envs]
         self._write = obs_writer(self.spec.obs)
@@ -127,7 +131,8 @@ class SerialPool(EnvPool):
         return self._slots.start
 
     def for_evaluation(self, B: int) -> SerialPool:
-        return SerialPool(self._config, self.seed, slice(0, B), evaluation=True)
+        ledger = None if self._evaluation_ledger is None else self._evaluation_ledger(B)
+        return SerialPool(self._config, self.seed, slice(0, B), evaluation=True, mark=self.mark, ledger=ledger)
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         (out,) = outs
@@ -215,9 +220,11 @@ class SerialPool(EnvPool):
         return {}
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
-        self.envs = []
+        envs, self.envs = self.envs, []
+        for b, env in enumerate(envs):
+            self._note(b, CLOSING)
+            close_env(env, self._slot(b))
+        self.mark[1] = 0
 
     def get_state(self) -> PoolState:
         return snapshot(self)
@@ -287,6 +294,16 @@ class SerialPool(EnvPool):
         if not sound and (message := describe_reset_violation(result)):
             raise EnvContractError(f"{self.where(b, 'reset')}: {message}")
         return result[0]
+
+    def _made(self, b: int) -> Any:
+        """A new environment for slot b; an error names the slot."""
+        try:
+            return self._config.make_one()
+        except EnvWorkerError as error:
+            raise type(error)(f"{self._slot(b)} in its construction: {error}") from (error.__cause__ or error)
+
+    def _slot(self, b: int) -> str:
+        return f"{'evaluation slot' if self.evaluation else 'slot'} {self._slots.start + b} of {self._config.name}"
 
     def _note(self, b: int, doing: int) -> int:
         """Writes the activity of slot b into `mark`; returns the one before."""

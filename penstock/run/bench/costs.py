@@ -18,6 +18,7 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY, BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.samplers.cpu import CpuSampler
 from penstock.workers.pool import TRAINING, ProcessPool
@@ -76,7 +77,7 @@ def measure_env(config: EnvConfig, spec: EnvSpec, seed: int, seconds: float, slo
             if not slots and (terminated or truncated):
                 obs, _ = env.reset()
     finally:
-        env.close()
+        close_env(env, config.name)
     return statistics.median(took[_STARTUP:]) * 1e6, float(np.percentile(took[_STARTUP:], 99)) * 1e6
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from penstock.envs.check import check_env
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.search import Verdict, describe, run_threads
 from penstock.run.experiment import Experiment
 from penstock.run.progress import print_summary
 from penstock.run.timeline import WARM_UP, WINDOW, Tracing
+from penstock.workers.checking import check_apart
 
 _LONGEST_TRACE_S = 60.0
 _TRACED_T = 32
@@ -52,7 +52,9 @@ def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
 def trace_sampler(exp: Experiment, verdict: Verdict, path: Path) -> None:
     """Trains some short batches with the recommended sampler and writes their timeline."""
     sampler = replace(verdict.best.sampler, max_decorrelation_steps=0, T=min(verdict.best.sampler.T, _TRACED_T))
-    policy = exp.algo.build(check_env(exp.env_config, seed=exp.run.seed).spec, seed=exp.run.seed, device=exp.run.device)
+    policy = exp.algo.build(
+        check_apart(exp.env_config, exp.run.seed, exp.sampler).spec, seed=exp.run.seed, device=exp.run.device
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(run_threads(exp))
         tracing = Tracing(path)

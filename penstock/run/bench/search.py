@@ -18,7 +18,6 @@ from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.machine import Machine, counted, read_machine
 from penstock.core.spec import EnvSpec
-from penstock.envs.check import check_env
 from penstock.envs.pools.native import makes_vector_env
 from penstock.learn.policy import Policy
 from penstock.run.affinity import default_workers
@@ -28,6 +27,7 @@ from penstock.samplers import SAMPLERS, find_sampler
 from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import GpuSampler
 from penstock.samplers.serial import SerialSampler
+from penstock.workers.checking import check_apart
 
 Synchronous: TypeAlias = SerialSampler | CpuSampler | GpuSampler
 """Settings of the samplers that a benchmark compares."""
@@ -87,7 +87,7 @@ def bench(
     deadline = started + budget_s
     require_device(exp.run.device, "run.device")
     base, machine = base_sampler(exp), read_machine()
-    spec = check_env(exp.env_config, seed=exp.run.seed).spec
+    spec = check_apart(exp.env_config, exp.run.seed, exp.sampler).spec
     with run_threads(exp):
         policy = exp.algo.build(spec, seed=exp.run.seed, device=exp.run.device)
         native = makes_vector_env(exp.env_config)

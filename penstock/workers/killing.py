@@ -1,0 +1,61 @@
+"""The end of worker processes by force, with all that their environments started.
+
+A worker has a process group of its own, and a mark in its environment variables, which whatever it starts inherits: by
+the mark are found processes that left the group for a session of their own, and outlived the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+
+MARK = "PENSTOCK_WORKER"
+"""Environment variable of a worker: its own mark after those of the workers that it is a descendant of."""
+_ROUNDS = 5
+"""Most looks at all processes: one that is found may have started another meanwhile."""
+
+
+def new_mark() -> str:
+    """A mark that no other worker has."""
+    return f"{secrets.token_hex(8)}."
+
+
+def kill_group(pid: int) -> None:
+    """Kills a worker, and its process group if it has not left it: processes that its environments started."""
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+
+
+def kill_marked(mark: str) -> None:
+    """Kills every process of this user that bears the mark, whichever group, session or parent it has by now."""
+    for _ in range(_ROUNDS):
+        found = [pid for name in os.listdir("/proc") if name.isdigit() and (pid := int(name)) != os.getpid()]
+        if not [pid for pid in found if _kill_if_marked(pid, mark.encode())]:
+            return
+
+
+def _kill_if_marked(pid: int, mark: bytes) -> bool:
+    """True if the process bears the mark and was sent the signal; it cannot be another one of the same number."""
+    try:
+        if not _bears(pid, mark):
+            return False
+        fd = os.pidfd_open(pid)
+    except OSError:  # it has ended, or is another user's
+        return False
+    try:
+        if not _bears(pid, mark):
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _bears(pid: int, mark: bytes) -> bool:
+    with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+        return mark in file.read()

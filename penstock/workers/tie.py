@@ -1,0 +1,47 @@
+"""Entry of every worker process: ties it to its learner, then runs the module that it is started for.
+
+`python -m penstock.workers.tie MODULE BOOT`, the boot being a `Boot` as JSON. Nothing slow comes before the tie: a
+process whose learner dies while it still imports or unpickles ends as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+
+_F_SETSIG = 10
+
+
+def die_with_the_learner(alive: int, learner_pid: int) -> None:
+    """Has the kernel kill this process and its group as soon as nobody holds the other end of the pipe `alive`.
+
+    The pipe is opened anew, once for the group and once for a process that leaves it: signal settings belong to the
+    open file, and a shared one would serve one worker only.
+    """
+    opened = [os.open(f"/proc/self/fd/{alive}", os.O_RDONLY | os.O_NONBLOCK) for _ in range(2)]
+    os.close(alive)
+    for fd, owner in zip(opened, (-os.getpgid(0), os.getpid())):
+        fcntl.fcntl(fd, fcntl.F_SETOWN, owner)
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(opened[0], 0)  # a hang-up is always reported
+    if poll.poll(0) or os.getppid() != learner_pid:
+        os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Ties this process, and runs the module that the command line names."""
+    module, boot = sys.argv[1], json.loads(sys.argv[2])
+    die_with_the_learner(boot["alive"], boot["learner_pid"])
+    sys.argv[:] = [module, sys.argv[2]]
+    importlib.import_module(module).main()
+
+
+if __name__ == "__main__":
+    main()
