@@ -85,10 +85,10 @@ class Parser(argparse.ArgumentParser):
     def add_policy(self, episodes: int) -> None:
         """Adds RUN and the options of commands that play episodes with its policy."""
         self.add_argument("run", metavar="RUN", help="run directory")
-        self.add_argument("--episodes", type=whole_number, default=episodes, help=f"how many (default {episodes})")
+        self.add_argument("--episodes", type=number_from_0, default=episodes, help=f"how many (default {episodes})")
         self.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
         self.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
-        self.add_argument("--seed", type=seed_number, help="of the episodes (default: the run's)")
+        self.add_argument("--seed", type=number_from_0, help="of the episodes (default: the run's)")
         self.add_argument("--env", metavar="ID", help="play in another environment (default: that of its evaluations)")
         self.add_environment()
         self.add_trust()
@@ -99,7 +99,7 @@ def whole_number(text: str) -> int:
     return _from(1, text)
 
 
-def seed_number(text: str) -> int:
+def number_from_0(text: str) -> int:
     """A whole number from 0, as an argument type. Raises ArgumentTypeError."""
     return _from(0, text)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, import_modules, key_values, seed_number
+from penstock.cli.options import Parser, import_modules, key_values, number_from_0
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
 def seed_list(text: str) -> list[int]:
     """The seeds in a text such as 1,2,3, none of them twice."""
     try:
-        seeds = [seed_number(part.strip()) for part in text.split(",")]
+        seeds = [number_from_0(part.strip()) for part in text.split(",")]
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{text!r}; expected whole numbers between commas, e.g. 1,2,3") from error
     if len(set(seeds)) < len(seeds):

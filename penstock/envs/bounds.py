@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
 from penstock.core.spec import EnvSpec
@@ -35,24 +38,33 @@ class OutOfBounds:
             for wrong, bound in zip((np.less, np.greater), value_limits(leaf)[1:])
             if bound is not None
         ]
-        self._sides = {0: sides}
-        """By B: leaf, comparison and bound, the latter [B, *O] since numpy compares slowly along a short axis."""
+        self._sides = sides
+
+    def limits(self, batch: SampleBatch) -> list[tuple[Any, npt.NDArray[Any], npt.NDArray[Any]]]:
+        """The comparisons to make of a buffer's observations: function, array, and bound, each [T+1, B, *O].
+
+        A value is outside where one returns True; see `found`. Empty where nobody looks.
+        """
+        leaves = tree_leaves(batch.obs)
+        # Of the shape of a row, since numpy compares slowly along a short axis.
+        return [
+            (wrong, leaves[i], bound if bound.ndim == 0 else np.broadcast_to(bound, leaves[i].shape[1:]).copy())
+            for i, wrong, bound in self._sides
+        ]
 
     def look(self, batch: SampleBatch, training: bool = True) -> None:
-        """Counts the steps of a batch, if it is for training; warns once whatever it is for."""
-        if not self._sides[0]:
-            return
-        leaves = [batch.obs] if isinstance(batch.obs, np.ndarray) else tree_leaves(batch.obs)
-        B = batch.valid.shape[1]
-        if B not in self._sides:
-            self._sides[B] = [
-                (i, wrong, bound if bound.ndim == 0 else np.broadcast_to(bound, leaves[i].shape[1:]).copy())
-                for i, wrong, bound in self._sides[0]
-            ]
-        found = [bad for i, wrong, bound in self._sides[B] if np.count_nonzero(bad := wrong(leaves[i], bound))]
-        if not found:
-            return
-        outside = np.any([bad.reshape(*bad.shape[:2], -1).any(-1) for bad in found], 0)
+        """Makes the comparisons; the sampler makes those of its training buffers itself, with limits made once."""
+        bad = [where for wrong, obs, bound in self.limits(batch) if (where := wrong(obs, bound)).any()]
+        if bad:
+            self.found(batch, bad, training)
+
+    def found(self, batch: SampleBatch, bad: Sequence[npt.NDArray[np.bool_]], training: bool = True) -> None:
+        """Counts the steps of a batch, if it is for training; warns once whatever it is for.
+
+        Args:
+            bad: [T+1, B, *O] where values lie outside, for some leaves.
+        """
+        outside = np.any([where.reshape(*where.shape[:2], -1).any(-1) for where in bad], 0)
         outside[0] &= batch.first[0]  # the rest of row 0 was row T of the batch before
         outside[1:] &= batch.first[1:] | batch.valid
         if training:
@@ -62,14 +74,10 @@ class OutOfBounds:
             t, b = np.argwhere(outside)[0].tolist()
             self._warn(tree_map(lambda x: x[t, b], batch.obs), t, b)
 
-    def metrics(self) -> dict[str, float]:
-        """`env/out_of_bounds`; empty while there is none."""
-        return {"env/out_of_bounds": float(self.count)} if self.count else {}
-
     def _warn(self, obs: Tree, t: int, b: int) -> None:
         warnings.warn(
             f"slot {self._first_slot + b} of {self._name}, row {t} of the batch: "
             f"{describe_violation(obs, self._spec, 'obs')}. Training goes on with the value as it is; "
             "env/out_of_bounds counts such steps, and env_checks='always' makes the next one an error",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -127,6 +127,7 @@ class LiveSampler:
             ) from error
         self._batch = self._training.batches[0]
         self._journal_views = [JournalViews(batch) for batch in self._training.batches]
+        self._limits = [self._bounds.limits(batch) for batch in self._training.batches]
         return shown
 
     def obtain_samples(self, itr: int, version: int | None = None) -> tuple[SampleBatch, Episodes]:
@@ -148,7 +149,9 @@ class LiveSampler:
         if self._config.checks != "off":
             while (bad := self._not_finite(batch)) is not None:
                 training.forget_slots(self._pool.disown(*bad))
-        self._bounds.look(batch)
+        bad = [x for wrong, obs, bound in self._limits[buffer] if np.count_nonzero(x := wrong(obs, bound))]
+        if bad:
+            self._bounds.found(batch, bad)
         if not self._collected:
             self._begin(self._journal_views[buffer])
         self._journal.record(self._journal_views[buffer])
@@ -223,7 +226,8 @@ class LiveSampler:
     def metrics(self) -> dict[str, float]:
         """Waits, faults and steps out of bounds since the run began, by the names under which they are logged."""
         served = {} if self._server is None else self._server.metrics()
-        return {**self._pool.metrics(), **served, **self._bounds.metrics()}
+        outside = {"env/out_of_bounds": float(self._bounds.count)} if self._bounds.count else {}
+        return {**self._pool.metrics(), **served, **outside}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches, as plain data, arrays and tensors."""

@@ -16,6 +16,7 @@ import torch
 import penstock as ps
 from penstock.core.config import to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.files.stored import config_bytes
 
 if TYPE_CHECKING:
     from conftest import Child, Zygote
@@ -158,6 +159,6 @@ def test_a_killed_run_goes_on_in_another_sampler(
     )
     stored = json.loads((run / "config.json").read_text())
     stored["experiment"]["sampler"] = to_plain(PLACES[second])  # `resume` itself changes nothing but run.*
-    (run / "config.json").write_text(json.dumps(stored))
+    (run / "config.json").write_bytes(config_bytes(stored["experiment"], stored["spec"]))
     zygote.resume(run).succeed()
     assert_alike(whole("recurrent"), run)

@@ -44,6 +44,7 @@ def test_a_process_that_may_not_start_is_a_config_error_and_nothing_leaks(monkey
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(process, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
+    gc.collect()
     before = open_descriptors()
     with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*\(ulimit -u.*use fewer workers"):
         ps.CpuSampler(T=4, B=2, workers=2).build("CartPole-v1")

@@ -172,3 +172,21 @@ class EnvPool(Protocol):
 def slots_of(pool: EnvPool, policy: int = 0) -> int:
     """Number of columns of a policy's batch."""
     return max(group.slots.stop for group in pool.groups if group.policy == policy)
+
+
+def row_views(out: SampleBatch, t: int) -> tuple[Tree, Tree, Any, Any, Any, Any, dict[str, Any]]:
+    """Views that a step of row t reads and writes, made once for each buffer: making them costs as much as a step.
+
+    Returns:
+        obs and action, then reward, terminated, truncated and valid, then the env info columns; obs is of row t + 1.
+    """
+    env_info = out.info.get("env", {}) if isinstance(out.info, dict) else {}
+    return (
+        tree_map(lambda x: x[t + 1], out.obs),
+        tree_map(lambda x: x[t], out.action),
+        out.reward[t],
+        out.terminated[t],
+        out.truncated[t],
+        out.valid[t],
+        {key: column[t] for key, column in env_info.items()},
+    )

@@ -17,7 +17,7 @@ from penstock.envs.closing import close_env
 from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
-from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState
+from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
 from penstock.envs.spaces import env_spec
 
@@ -415,24 +415,6 @@ def action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
     if not leaf.shape:
         return lambda row: [np.asarray(x) for x in clipped(row)]
     return lambda row: list(clipped(row))
-
-
-def row_views(out: SampleBatch, t: int) -> tuple[Tree, Tree, Any, Any, Any, Any, dict[str, Any]]:
-    """Views that a step of row t reads and writes, made once for each buffer: making them costs as much as a step.
-
-    Returns:
-        obs and action, then reward, terminated, truncated and valid, then the env info columns; obs is of row t + 1.
-    """
-    env_info = out.info.get("env", {}) if isinstance(out.info, dict) else {}
-    return (
-        tree_map(lambda x: x[t + 1], out.obs),
-        tree_map(lambda x: x[t], out.action),
-        out.reward[t],
-        out.terminated[t],
-        out.truncated[t],
-        out.valid[t],
-        {key: column[t] for key, column in env_info.items()},
-    )
 
 
 def row_checker(spec: Tree, values: Values = "bounds") -> Callable[[Tree], bool]:

@@ -12,6 +12,7 @@ from penstock.core.batch import allocate_batch
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.pool import OpenEpisode
 from penstock.envs.pools.restoring import has_state, random_steps, replay, restore, snapshot
 from penstock.envs.pools.serial import SerialPool
 from penstock.envs.toy import Counter, Echo
@@ -69,7 +70,7 @@ def test_what_was_snapped_is_restored_by_state_or_by_replay(env: Any) -> None:
     state = snapshot(pool)
     other, again = a_pool(lambda: Echo() if env is Echo else Counter(terminate_at=9))
     again.obs[-1] = out.obs[-1]
-    actions = [np.ones(4, np.int64)] * 2
+    actions = [OpenEpisode(np.ones(4, np.int64))] * 2
     assert restore(other, state, again, [None, None] if env is Echo else actions) == []
     assert (other.tick, other.episode, other.began, other.left) == (4, pool.episode, pool.began, pool.left)
     for each, batch in ((pool, out), (other, again)):
@@ -88,7 +89,8 @@ def test_a_slot_that_cannot_be_replayed_is_lost_and_the_others_are_not(actions: 
     step(pool, out, range(4))
     state = snapshot(pool)
     other, _ = a_pool(lambda: Counter(terminate_at=9))
-    assert restore(other, state, out, [np.ones(4, np.int64), actions]) == [1]
+    episode = None if actions is None else OpenEpisode(actions)
+    assert restore(other, state, out, [OpenEpisode(np.ones(4, np.int64)), episode]) == [1]
     assert other.ended == [False, True], "it resets into its next episode"
     assert other.episode == state.episode
 
@@ -106,16 +108,18 @@ def test_a_slot_that_waits_for_its_reset_needs_no_replay() -> None:
 def test_an_environment_that_fails_in_a_replay_is_lost() -> None:
     pool, out = a_pool(lambda: Counter(terminate_at=9))
     target = np.full_like(out.obs[0, 0], 2)
-    assert replay(pool, 0, np.ones(2, np.int64), target)
-    assert not replay(pool, 0, np.ones(2, np.int64), target + 1)
-    assert replay(pool, 0, np.ones(8, np.int64), target + 6)
-    assert not replay(pool, 0, np.ones(9, np.int64), target + 7), "its episode has ended there, the record's had not"
+    assert replay(pool, 0, OpenEpisode(np.ones(2, np.int64)), target)
+    assert not replay(pool, 0, OpenEpisode(np.ones(2, np.int64)), target + 1)
+    assert replay(pool, 0, OpenEpisode(np.ones(8, np.int64)), target + 6)
+    assert not replay(pool, 0, OpenEpisode(np.ones(9, np.int64)), target + 7), (
+        "its episode has ended there, the record's had not"
+    )
 
     def fails(b: int, action: Any) -> Any:
         raise IndexError("no such joint")
 
     pool.step_checked = fails  # type: ignore
-    assert not replay(pool, 0, np.ones(2, np.int64), target)
+    assert not replay(pool, 0, OpenEpisode(np.ones(2, np.int64)), target)
 
 
 @pytest.mark.parametrize("slot", [0, 7])
