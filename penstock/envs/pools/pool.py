@@ -10,7 +10,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvContractError
 from penstock.core.protocols import required
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree
+from penstock.core.tree import Tree, tree_map
 
 
 class Group(NamedTuple):
