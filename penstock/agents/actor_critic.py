@@ -167,8 +167,8 @@ class ActorCritic(Agent):
         self.critic = None if shared else Body(spec, seen, net)
         self.memory = Memory(net.recurrent, self.actor.size, net.recurrent_size) if net.recurrent != "none" else None
         features = self.memory.size if self.memory else self.actor.size
-        head = ActionHead(features, spec.action, net.squash, net.log_std_init)
-        self.head = _state_dependent(head, features, net.log_std_init) if net.use_sde else head
+        head = ActionHead(features, spec.action, net.squash, net.log_std())
+        self.head = _state_dependent(head, features, net.log_std()) if net.use_sde else head
         self.value_head = nn.Linear(features if shared else self.actor.size, 1)
         orthogonal(self.value_head, 1.0)
         self.noise_size = sum(self.head.noise_sizes)

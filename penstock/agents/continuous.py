@@ -28,6 +28,9 @@ from penstock.core.tree import Tree
 _CLIP_MEAN = 2.0
 """Bound of the means of gSDE before tanh, as in Stable-Baselines3: beyond, gradients vanish and noise does nothing."""
 
+_LOG_STD = -3.0
+"""First log deviation of gSDE's weights, as there."""
+
 
 class Critics(nn.Module):
     """[N, ...] inputs and [N, size] actions in [-1, 1] -> [k, N] Q."""
@@ -57,7 +60,7 @@ class Actor(nn.Module):
         self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None)
         size = self.mlp.size
         self.out = (
-            StateDependentOutput(size, outputs // 2, net.log_std_init, _CLIP_MEAN)
+            StateDependentOutput(size, outputs // 2, net.log_std(_LOG_STD), _CLIP_MEAN)
             if net.use_sde
             else nn.Linear(size, outputs)
         )

@@ -49,11 +49,12 @@ class Net:
     """Feed the previous reward to the body."""
     squash: bool = False
     """Press box actions into their bounds by tanh, with the exact log-probability, instead of clipping them."""
-    log_std_init: Number = 0.0
-    """First log standard deviation of box actions, where 0 spans half the box; usually -2 to 0."""
+    log_std_init: Number | None = None
+    """First log standard deviation of box actions, where 0 spans half the box, usually -2 to 0; with gSDE of the noise
+    of each weight. None: 0, with gSDE -2, in SAC -3."""
     use_sde: bool = False
     """gSDE (Raffin et al. 2021) for one box of actions, in PPO, A2C and SAC: noise is linear in the last features, so
-    that motions are smooth; `log_std_init`, of each of its weights, is then usually -3 to -2."""
+    that motions are smooth."""
     sde_sample_freq: Count | None = None
     """Steps between new noise of gSDE, usually 4 to 64; None: new for each batch (-1 in Stable-Baselines3)."""
     normalize_obs: bool = False
@@ -84,6 +85,11 @@ class Net:
     def is_recurrent(self) -> bool:
         """True if the agent carries state from step to step."""
         return self.recurrent != "none"
+
+    def log_std(self, with_sde: float = -2.0) -> float:
+        """`log_std_init`; where it is None 0, or `with_sde` where gSDE sums noise over all features."""
+        usual = with_sde if self.use_sde else 0.0
+        return usual if self.log_std_init is None else self.log_std_init
 
     @property
     def fed(self) -> frozenset[str]:

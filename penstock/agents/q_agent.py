@@ -71,6 +71,9 @@ class QNetwork(nn.Module):
 
     With `streams` there are two heads, of the value and of the advantages (Wang et al. 2016, figure 1), each with
     hidden layers of these widths of its own. None: one head. `sigma`: of noisy layers; None for plain ones.
+
+    Layers start as torch's Linear do. Orthogonal ones with zero biases make Q of small raw observations, such as
+    CartPole's, a cone, which fits slowly and grows where it is not anchored.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class QNetwork(nn.Module):
         super().__init__()
 
         def layers(inputs: int, hidden: tuple[int, ...]) -> nn.Module:
-            return MLP(inputs, hidden, net.activation) if sigma is None else NoisyMLP(inputs, hidden, sigma)
+            return MLP(inputs, hidden, net.activation, gain=None) if sigma is None else NoisyMLP(inputs, hidden, sigma)
 
         def linear(inputs: int, outputs: int) -> nn.Module:
             return nn.Linear(inputs, outputs) if sigma is None else NoisyLinear(inputs, outputs, sigma)

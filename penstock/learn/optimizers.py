@@ -38,7 +38,8 @@ def make_optimizer(
 ) -> Optimizer:
     """An optimizer as `settings.lr`, `optimizer`, `weight_decay` and `adam_eps` describe it.
 
-    RMSprop is that of A3C's appendix and OpenAI baselines' A2C: alpha 0.99.
+    RMSprop has the alpha of OpenAI baselines' A2C, 0.99, and torch's form: eps is added to the root of the mean
+    square, which starts at 0. In A3C's appendix (Mnih et al. 2016) and in TensorFlow's, theirs, it is added under it.
 
     Args:
         lr: of these parameters; None for `settings.lr`, whose schedule it follows in proportion.

@@ -105,7 +105,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
             continue
         if loss.priorities is not None:
             replay.update_priorities(drawing, loss.priorities.cpu().numpy())
-        if schedule.after_update is not None:
+        if schedule.after_update is not None and not loss.stop:
             schedule.after_update(agent, policy.settings, policy.updates)
         steps.append(loss.metrics)
     policy.version += 1

@@ -55,6 +55,21 @@ def test_log_probability_and_samples_by_a_slow_loop(squash: bool) -> None:
     assert torch.equal(dist.mode(), made(made.linear(h)).mode())
 
 
+@pytest.mark.parametrize(
+    ("algo", "log_std"),
+    [
+        (ps.PPO(net=ps.Net(use_sde=True)), -2.0),
+        (ps.SAC(net=ps.Net(use_sde=True)), -3.0),
+        (ps.SAC(net=ps.Net(use_sde=True, log_std_init=0.0)), 0.0),
+    ],
+)
+def test_noise_starts_small_since_it_sums_over_features(algo: ps.PPO | ps.SAC, log_std: float) -> None:
+    agent: Any = algo.build(BOX).agent
+    output: Any = agent.actor.out if isinstance(agent, ControlAgent) else agent.head.linear.output
+    assert torch.equal(output.log_std, torch.full_like(output.log_std, log_std))
+    assert (ps.Net().log_std(), ps.Net(log_std_init=0.5).log_std()) == (0.0, 0.5)
+
+
 def test_actions_over_matrices_have_the_deviation_that_learning_uses() -> None:
     output, h = StateDependentOutput(L, 1, -0.3), torch.randn(1, L)
     draws = torch.from_numpy(uniform(0, Purpose.ACT, 0, slice(0, 20_000), 1, L)[0])

@@ -35,6 +35,15 @@ def inputs(n: int, mask: Tensor | None = None, seed: int = 0) -> Inputs:
     return Inputs(obs, torch.full((n,), 2), torch.zeros(n), torch.zeros(n, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("dueling", [False, True])
+def test_layers_start_as_torchs_own_so_that_q_of_small_observations_is_no_cone(dueling: bool) -> None:
+    online = QAgent(SPEC, Net(hidden=(64, 64), activation="relu"), dueling=dueling).online
+    for layer in online.modules():
+        if isinstance(layer, torch.nn.Linear):
+            assert 0.0 < float(layer.bias.abs().max()) <= layer.in_features**-0.5
+            assert float(layer.weight.abs().max()) <= layer.in_features**-0.5
+
+
 def act(agent: QAgent, x: Inputs, noise: Tensor | None) -> Tensor:
     with torch.inference_mode():
         action: Any = agent.act(x, None, noise)[0]

@@ -75,6 +75,21 @@ def test_weights_follow_beta_by_progress_or_by_steps() -> None:
         assert found.weight.min() == pytest.approx(3.0**-exponent, rel=1e-4)
 
 
+def test_a_step_that_is_stopped_updates_no_target() -> None:
+    policy, sampler, own = built(CFG)
+    plain, calls, after = policy.loss_fn, [0], list[int]()
+
+    def every_second(*args: Any) -> Loss:
+        calls[0] += 1
+        return plain(*args)._replace(stop=calls[0] % 2 == 0)
+
+    policy.loss_fn = every_second
+    own.after_update = lambda agent, cfg, updates: after.append(updates)
+    for itr in range(6):
+        train_one_step(policy, sampler.obtain_samples(itr)[0])
+    assert after == list(range(1, policy.updates + 1)) and policy.updates == math.ceil(calls[0] / 2) > 5
+
+
 def test_new_priorities_go_to_the_rows_that_were_drawn() -> None:
     """Each row's priority is its own number; of a row drawn twice the last counts."""
     policy, sampler, own = built(replace(CFG, replay=replace(PRIORITIZED, priority_alpha=1.0)))

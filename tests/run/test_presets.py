@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
+from torch import nn
 
 import penstock as ps
+from penstock.agents.noisy import NoisyLinear
 from penstock.algos import ALGOS
 from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.run import presets
 from penstock.run.presets import find_preset, is_full_name, named_preset, preset_names, why_no_preset, with_preset
 
@@ -44,6 +48,20 @@ def test_every_shipped_preset_is_sound(algo: str, table: str) -> None:
     defaults = with_preset(algo, env, None)
     changed = {f.name for f in dataclasses.fields(exp) if getattr(exp, f.name) != getattr(defaults, f.name)}
     assert changed, "it changes nothing"
+
+
+def test_atari_presets_are_those_of_their_sources() -> None:
+    for table in ("ALE/*", "penstock.envs.atari:*"):
+        dopamine = with_preset("dqn", "ALE/Pong-v5", named_preset(f"dqn/{table}")).algo
+        assert isinstance(dopamine, ps.DQN)
+        assert (dopamine.eps_eval, dopamine.max_grad_norm) == (0.001, math.inf)
+    rainbow: Any = with_preset("dqn", "ALE/Pong-v5", named_preset("dqn/rainbow/Atari")).algo
+    pixels = LeafSpec("box", (84, 84, 4), "uint8", low=0, high=255)
+    online = ps.q_agent(EnvSpec(pixels, LeafSpec("discrete", (), "int64", sizes=(6,))), rainbow).online
+    linear = [(type(x), tuple(x.weight.shape)) for x in online.modules() if isinstance(x, (nn.Linear, NoisyLinear))]
+    shapes = [(512, 3136), (512, 3136), (6 * 51, 512), (51, 512)]
+    assert sorted(shape for _, shape in linear) == sorted(shapes)
+    assert {kind for kind, _ in linear} == {NoisyLinear}
 
 
 def test_preset_is_the_experiment_of_the_command_line() -> None:
