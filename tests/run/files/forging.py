@@ -139,7 +139,7 @@ def openers(run: Path, to: Path) -> dict[str, Callable[[], Any]]:
     """All that opens a run."""
     return {
         "load": lambda: ps.load(run),
-        "evaluate": lambda: evaluate(run, 1),
+        "evaluate": lambda: evaluate(run, episodes=1),
         "record": lambda: record(run, to / "recorded", 1),
         "resume": lambda: ps.resume(run, {"run.steps": 80}),
         "init": lambda: ps.train(EXPERIMENT, init=run),

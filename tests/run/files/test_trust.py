@@ -49,7 +49,7 @@ def trained(run: Path) -> Path:
 
 def refused(run: Path) -> bool:
     try:
-        evaluate(run, 1)
+        evaluate(run, episodes=1)
     except CheckpointError as error:
         assert str(run / "config.json") in str(error)  # noqa: PT017
         assert "own_env:make" in str(error)  # noqa: PT017
@@ -70,7 +70,7 @@ def test_a_run_of_ones_own_is_trusted_and_stays_so_wherever_it_is_copied(state: 
     file = tmp_path / "copy" / "config.json"
     file.write_bytes(file.read_bytes().replace(b'"sha256"', b'"sha257"'))
     with pytest.raises(CheckpointError, match="not as penstock wrote it"):
-        evaluate(tmp_path / "copy", 1)
+        evaluate(tmp_path / "copy", episodes=1)
 
 
 def test_another_users_run_needs_trust_once(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +80,16 @@ def test_another_users_run_needs_trust_once(state: Path, tmp_path: Path, monkeyp
     with pytest.raises(CheckpointError, match=r"env=own_env:make.*--trust"):
         ps.resume(run, {"run.steps": 128})
     ps.load(run)  # the algorithm is built in
-    evaluate(run, 1, env="CartPole-v1")
+    evaluate(run, episodes=1, env="CartPole-v1")
     assert refused(run)
     monkeypatch.setenv(VARIABLE, f"/nowhere:{tmp_path}")
     assert not refused(run)
     monkeypatch.setenv(VARIABLE, "runs")
     with pytest.raises(ConfigError, match="PENSTOCK_TRUST names 'runs'; expected absolute"):
-        evaluate(run, 1)
+        evaluate(run, episodes=1)
     monkeypatch.delenv(VARIABLE)
     assert refused(run)
-    evaluate(run, 1, trust=True)
+    evaluate(run, episodes=1, trust=True)
     assert not refused(run)
 
 
