@@ -59,7 +59,8 @@ def resume(
         trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
 
     Raises:
-        CheckpointError: nothing good to go on from, or the run is not trusted. ConfigError: changes that would make it another experiment.
+        CheckpointError: nothing good to go on from, or the run is not trusted. ConfigError: changes that would make it
+            another experiment.
     """
     return _to_the_end(Run.resume(run_dir, changes, env=env, agent=agent, eval_env=eval_env, trust=trust))
 
