@@ -75,7 +75,7 @@ def run(argv: list[str]) -> int:
         print(what if todo else "nothing has failed" if args.retry is not None else "nothing is left to do", flush=True)
         steps = [exp.run.steps for exp in experiments for _ in queue.sweep.seeds]
         with LaunchDisplay(queue, dict(zip((r.name for r in queue.runs), steps))) as display:
-            stopped = Launcher(queue, todo, slots, display).work()
+            stopped = Launcher(queue, todo, slots, display, args.trust and sweep is None).work()
     report(queue)
     if stopped is not None:
         return 128 + stopped

@@ -30,9 +30,14 @@ def is_builtin_env(env: str) -> bool:
         # Gymnasium takes an id without its version for the newest.
         found = [spec for key, spec in gym.registry.items() if env in (key, key.rpartition("-v")[0])]
         return all(_of_a_home(spec.entry_point) and not spec.additional_wrappers for spec in found)
-    if is_builtin_module(module):
+    if is_builtin_module(module) and not is_attribute(name):
         return is_builtin_env(name)
     return callable(_own(module, name, _MAKERS))
+
+
+def is_attribute(name: str) -> bool:
+    """True if the name in `module:name` is that of an attribute, not of an id, which nearly always has a "-" or "/"."""
+    return name not in gym.registry and name.replace(".", "").isidentifier()
 
 
 def is_builtin_wrapper(path: str) -> bool:
@@ -63,7 +68,7 @@ def _own(module: str, name: str, homes: tuple[str, ...]) -> Any:
     def inside(path: str) -> bool:
         return any(f"{path}.".startswith(f"{home}.") for home in homes)
 
-    if not inside(module) or not name.isidentifier():
+    if not inside(module) or not name.isidentifier() or name.startswith("_"):
         return None
     try:
         found = getattr(importlib.import_module(module), name, None)

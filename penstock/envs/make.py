@@ -13,6 +13,7 @@ import gymnasium as gym
 
 from penstock.core.config import import_object, import_path, known_names
 from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, NativeEnvError, PenstockError, nearest
+from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
 from penstock.envs.ids import make_registered, note_on, own_factory
@@ -141,8 +142,7 @@ class EnvConfig:
         module, colon, name = self.env.partition(":")
         if colon:
             _import_module(module, "env")
-            # A qualname has no "-" or "/", a registered id nearly always does; a registered name wins over a class.
-            if name not in gym.registry and name.replace(".", "").isidentifier():
+            if is_attribute(name):  # a registered name wins over a class
                 found = import_object(self.env)
                 if not callable(found):
                     raise ConfigError(

@@ -15,7 +15,7 @@ from penstock.envs.builtin import harmless_kwarg, is_builtin_env, is_builtin_mod
 
 _ENVS, _KWARGS = ("env", "eval_env"), ("kwargs", "env_kwargs", "eval_env_kwargs")
 _PLAIN = ("info_keys", "stop", "terminal_info")
-"""Settings whose texts are keys and metrics; these may hold slashes."""
+"""Settings whose texts are keys and metrics, which may hold slashes and colons."""
 _FILES = ("dir", "dataset", "trace")
 _DEVICE = re.compile(r"(cpu|mps|cuda)(:\d+)?")
 _AGENTS = ("penstock.algos.", "penstock.agents.")
@@ -31,8 +31,6 @@ def foreign(plain: Any, where: str = "", *, files: bool = True) -> list[str]:
         One text for each such as `env=os:system`, in the order of the settings; [] if all of it is built in.
     """
     key = where.rpartition(".")[2]
-    if key in _PLAIN:
-        return []
     if key in _ENVS and isinstance(plain, str):
         return [] if is_builtin_env(plain) else [f"{where}={plain}"]
     if key in _KWARGS and isinstance(plain, Mapping):
@@ -65,9 +63,12 @@ def _of_mapping(plain: Mapping[str, Any], where: str, files: bool) -> list[str]:
 
 
 def _of_text(text: str, where: str, files: bool) -> list[str]:
-    if ":" in text and not _DEVICE.fullmatch(text) and not (where.endswith(".reward_fn") and is_builtin_env(text)):
+    key = where.rpartition(".")[2].partition("[")[0]
+    if key in _PLAIN or (key == "device" and _DEVICE.fullmatch(text)):
+        return []
+    if ":" in text and not (key == "reward_fn" and is_builtin_env(text)):
         return [f"{where}={text}"]
-    named = where.rpartition(".")[2] in _FILES or "/" in text or "\\" in text or text.startswith(("~", ".."))
+    named = key in _FILES or "/" in text or "\\" in text or text.startswith(("~", ".."))
     return [f"{where}={text!r} (a file)"] if files and named and text and where != "run.dir" else []
 
 

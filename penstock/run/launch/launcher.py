@@ -56,10 +56,16 @@ class _Child:
 
 
 class Launcher:
-    """Executes a queue of runs: one at a time in each slot, pinned to the slot's CPUs."""
+    """Executes a queue of runs: one at a time in each slot, pinned to the slot's CPUs.
 
-    def __init__(self, queue: Queue, todo: Sequence[Run], slots: Sequence[Machine], display: Display) -> None:
-        self._queue, self._todo, self._display = queue, list(todo), display
+    Args:
+        trust: runs in its directory that are resumed may be a stranger's, whose code is imported and called.
+    """
+
+    def __init__(
+        self, queue: Queue, todo: Sequence[Run], slots: Sequence[Machine], display: Display, trust: bool = False
+    ) -> None:
+        self._queue, self._todo, self._display, self._trust = queue, list(todo), display, trust
         self._slots: list[_Child | None] = [None] * len(slots)
         self._machines = slots
         self._signals_seen: list[int] = []
@@ -119,7 +125,8 @@ class Launcher:
     def _environment(self, k: int) -> dict[str, str]:
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         folder = str(self._queue.folder.resolve())
-        if os.pathsep not in folder:  # a run that is resumed here is one of this sweep, which is trusted
+        # Only if the user says so: a sweep is known by its commands, which a stranger may have typed as well.
+        if self._trust and os.pathsep not in folder:
             env[VARIABLE] = os.pathsep.join(filter(None, [env.get(VARIABLE), folder]))
         several = len({gpu.uuid for machine in self._machines for gpu in machine.gpus} - {""}) > 1
         if several and "CUDA_VISIBLE_DEVICES" not in env:

@@ -19,6 +19,7 @@ import json, os, pathlib, signal, sys, time
 command, *rest = sys.argv[1:]
 run = pathlib.Path(rest[0] if command == "resume" else rest[rest.index("--run.dir") + 1])
 print("cpus", sorted(os.sched_getaffinity(0)), "cuda", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+print("trusts", os.environ.get("PENSTOCK_TRUST"), flush=True)
 assert command == "resume" or not run.exists() or not any(run.iterdir()), "not empty"
 run.mkdir(parents=True, exist_ok=True)
 (run / "pid").write_text(str(os.getpid()))

@@ -58,6 +58,17 @@ def test_works_a_queue_off_with_each_run_on_the_cpus_of_its_slot(fake: Path) -> 
     assert statuses(read_queue(fake)) == statuses(queue)
 
 
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_run_in_its_directory_is_trusted_only_if_the_user_says_so(
+    fake: Path, trust: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A stranger's launch.json may hold the very commands of a sweep that was launched here, beside runs of his own.
+    monkeypatch.delenv("PENSTOCK_TRUST", raising=False)
+    queue = queue_of(fake, "a")
+    Launcher(queue, queue.runs, machines(1), Seen(), trust).work()
+    assert f"trusts {fake.resolve() if trust else None}" in queue.log(queue.runs[0]).read_text()
+
+
 def test_failures_are_kept_and_only_they_are_retried(fake: Path) -> None:
     queue = queue_of(fake, "ok", "once", "bad", "dead")
     assert Launcher(queue, queue.runs, machines(2), Seen()).work() is None
