@@ -75,10 +75,16 @@ def our_path(name: str, known: Iterable[str]) -> str:
 
 
 def check_fields(settings: Any) -> None:
-    """For `__post_init__`: raises ConfigError if a field of a settings dataclass is not of its annotated type."""
+    """For `__post_init__`: raises ConfigError if a field of a settings dataclass is not of its annotated type.
+
+    A whole number given as 1e4 or "1e4", or any number as text, is stored as the number that it means.
+    """
     hints = _hints(type(settings))
     for f in dataclasses.fields(settings):
-        _convert(getattr(settings, f.name), hints[f.name], f.name)
+        given = getattr(settings, f.name)
+        meant = _convert(given, hints[f.name], f.name)
+        if hints[f.name] in (int, float, bool) and type(meant) is not type(given) and isinstance(given, (str, float)):
+            object.__setattr__(settings, f.name, meant)
 
 
 def to_plain(value: Any) -> Any:
@@ -355,6 +361,7 @@ FOREIGN = {
     "num_workers": "sampler.workers",
     "num_env_runners": "sampler.workers",
     "n_workers": "sampler.workers",
+    "steps": "run.steps",
     "total_timesteps": "run.steps",
     "n_timesteps": "run.steps",
     "timesteps_total": "run.steps",

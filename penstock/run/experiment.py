@@ -131,6 +131,8 @@ class Experiment:
         from penstock.samplers.sampler import SamplerSettings
 
         require_members(self.algo, Algorithm, "docs/writing-an-algorithm.md")
+        if isinstance(self.sampler, RunConfig):
+            raise ConfigError("sampler=RunConfig(...); expected a sampler's settings: pass it as run=RunConfig(...)")
         if isinstance(self.sampler, (str, type)) and self.sampler != "auto":
             raise ConfigError(
                 f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16), "

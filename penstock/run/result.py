@@ -87,9 +87,11 @@ def remarks(trainer: Trainer, resumed: bool) -> list[str]:
 def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_checkpoints: int) -> Mapping[str, str]:
     """The rows of the table at the end of a run; `steps` of it were taken in these `took_s` seconds."""
     metrics, run = result.metrics, result.run_dir
+    here = f"{steps:,} of them in " if steps < result.env_steps else ""
+    rate = f"{steps / max(took_s, 1e-9):,.0f} a second"
     rows = {
         "stopped by": result.stopped_by,
-        "environment steps": f"{result.env_steps:,} ({took_s:,.1f} s, {steps / max(took_s, 1e-9):,.0f} a second)",
+        "environment steps": f"{result.env_steps:,} ({here}{took_s:,.1f} s, {rate})",
     }
     if len(result.episodes):
         rows["return, last episodes"] = f"{result.episodes.mean_return:,.1f} over {len(result.episodes)}"

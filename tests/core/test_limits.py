@@ -130,3 +130,19 @@ def test_settings_with_limits_are_changed_and_stored_as_others_are() -> None:
     assert from_plain(to_plain(changed)) == changed
     with pytest.raises(ConfigError, match="count=0"):
         override(Every(), {"count": 0})
+
+
+@pytest.mark.parametrize("given", ["1e4", "10_000", 1e4])
+def test_a_number_is_stored_as_the_number_that_it_means(given: Any) -> None:
+    """RunConfig(steps="1e4") passed its check, and training then compared a text with a number."""
+
+    @dataclass(frozen=True)
+    class Some:
+        count: Count = 1
+        rate: Positive = 1.0
+
+        def __post_init__(self) -> None:
+            check_settings(self)
+
+    some = Some(given, "0.5")  # pyright: ignore[reportArgumentType]
+    assert (some.count, type(some.count), some.rate) == (10_000, int, 0.5)

@@ -196,3 +196,17 @@ def test_every_name_of_another_library_leads_to_a_setting() -> None:
 def test_settings_know_the_names_of_other_libraries(make: Callable[[], Any], hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         make()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ps.Experiment("CartPole-v1", ps.PPO(), ps.RunConfig()), r"pass it as run=RunConfig\(\.\.\.\)"),
+        (lambda: ps.Experiment("CartPole-v1", ps.PPO(), steps=3), r"run\.steps"),
+        (lambda: ps.train("CartPole-v1"), r"'CartPole-v1' \(str\); expected an experiment"),
+    ],
+    ids=["run-as-sampler", "steps", "no-experiment"],
+)
+def test_a_first_mistake_is_answered_by_its_cure(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()

@@ -145,6 +145,7 @@ def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False)
     Args:
         replay: only one whose replay, if it had any, is still there and good.
     """
+    which = str(which)  # a step may come as a number
     if which not in ("last", "best") and not which.isdecimal():
         raise ConfigError(f"checkpoint {which!r} is not known; expected 'last', 'best' or a step such as '50000'")
     folder = Path(run_dir) / "checkpoints"

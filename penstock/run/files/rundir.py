@@ -45,7 +45,9 @@ def free_run_dir(exp: Experiment) -> Path:
 def check_free(path: Path) -> None:
     """Raises ConfigError if a directory is not empty."""
     try:
-        if path.exists() and (not path.is_dir() or any(p.name != ".lock" for p in path.iterdir())):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"run directory {path} is a file; nothing in it was touched. Choose another run.dir")
+        if path.exists() and any(p.name != ".lock" for p in path.iterdir()):
             raise ConfigError(
                 f"run directory {path} is not empty; nothing in it was touched. Go on with it by `penstock "
                 f"resume {path}` (ps.resume), or choose another run.dir"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -80,11 +81,27 @@ def test_a_directory_in_use(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises((ConfigError, CheckpointError), match="file"):
+    with pytest.raises(ConfigError, match=r"file is a file; .*Choose another run\.dir"):
         ps.train(at(tmp_path / "file"))
     with pytest.raises(CheckpointError, match="Not a directory"):
         ps.train(at(tmp_path / "file" / "below"))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_step_may_be_given_as_a_number(tmp_path: Path) -> None:
+    ps.train(at(tmp_path, steps=64))
+    (step,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    ps.load(tmp_path, which=step)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_rate_of_a_resumed_run_stands_beside_its_own_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20,213 steps stood beside the seconds and the rate of the 10,207 that the resumed process had taken."""
+    ps.train(at(tmp_path, steps=64))
+    ps.resume(tmp_path, {"run.steps": 192, "run.progress": "plain"})
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "environment steps" in line)
+    assert re.search(r"249 \(123 of them in [\d.]+ s, ", row)
 
 
 def test_an_atari_id_of_a_run_of_0_1_0_means_what_it_meant(tmp_path: Path) -> None:
