@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.critics import ActionBox, StackedMLP, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
 from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
+from penstock.agents.parameters import follow
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
@@ -184,8 +184,6 @@ class ControlAgent(Agent):
 
     def update_targets(self, tau: float) -> None:
         """target <- (1 - tau) target + tau online."""
-        target, online = list(self.target_critics.parameters()), list(self.critics.parameters())
+        follow(self.target_critics, self.critics, tau)
         if self.target_actor is not None:
-            target += list(self.target_actor.parameters())
-            online += list(self.actor.parameters())
-        ops.polyak_(target, online, tau)
+            follow(self.target_actor, self.actor, tau)

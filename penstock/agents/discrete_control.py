@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.critics import StackedMLP
 from penstock.agents.distributions import Categorical
 from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
+from penstock.agents.parameters import follow
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
@@ -109,4 +109,4 @@ class DiscreteControlAgent(Agent):
 
     def update_targets(self, tau: float) -> None:
         """target <- (1 - tau) target + tau online."""
-        ops.polyak_(list(self.target_critics.parameters()), list(self.critics.parameters()), tau)
+        follow(self.target_critics, self.critics, tau)

@@ -16,6 +16,7 @@ from penstock.agents.distributions import MASKED
 from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
+from penstock.agents.parameters import follow
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs
@@ -291,7 +292,7 @@ class QAgent(Agent):
 
     def update_target(self, tau: float) -> None:
         """target <- (1 - tau) target + tau online."""
-        ops.polyak_(list(self.target.parameters()), list(self.online.parameters()), tau)
+        follow(self.target, self.online, tau)
 
     def _evaluated(self, noise: Tensor) -> bool:
         """True in a deterministic evaluation; CUDA graphs, in which nothing can be asked, are of training alone."""

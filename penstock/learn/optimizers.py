@@ -79,6 +79,8 @@ def check_optimizers(found: object) -> None:
 def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | None) -> float:
     """Sets `.grad` of every optimizer's parameters, scaled so that the norm over each optimizer is at most the limit.
 
+    Frozen parameters (`requires_grad_(False)`) have none, and so stay as they are, whatever their optimizer.
+
     Returns:
         The largest gradient norm before clipping; inf or nan (of a loss or a gradient): no step must be taken.
     """
@@ -88,7 +90,7 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
             f"loss_fn gave totals for {sorted(totals)}; optimizer_fn gave optimizers {sorted(optimizers)}: one "
             "tensor goes with the one optimizer 'all', else each total needs an optimizer of its name"
         )
-    largest = 0.0
+    largest, trained = 0.0, False
     for i, (name, total) in enumerate(totals.items()):
         if not isinstance(total, Tensor) or total.numel() != 1:
             shape = getattr(total, "shape", None)
@@ -97,16 +99,27 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
                 f"loss_fn returned a total for {name!r} of {seen}; expected a scalar tensor: take the mean over rows "
                 "with penstock.ops.masked_mean"
             )
+        held = [p for group in optimizers[name].param_groups for p in group["params"]]
+        parameters = [p for p in held if p.requires_grad]
+        if len(parameters) < len(held):
+            for p in held:
+                p.grad = None
+            if not (parameters or total.requires_grad):
+                continue
+        trained = True
         if not total.requires_grad:
             raise ConfigError(
                 f"loss_fn returned a total for {name!r} without a gradient; is it detached, or made under no_grad?"
             )
-        parameters = [p for group in optimizers[name].param_groups for p in group["params"]]
-        gradients = torch.autograd.grad(total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True)
+        gradients = parameters and torch.autograd.grad(
+            total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True
+        )
         present = [g for g in gradients if g is not None]
         if not present:
             raise ConfigError(
-                f"no parameter of optimizer {name!r} takes part in its loss; does loss_fn call the agent?"
+                f"no parameter of optimizer {name!r} takes part in its loss; does loss_fn call the agent? Parameters "
+                "that came after the policy was built, by load_state_dict(assign=True) or a new layer, are in no "
+                "optimizer: copy values in place, or make the layers in agent_fn"
             )
         norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
@@ -122,6 +135,10 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = None if gradient is None else next(scaled)
         largest = max(largest, norm)
+    if not trained:
+        raise ConfigError(
+            f"every parameter of the optimizers {sorted(totals)} is frozen; expected one to train: requires_grad_(True)"
+        )
     return largest
 
 

@@ -151,7 +151,7 @@ def test_a_run_is_resumed_without_a_journal():
     known = rows(pool, 30, batch, seed=1).copy()
     again = SerialPool(config, 1, slice(0, 2))
     resumed = allocate_batch(again.spec, BatchSpec(30, 2), env_info=again.info_keys)
-    assert again.set_state(state, last, [None, None]) == []
+    assert again.set_state(state, [last], [None, None]) == []
     resumed.obs[-1], resumed.first[-1], resumed.prev_reward[-1] = last.obs[-1], last.first[-1], last.prev_reward[-1]
     resumed.prev_action[-1] = last.prev_action[-1]
     rows(again, 30, resumed, seed=1)

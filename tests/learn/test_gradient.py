@@ -115,3 +115,33 @@ def test_a_loss_that_is_not_finite_is_reported_though_its_gradient_is():
     params = parameters([1.0])
     assert math.isinf(set_gradients(loss(params[0].sum() + math.inf), one(params), 1.0))
     assert grads(params) == []
+
+
+def test_frozen_parameters_stay_whatever_their_optimizer_holds():
+    params = parameters([1.0], [2.0])
+    optimizers = {"all": torch.optim.SGD(params, lr=1.0), "other": torch.optim.SGD([*parameters([1.0])], lr=1.0)}
+    params[0].grad = torch.ones(1)  # from before it was frozen
+    params[0].requires_grad_(False)
+    optimizers["other"].param_groups[0]["params"][0].requires_grad_(False)
+    total = params[0].sum() * params[1].sum()
+    assert set_gradients(loss({"all": total, "other": torch.zeros(())}), optimizers, None) == pytest.approx(1)
+    optimizers["all"].step()
+    assert [p.tolist() for p in params] == [[1.0], [1.0]]
+    params[1].requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"every parameter of the optimizers \['all'\] is frozen"):
+        set_gradients(loss(torch.zeros(())), optimizers, None)
+
+
+def test_a_loss_that_reaches_only_parameters_of_no_optimizer_is_refused_though_all_of_its_own_are_frozen():
+    frozen, new = parameters([1.0], [2.0])
+    optimizers = one([frozen.requires_grad_(False)])
+    with pytest.raises(ConfigError, match="no parameter of optimizer 'all' takes part"):
+        set_gradients(loss(frozen.sum() * new.sum()), optimizers, None)
+
+
+def test_replaced_parameters_are_named_as_what_no_optimizer_holds():
+    net = nn.Linear(2, 1)
+    optimizers = one(list(net.parameters()))
+    net.load_state_dict({key: x.clone() for key, x in net.state_dict().items()}, assign=True)
+    with pytest.raises(ConfigError, match="assign=True"):
+        set_gradients(loss(net(torch.ones(3, 2)).sum()), optimizers, None)
