@@ -221,7 +221,7 @@ class QAgent(Agent):
         low = min(float(settings.epsilon_low), high)
         wanted = (1.0, 1.0) if env_steps < settings.learning_starts else (high, low)
         if tuple(self.explored.tolist()) != wanted:  # asked twice for each batch, and mostly nothing has changed
-            self.explored.copy_(torch.tensor(wanted, dtype=torch.float64))
+            self.explored.copy_(torch.from_numpy(np.array(wanted)))
             self._spread()
 
     def renew_noise(self, rng: np.random.Generator) -> None:

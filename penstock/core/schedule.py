@@ -6,6 +6,7 @@ import functools
 import math
 import re
 import sys
+import types
 import typing
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -89,17 +90,20 @@ def at_progress(settings: S, progress: float, env_steps: int = 0, last: S | None
     Args:
         last: an earlier such copy, returned again if it has the same values.
     """
-    now = {name: getattr(settings, name) for name in _schedule_fields(type(settings))}
-    changed = {
-        name: schedule_value(value, progress, env_steps) for name, value in now.items() if isinstance(value, str)
-    }
+    changed: dict[str, float] = {}
+    for name in _schedule_fields(type(settings)):
+        value = getattr(settings, name)
+        if isinstance(value, str):
+            changed[name] = schedule_value(value, progress, env_steps)
     if not changed:
         return settings
     if last is not None and all(getattr(last, name) == value for name, value in changed.items()):
         return last
     out = object.__new__(type(settings))
-    held = {f.name: getattr(settings, f.name) for f in fields(settings)}  # pyright: ignore[reportArgumentType]
-    for name, value in {**getattr(settings, "__dict__", {}), **held, **changed}.items():
+    for name in _slots(type(settings)):
+        object.__setattr__(out, name, getattr(settings, name))
+    getattr(out, "__dict__", {}).update(getattr(settings, "__dict__", {}))
+    for name, value in changed.items():
         object.__setattr__(out, name, value)
     return out
 
@@ -115,3 +119,10 @@ def _schedule_fields(cls: type) -> tuple[str, ...]:
     """The fields annotated as `Schedule`."""
     hints = typing.get_type_hints(cls)
     return tuple(f.name for f in fields(cls) if hints[f.name] == Schedule)  # pyright: ignore[reportArgumentType]
+
+
+@functools.cache
+def _slots(cls: type) -> tuple[str, ...]:
+    """The fields that do not lie in the `__dict__` of an instance."""
+    names = (f.name for f in fields(cls))  # pyright: ignore[reportArgumentType]
+    return tuple(name for name in names if isinstance(getattr(cls, name, None), types.MemberDescriptorType))

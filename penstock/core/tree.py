@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, dataclass_transform, overload
 
+import numpy as np
 import optree
 
 Tree = Any
@@ -52,6 +53,8 @@ def tree_assign(out: Tree, at: Any, values: Tree, source: Any = ...) -> None:
 
 def tree_leaves(tree: Tree) -> list[Any]:
     """The leaves, dict keys in sorted order, fields in the order of their declaration."""
+    if type(tree) is np.ndarray:
+        return [tree]
     return optree.tree_leaves(tree, namespace=_NAMESPACE)
 
 

@@ -29,7 +29,7 @@ from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
-"""Leaves of a batch and the same as tensors."""
+"""Leaves of a batch that lie in containers, and all of it as tensors."""
 
 
 class Policy:
@@ -280,7 +280,7 @@ def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
 
     A sampler fills one buffer again and again, so its views are kept for as long as the buffer is.
     """
-    leaves = tree_leaves(batch)
+    leaves = tree_leaves((batch.obs, batch.prev_action, batch.info, batch.state))  # the rest of a record cannot change
     known, tensors = _views.get(batch, ((), batch))
     if len(known) != len(leaves) or not all(map(operator.is_, known, leaves)):
         tensors = tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, batch)

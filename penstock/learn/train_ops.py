@@ -119,6 +119,8 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
     """`count` samples of a policy's replay as tensors on its device, each with its drawing; see `Replay.samples`."""
     schedule, device = policy.replay_schedule, policy.device
     assert schedule is not None
+    if not count:
+        return iter(())
 
     def moved(x: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(x)

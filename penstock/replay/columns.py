@@ -64,8 +64,12 @@ class RingColumn:
         self._flat = self.data.reshape(self._rows * self._slots, *self.data.shape[2:])
 
     def write(self, start: int, rows: Array, first: Array | None = None, valid: Array | None = None) -> None:
-        for at, part in ring_slices(start, len(rows), self._rows):
-            self.data[at] = rows[part]
+        at = start % self._rows
+        if at + len(rows) <= self._rows:
+            self.data[at : at + len(rows)] = rows
+            return
+        for place, part in ring_slices(start, len(rows), self._rows):
+            self.data[place] = rows[part]
 
     def skip(self, start: int, count: int, row: Array) -> None:
         self.write(start - count, np.broadcast_to(row, (count, *self.data.shape[1:])))

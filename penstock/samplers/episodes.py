@@ -28,27 +28,22 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def _no_floats() -> Floats:
-    return np.empty(0)
-
-
-def _no_ints() -> Ints:
-    return np.empty(0, np.int64)
+_NO_FLOATS, _NO_INTS, _NO_FLAGS = np.empty(0), np.empty(0, np.int64), np.empty(0, bool)
 
 
 @dataclass(frozen=True)
 class Episodes:
     """E finished episodes, by the time they ended, then by slot."""
 
-    return_: Floats = field(default_factory=_no_floats)
+    return_: Floats = field(default_factory=lambda: _NO_FLOATS)
     """[E] undiscounted sum of unclipped rewards."""
-    length: Ints = field(default_factory=_no_ints)
+    length: Ints = field(default_factory=lambda: _NO_INTS)
     """[E] environment steps."""
-    discounted_return: Floats = field(default_factory=_no_floats)
+    discounted_return: Floats = field(default_factory=lambda: _NO_FLOATS)
     """[E] sum of discount^k * reward_k from the episode's first step."""
-    slot: Ints = field(default_factory=_no_ints)
+    slot: Ints = field(default_factory=lambda: _NO_INTS)
     """[E] which slot played it."""
-    terminated: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    terminated: npt.NDArray[np.bool_] = field(default_factory=lambda: _NO_FLAGS)
     """[E] ended in a terminal state, rather than cut by a limit."""
     columns: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
     """[E] for each recorded env info key its last reported value in the episode; NaN if it never was."""
@@ -184,7 +179,7 @@ class EpisodeStats:
         if _all_go_on(batch):
             self._extend(batch)
             self._remark(batch, 0)
-            return Episodes(columns={key: _no_floats() for key in self.columns})
+            return Episodes(columns=dict.fromkeys(self.columns, _NO_FLOATS))
         T, B = batch.spec
         ended = np.logical_or(batch.terminated, batch.truncated)
         time = np.arange(T)[:, None]
@@ -233,7 +228,7 @@ class EpisodeStats:
             unknown = np.isnan(column)
             if key not in self.columns:
                 self.columns[key] = np.full(column.shape[1], np.nan)
-            for row, missing in zip(column, unknown) if not unknown.all() else ():
+            for row, missing in zip(column, unknown) if b"\0" in unknown.tobytes() else ():
                 self.columns[key] = np.where(missing, self.columns[key], row.astype(np.float64))
 
     def _remark(self, batch: SampleBatch, ended: int) -> None:

@@ -59,6 +59,23 @@ def test_only_schedule_fields_move():
     assert at_progress(constant, 0.5) is constant
 
 
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    lr: Schedule = "linear(1, 0)"
+    name: str = "a"
+
+
+@dataclass(frozen=True)
+class Mixed(Slotted):
+    clip: Schedule = "linear(4, 0)"
+    layers: tuple[int, ...] = (64,)
+
+
+def test_a_settings_class_with_slots_moves_too():
+    assert at_progress(Slotted(name="b"), 0.5) == Slotted(0.5, "b")
+    assert at_progress(Mixed(name="b", layers=(8,)), 0.5) == Mixed(0.5, "b", 2.0, (8,))
+
+
 def test_a_bad_schedule_is_found_early():
     check_schedules(Settings(name="no schedule at all"))
     with pytest.raises(ConfigError, match=r"'linaer\(1, 0\)' not understood"):
