@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
 import sys
+import warnings
+from pathlib import Path
 from types import FrameType
 
 from penstock.core import VERSION
@@ -27,8 +28,9 @@ COMMANDS = {
     "doctor": "say what this machine has, and whether it keeps the promises",
 }
 
+_as_python_does = warnings.formatwarning
 _LONG = ("train", "resume", "launch")
-"""Commands whose work is on disk: they go on where nobody reads what they show."""
+"""Commands whose work is on disk: they have succeeded even where what they show could not be written."""
 _HELP = """usage: penstock COMMAND [OPTIONS]
 
 {commands}
@@ -43,10 +45,31 @@ def main(argv: list[str] | None = None) -> int:
     """Executes a command; returns its exit code."""
     if argv is None:  # the process is ours
         open_standard_files()
+        warnings.formatwarning = _in_a_line
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _leave)
     args = sys.argv[1:] if argv is None else argv
+    with unfailing_output() as out:
+        code = _ended(args)
+        if out is not None and not (args and args[0] in _LONG):
+            out.flush()
+            if out.lost is not None:
+                print(f"penstock: the output could not be written: {out.lost.strerror}", file=sys.stderr)
+                code = code or 1
+    return code
+
+
+def _ended(args: list[str]) -> int:
+    try:
+        return _carry_out(args)
+    except SystemExit as end:  # argparse's and tyro's, after help or a message
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
+def _carry_out(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         lines = "\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())
         print(_HELP.format(commands=lines), end="")
@@ -57,21 +80,23 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         print(f"penstock: unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}", file=sys.stderr)
         return 2
-    with unfailing_output() if args[0] in _LONG else contextlib.nullcontext():
-        return _carry_out(args[0], args[1:])
-
-
-def _carry_out(command: str, args: list[str]) -> int:
     try:
-        return importlib.import_module(f"penstock.cli.{command}").run(args)
+        return importlib.import_module(f"penstock.cli.{args[0]}").run(args[1:])
     except PenstockError as error:
         print(f"penstock: {type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("penstock: interrupted before there was anything to save", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 0
+
+
+def _in_a_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Warnings as the command line shows them: those of penstock without the source, which a user need not know."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"penstock: warning: {message}\n"
+    return _as_python_does(message, category, filename, lineno, line)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

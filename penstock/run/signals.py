@@ -46,27 +46,31 @@ class Unfailing:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self.lost: OSError | None = None
+        """Why something was dropped, unless nobody wanted it: the reader of a pipe may leave when it pleases."""
 
     def write(self, text: str) -> int:
         """Writes what can be written; returns the length of the text."""
         try:
             self._stream.write(text)
-        except (OSError, ValueError):  # ValueError: it was closed
-            self._empty()
+        except (OSError, ValueError) as error:  # ValueError: it was closed
+            self._empty(error)
         return len(text)
 
     def flush(self) -> None:
         """Flushes what can be flushed."""
         try:
             self._stream.flush()
-        except (OSError, ValueError):
-            self._empty()
+        except (OSError, ValueError) as error:
+            self._empty(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _empty(self) -> None:
+    def _empty(self, error: OSError | ValueError) -> None:
         """Empties the stream's buffer into nothing: Python would flush it at exit, fail, and exit with 120."""
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            self.lost = self.lost or error
         with contextlib.suppress(OSError, ValueError):
             fd = self._stream.fileno()
             kept, nothing = os.dup(fd), os.open(os.devnull, os.O_WRONLY)
@@ -80,13 +84,13 @@ class Unfailing:
 
 
 @contextlib.contextmanager
-def unfailing_output() -> Generator[None]:
-    """Inside the block stdout and stderr are `Unfailing`."""
+def unfailing_output() -> Generator[Unfailing | None]:
+    """Inside the block stdout, which it gives, and stderr are `Unfailing`; None if there is no stdout."""
     before = sys.stdout, sys.stderr
     streams = [None if stream is None else Unfailing(stream) for stream in before]
     sys.stdout, sys.stderr = streams  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        yield
+        yield streams[0]
     finally:
         for stream in streams:
             if stream is not None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from penstock.core.placement import pin
 from penstock.core.slab import open_slab
+from penstock.envs.closing import is_of_closing, warn_of_closing
 from penstock.envs.pools.serial import CLOSING, RESETTING, STEPPING
 from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, spin_limit
@@ -181,13 +182,15 @@ class Workers:
         limit = min(_SHUTDOWN_S, self._timeout_s)
         for worker in self.workers:
             worker.token, worker.moved_at = b"", time.monotonic()
+        said: list[str] = []
         for worker in self.workers:
             while worker.up and not worker.exited and self._moved(worker, time.monotonic()) < limit:
                 self._mark[2] += 1
                 time.sleep(0.001)
             if worker.up:
-                self._ended(worker)
+                self._ended(worker, said)
         self._finalizer()
+        warn_of_closing(said)
 
     def forget(self) -> None:
         """Lets go of the processes in a fork of this one: they are not its own, and must not live as long as it."""
@@ -218,20 +221,30 @@ class Workers:
         )
         worker.launch(self._module, boot, Start(self._cpus[worker.index], self._seed, self.spin_s, messages))
 
-    def _answer(self, w: int) -> Any:
-        """The answer that waits, None if there is none; its warnings are repeated here."""
+    def _answer(self, w: int, said: list[str] | None = None) -> Any:
+        """The answer that waits, None if there is none; its warnings are repeated here.
+
+        Args:
+            said: takes the warnings about `close()` instead, which are for all workers together.
+        """
         report = self.workers[w].read_report()
         if not isinstance(report, dict) or "answer" not in report:
             return None
+        closing = [] if said is None else said
         for name, text in report["warnings"]:
-            warnings.warn(text, getattr(builtins, name, UserWarning), stacklevel=4)
+            if is_of_closing(text):
+                closing.append(text)
+            else:
+                warnings.warn(text, getattr(builtins, name, UserWarning), stacklevel=4)
+        if said is None:
+            warn_of_closing(closing)
         return report["answer"]
 
-    def _ended(self, worker: WorkerProcess) -> None:
+    def _ended(self, worker: WorkerProcess, said: list[str]) -> None:
         """Warns if a process that was asked to end did not get through closing its environments."""
         block = self.control.blocks[worker.index]
         if block[control.COMMAND] == block[control.DONE_COMMAND]:
-            self._answer(worker.index)
+            self._answer(worker.index, said)
             return
         if block[control.MARK + 1] != CLOSING:  # it had failed before, while another's fault was on its way
             return

@@ -57,6 +57,26 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("argv", ["algos", "envs", "--help", "plot --help"])
+def test_output_that_cannot_be_written_is_one_line(argv: str) -> None:
+    command = f"{sys.executable} -m penstock {argv} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert done.stderr == "penstock: the output could not be written: No space left on device\n"
+
+
+def test_warnings_are_one_line_each(tmp_path: Path) -> None:
+    code = "import warnings; from penstock.envs.closing import warn_of_closing as warn\n"
+    code += "def run(argv): warn(['slot 0 of X in close(): a', 'slot 1 of X in close(): b']); warnings.warn('mine')"
+    (tmp_path / "closes.py").write_text(code)
+    code = "import sys, closes; sys.modules['penstock.cli.algos'] = closes; sys.argv = ['', 'algos']\n"
+    code += "from penstock.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    assert lines[0] == "penstock: warning: slot 0 and 1 more of X in close(): a"
+    assert lines[1].endswith("closes.py:2: UserWarning: mine")
+
+
 # What is wrong is named, with the nearest that is right, and the code says whose fault it is
 
 WRONG = {

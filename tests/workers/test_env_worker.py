@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.envs.make import EnvConfig
+from penstock.envs.toy import Counter
 from penstock.testing.samplers import bits
 from tests.samplers.placed import live
 from tests.workers.first_batches import PLACES, TWO_KINDS, first_batches, no_process_is_left, refuse
@@ -93,3 +94,17 @@ def test_ids_that_an_import_registers(kind: str, tmp_path: Path, monkeypatch: py
     finally:
         gym.registry.pop("OnlyByImport-v0", None)
         sys.modules.pop("registers_only", None)
+
+
+class Stuck(Counter):
+    """An environment that fails to close."""
+
+    def close(self) -> None:
+        raise RuntimeError("stuck")
+
+
+def test_environments_of_all_workers_that_fail_to_close_are_one_warning() -> None:
+    sampler = ps.GpuSampler(4, 4, workers=2).build(Stuck, 5)
+    with pytest.warns(UserWarning, match=r"^slot 0 and 3 more of .*Stuck in close\(\): RuntimeError: stuck") as said:
+        sampler.shutdown()
+    assert len(said) == 1

@@ -13,7 +13,7 @@ from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.closing import close_env
+from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
@@ -221,10 +221,12 @@ class SerialPool(EnvPool):
 
     def close(self) -> None:
         envs, self.envs = self.envs, []
+        said: list[str] = []
         for b, env in enumerate(envs):
             self._note(b, CLOSING)
-            close_env(env, self._slot(b))
+            said += try_close(env, self._slot(b))
         self.mark[1] = 0
+        warn_of_closing(said)
 
     def get_state(self) -> PoolState:
         return snapshot(self)

@@ -139,6 +139,17 @@ def test_decorrelation_takes_its_own_steps_in_every_slot_and_obeys_masks():
     assert [len(actions) for actions, _ in again.warmup()] == taken[:3]
 
 
+def test_environments_that_fail_to_close_are_one_warning():
+    class Closing(Counter):
+        def close(self) -> None:
+            raise RuntimeError("stuck")
+
+    pool = pool_of(Closing, 3)
+    with pytest.warns(UserWarning, match=r"^slot 0 and 2 more of .*Closing in close\(\): RuntimeError: stuck") as said:
+        pool.close()
+    assert len(said) == 1
+
+
 def test_closing_closes_every_environment_once_and_a_failed_start_closes_what_it_made():
     closed: list[int] = []
     made: list[int] = []
