@@ -67,8 +67,8 @@ class Agent(nn.Module):
         """V(obs) [T+1, B] without gradient, in one forward (recurrent: one unroll from the batch's state)."""
         with torch.no_grad():
             if batch.state is not None:
-                return self(batch.inputs, batch.state).value
-            return self(batch.inputs.flat(), None).value.reshape(batch.first.shape)
+                return output_of(self, self(batch.inputs, batch.state), "value")
+            return output_of(self, self(batch.inputs.flat(), None), "value").reshape(batch.first.shape)
 
     def needed(self, inputs: Inputs) -> Inputs:
         """The inputs that `forward` reads, the others None, so that minibatches need not carry them."""
@@ -108,6 +108,16 @@ class Agent(nn.Module):
     def needs_statistics(self) -> bool:
         """True if running statistics must be set by a batch before anything is learned."""
         return False
+
+
+def output_of(agent: Agent, found: Any, name: str) -> Any:
+    """`dist` or `value` of what `forward` returned. Raises ConfigError if it has none."""
+    if not hasattr(found, name):
+        raise ConfigError(
+            f"forward() of {type(agent).__name__} returned {type(found).__name__} without {name!r}; expected "
+            "penstock.Output(dist, value), or another NamedTuple with both"
+        )
+    return getattr(found, name)
 
 
 def check_agent_members(agent: object) -> None:

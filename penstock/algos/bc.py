@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic
+from penstock.agents.agent import output_of
 from penstock.agents.networks import Net
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Count, Rate, Unit, Weight
@@ -27,7 +28,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: BC) -> TrainBatc
 
 def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: BC) -> Loss:
     """-log pi(a|s) - entropy_coef * H, the mean over steps of the dataset."""
-    dist = agent(x.inputs, x.state).dist
+    dist = output_of(agent, agent(x.inputs, x.state), "dist")
     neglogp = -ops.masked_mean(dist.log_prob(x["action"]), x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
     total = neglogp - float(cfg.entropy_coef) * entropy

@@ -54,6 +54,12 @@ class Parser(argparse.ArgumentParser):
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         if path and f"--{path}" not in known:
             hint = f"; it is --{path} of other algorithms or samplers"
+        place, _, leaf = (path or name.lstrip("-")).rpartition(".")
+        if place == "sampler" and f"--sampler.{leaf}" not in known and "--sampler.T" in known:
+            from penstock.samplers import samplers_with  # torch, which a command line with such an option has loaded
+
+            owners = samplers_with(leaf.replace("-", "_"))
+            hint = f"; it is --sampler.{leaf} of --sampler {', '.join(owners)}: name one of them" if owners else hint
         self.exit(2, f"{self.prog}: unknown option {option}{hint}\n")
 
     def add_import(self, why: str) -> None:

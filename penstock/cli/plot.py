@@ -29,13 +29,16 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--metric", default="rollout/ep_rew_mean", help="metric on the y-axis (default rollout/ep_rew_mean)"
     )
-    parser.add_argument("--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png)")
+    parser.add_argument(
+        "--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png, of --seeds DIR-plots)"
+    )
     args = parser.parse_args(argv)
     from penstock.run.plots.figure import plot_runs
 
     runs = [run for path in args.runs for run in _run_dirs(Path(path))]
-    folder = Path(args.runs[0]) if Path(args.runs[0]).exists() else runs[0]
-    out = Path(args.out) if args.out else folder / "plots" / f"{args.metric.replace('/', '-')}.png"
+    first = Path(args.runs[0])  # of a train with --seeds, which lie beside it, it need not exist
+    folder = first / "plots" if first.exists() else first.with_name(f"{first.name}-plots")
+    out = Path(args.out) if args.out else folder / f"{args.metric.replace('/', '-')}.png"
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("default")
         try:

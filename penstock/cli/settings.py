@@ -150,6 +150,10 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     from penstock.core.config import override
 
     parts = ("algo", "sampler", "run")
+    words = [part for word in rest for part in word.split("=", 1)]
+    for option, value in zip(words, words[1:]):
+        if option == "--run.seed" and "," in value:
+            raise ConfigError(f"--run.seed {value}: one run has one seed; for a run with each of them, --seeds {value}")
     known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
     for option in rest:
         if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:

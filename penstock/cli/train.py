@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -68,11 +69,16 @@ def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, 
         free_run_dir(of_seed(seed))
     if auto:
         exp = replace(exp, sampler=auto_sampler(exp))
-    lost = False
+    lost, dirs = False, list[str]()
     for seed in seeds:
         result = train(of_seed(seed), init, trust=trust)
         lost = lost or result.checkpoint is None
+        dirs.append(str(result.run_dir))
         draw_curve(result.run_dir, exp.run.progress == "off")
+    if len(seeds) > 1 and exp.run.progress != "off":
+        print(
+            f"all seeds in one picture: penstock plot {shlex.join(dirs if exp.run.dir is None else [str(exp.run.dir)])}"
+        )
     return CheckpointError.exit_code if lost else 0
 
 

@@ -61,6 +61,10 @@ def meant(name: str, known: Iterable[str]) -> str:
     for i, part in enumerate(parts):
         if part in known:
             return f"it is {'.'.join(parts[i:])!r} here (--{path})"
+    if path == "sampler.workers":
+        return (
+            "it is 'workers' of ps.CpuSampler, ps.GpuSampler or ps.AlternatingSampler (--sampler cpu --sampler.workers)"
+        )
     owner = "another algorithm" if "lr" in known and parts[0] == "algo" else _OWNERS.get(parts[0], "ps.Experiment")
     return f"it is {'.'.join(parts[1:]) or path!r} of {owner} here (--{path})"
 

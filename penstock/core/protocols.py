@@ -37,6 +37,24 @@ def require_members(value: Any, protocol: type, page: str) -> None:
             )
 
 
+def require_call(what: str, fn: Any, *arguments: str, returns: str) -> None:
+    """Raises ConfigError unless `fn` takes these positional arguments; it is not called.
+
+    Args:
+        what: the name of the setting. arguments: their names, for the message. returns: what `fn` makes of them.
+    """
+    asked = f"expected {what}({', '.join(arguments)}), a function that returns {returns}"
+    name = getattr(fn, "__name__", repr(fn))
+    if not callable(fn):
+        raise ConfigError(f"{what}={fn!r:.80} cannot be called; {asked}")
+    try:
+        inspect.signature(fn).bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(f"{what}={name} cannot take {' and '.join(arguments)} ({error}); {asked}") from None
+    except ValueError:  # a function of C's that does not say what it takes
+        pass
+
+
 def members(protocol: type) -> dict[str, str]:
     """Every public member of a Protocol by name, each as it is written: `spec: EnvSpec` or `recv() -> int`."""
     found: dict[str, str] = {}

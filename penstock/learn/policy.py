@@ -18,6 +18,7 @@ from penstock.agents.agent import Agent, check_agent_members
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
+from penstock.core.protocols import require_call
 from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
@@ -68,6 +69,10 @@ class Policy:
                 f"Policy got settings {settings!r:.80}; expected an instance of a frozen dataclass, as ps.PPO() is one"
             )
         check_schedules(settings)
+        require_call("agent_fn", agent_fn, "spec", "settings", returns="a penstock.Agent")
+        require_call("postprocess_fn", postprocess_fn, "agent", "batch", "settings", returns="a penstock.TrainBatch")
+        require_call("loss_fn", loss_fn, "agent", "minibatch", "settings", returns="a penstock.Loss")
+        require_call("optimizer_fn", optimizer_fn, "agent", "settings", returns="optimizers by name")
         self.spec, self.seed = spec, seed
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
         self.postprocess_fn, self.loss_fn = postprocess_fn, loss_fn

@@ -10,6 +10,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.core.config import known_names
 from penstock.core.limits import Bound, Count, NotNegative, Positive, Rate, Share, Unit, Whole, check_settings
+from penstock.core.protocols import require_call
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.optimizers import OptimizerName
@@ -70,6 +71,7 @@ class Settings:
 
     def policy(self, functions: Functions, spec: EnvSpec, seed: int, device: str) -> Policy:
         """The live policy of these settings with the functions given."""
+        require_call("agent", self.agent, "spec", "settings", returns="a penstock.Agent")
         return Policy(
             self,
             spec,

@@ -29,7 +29,7 @@ _OTHERS = "or it is not of these settings, or of another version"
 def begun(exp: Experiment, init: str | Path | None, trust: bool) -> Generator[Trainer]:
     """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as of `ps.train`."""
     if not isinstance(exp, Experiment):
-        raise ConfigError(f"{exp!r} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
+        raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
     run_dir = free_run_dir(exp)
     _check_each(exp)
     with _built(exp, run_dir, init, trust) as trainer:

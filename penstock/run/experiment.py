@@ -74,6 +74,8 @@ class RunConfig:
         if isinstance(self.dir, Path):
             object.__setattr__(self, "dir", str(self.dir))
         check_settings(self, "run.")
+        if self.dir == "":
+            raise ConfigError("run.dir=''; expected a directory for the run, or None for one named after the time")
         for name, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ConfigError(f"run.stop[{name!r}]={value!r}; expected the number to reach, e.g. 475")

@@ -38,12 +38,16 @@ class Result:
     """The last checkpoint; None if it could not be written."""
 
     def __repr__(self) -> str:
-        parts = [f"{self.env_steps:,} steps", f"stopped by {self.stopped_by}"]
+        parts = [f"{self.env_steps:,} steps", f"stopped by {_stopped_by(self)}"]
         if len(self.episodes):
             parts.append(f"return {self.episodes.mean_return:,.1f} over {counted(len(self.episodes), 'episode')}")
         if "eval/mean_reward" in self.metrics:
             parts.append(f"evaluation {self.metrics['eval/mean_reward']:,.1f}")
         return f"Result({', '.join(parts)}; {self.run_dir})"
+
+
+def _stopped_by(result: Result) -> str:
+    return "your code" if result.stopped_by == STOPPED else result.stopped_by
 
 
 def title(trainer: Trainer) -> str:
@@ -90,7 +94,7 @@ def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_ch
     here = f"{steps:,} of them in " if steps < result.env_steps else ""
     rate = f"{steps / max(took_s, 1e-9):,.0f} a second"
     rows = {
-        "stopped by": result.stopped_by,
+        "stopped by": _stopped_by(result),
         "environment steps": f"{result.env_steps:,} ({here}{took_s:,.1f} s, {rate})",
     }
     if len(result.episodes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from penstock.core.config import import_object
@@ -29,6 +29,11 @@ def find_sampler(name: str) -> Any:
     if ":" not in name and name not in SAMPLERS:
         raise ConfigError(f"unknown sampler {name!r}; {nearest(name, SAMPLERS)}")
     return import_object(SAMPLERS.get(name, name))
+
+
+def samplers_with(setting: str) -> list[str]:
+    """The names of samplers that have a setting of this name."""
+    return [name for name in SAMPLERS if setting in {f.name for f in fields(find_sampler(name))}]
 
 
 def sized(sampler: Any, spec: BatchSpec) -> Any:

@@ -47,7 +47,7 @@ def test_plot_finds_the_seeds_beside_the_directory_that_was_named(cli: Cli, trai
     for name in ("cp-s1", "cp-s12", "cp-sac"):
         shutil.copytree(trained, tmp_path / name)
     said = cli("plot", "cp")
-    assert (said.code, said.out) == (0, "cp-s1/plots/rollout-ep_rew_mean.png\n")
+    assert (said.code, said.out) == (0, "cp-plots/rollout-ep_rew_mean.png\n")
     assert not (tmp_path / "cp").exists()
     assert _run_dirs(tmp_path / "cp") == [tmp_path / "cp-s1", tmp_path / "cp-s12"]
     (tmp_path / "cp").mkdir()

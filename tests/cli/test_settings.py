@@ -62,6 +62,12 @@ def test_whole_numbers_may_be_written_as_people_do() -> None:
         ("--total_timesteps", "did you mean --run.steps?"),
         ("--run.stpes", "did you mean --run.steps"),
         ("--algo.net.hiden", "did you mean --algo.net.hidden"),
+        (
+            "--sampler.workers",
+            "it is --sampler.workers of --sampler cpu, gpu, alternating, no-overlap-alternating: name one",
+        ),
+        ("--num-workers", "it is --sampler.workers of --sampler cpu, gpu, alternating"),
+        ("--sampler.groups", "it is --sampler.groups of --sampler cpu, gpu, alternating"),
         ("--buffer-size", "it is --algo.replay.capacity of other algorithms or samplers"),
     ],
 )

@@ -148,8 +148,10 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_one_run_for_each_seed(cli: Cli, tmp_path: Path) -> None:
-    said = cli("train", "a2c", "--env", "CartPole-v1", *QUIET, "--run.dir", "x", "--seeds", "1,2")
+    plain = (*SHORT, "--run.progress", "plain", "--run.dir", "x")
+    said = cli("train", "a2c", "--env", "CartPole-v1", *plain, "--seeds", "1,2")
     assert said.code == 0, said.both
+    assert said.out.endswith("\nall seeds in one picture: penstock plot x\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x-s1", "x-s2"]
     assert [config(tmp_path / f"x-s{seed}")["run"]["seed"] for seed in (1, 2)] == [1, 2]
     assert metrics(tmp_path / "x-s1")[0]["train/value_loss"] != metrics(tmp_path / "x-s2")[0]["train/value_loss"]

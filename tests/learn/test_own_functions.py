@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.agents.actor_critic import ActorCritic
+from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
 from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch
@@ -44,6 +46,25 @@ def with_rows(**changes: Callable[[Tensor], Tensor]) -> PostprocessFn:
 def with_loss(fn: Callable[[Loss, TrainBatch], Any]) -> LossFn:
     """PPO's loss made into something else."""
     return lambda agent, x, cfg: fn(PPO.functions.loss(agent, x, cfg), x)
+
+
+class OfSpec(ActorCritic):
+    """An agent whose class takes the spec alone."""
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__(spec, PLAIN.net)
+
+
+class PairAgent(ActorCritic):
+    """An agent whose outputs have no names."""
+
+    values = Agent.values
+
+    def __init__(self, spec: Any, settings: Any) -> None:
+        super().__init__(spec, settings.net)
+
+    def forward(self, inputs: Any, state: Any = None) -> Any:
+        return tuple(super().forward(inputs, state))
 
 
 MISTAKES = {
@@ -87,6 +108,20 @@ MISTAKES = {
         {"optimizer": lambda agent, cfg: {"all": agent}},
         "{'all': 'ActorCritic'}; expected a torch.optim",
     ),
+    "agent of one argument": (
+        {"agent": lambda spec: None},
+        r"agent_fn=<lambda> cannot take spec and settings \(too many pos.*; expected agent_fn\(spec, settings\)",
+    ),
+    "agent's class": ({"agent": OfSpec}, r"agent_fn=OfSpec .*a function that returns a penstock\.Agent"),
+    "loss of two": ({"loss": lambda agent, x: None}, r"expected loss_fn\(agent, minibatch, settings\)"),
+    "no function": (
+        {"optimizer": None},
+        r"optimizer_fn=None cannot be called; expected optimizer_fn\(agent, settings\)",
+    ),
+    "bare pair": (
+        {"agent": PairAgent},
+        r"forward\(\) of PairAgent returned tuple without 'value'; expected penstock.Output\(dist, value\)",
+    ),
     "no schedule": ({"replay": lambda agent, cfg: 3}, "replay_fn returned int; expected a penstock.ReplaySchedule"),
 }
 
@@ -98,7 +133,14 @@ def test_what_functions_of_ones_own_get_wrong_is_one_clear_error(mistake: str):
         train_one_step(*own(**functions))
 
 
+def test_an_agent_function_takes_spec_and_settings():
+    with pytest.raises(ConfigError, match=r"agent=OfSpec cannot take .*; expected agent\(spec, settings\)"):
+        replace(PLAIN, agent=OfSpec).build(own()[0].spec)
+
+
 def test_an_error_in_a_function_of_ones_own_stays_what_it_is():
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        own(agent=lambda spec, settings: PairAgent(spec, setings=settings))  # pyright: ignore
     with pytest.raises(KeyError, match="'env'"):  # a key that the batch has
         train_one_step(*own(postprocess=lambda agent, batch, cfg: {}["env"]))
 

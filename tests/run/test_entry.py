@@ -58,6 +58,9 @@ def test_unknown_change_names_the_nearest(tmp_path: Path) -> None:
 def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no run directory"):
         ps.resume(tmp_path / "nothing")
+    (tmp_path / "config.json").touch()
+    with pytest.raises(CheckpointError, match=f"config.json is a file; expected the directory .* as {tmp_path}$"):
+        ps.load(tmp_path / "config.json")
     assert not (tmp_path / "nothing").exists()
 
 

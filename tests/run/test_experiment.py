@@ -100,6 +100,11 @@ def test_override_runs_the_checks_again() -> None:
         ps.override(ps.Experiment("CartPole-v1", ps.PPO()), {"run.steps": 0})
 
 
+def test_a_run_directory_has_a_name() -> None:
+    with pytest.raises(ConfigError, match=r"run\.dir=''; expected a directory"):
+        ps.RunConfig(dir="")
+
+
 @pytest.mark.parametrize("value", ["475", None, [1]])
 def test_stop_values_are_numbers(value: Any) -> None:
     with pytest.raises(ConfigError, match="stop"):
@@ -184,7 +189,7 @@ def test_every_name_of_another_library_leads_to_a_setting() -> None:
         (lambda: ps.SAC(buffer_size=9), r"it is 'replay.capacity' here \(--algo.replay.capacity\)"),  # pyright: ignore
         (lambda: ps.PPO(n_steps=9), r"it is 'T' of the sampler here \(--sampler.T\)"),  # pyright: ignore
         (lambda: ps.CpuSampler(batch_B=9), "it is 'B' here"),  # pyright: ignore
-        (lambda: ps.AsyncSampler(num_workers=9), "it is 'workers' of the sampler here"),  # pyright: ignore
+        (lambda: ps.AsyncSampler(num_workers=9), r"it is 'workers' of ps.CpuSampler, .*--sampler cpu"),  # pyright: ignore
         (lambda: ps.OfflineSampler(datset="a"), "did you mean 'dataset'"),  # pyright: ignore
         (lambda: ps.RunConfig(total_timesteps=9), "it is 'steps' here"),  # pyright: ignore
         (lambda: ps.Experiment("a", ps.PPO(), env_config={}), "it is 'env_kwargs' here"),  # pyright: ignore

@@ -607,6 +607,7 @@ def test_ended_early_it_is_saved_and_goes_on_as_if_it_had_not(
         with ps.Run(at(tmp_path / name, exp, **settings)) as run:
             body(run, until)
     assert run.result.stopped_by == "stop"
+    assert "stopped by your code" in repr(run.result)
     assert saved(tmp_path / "cut")[-1] == run.result.env_steps
     assert "mine/norm" in rows(tmp_path / "cut")[-1]
     with ps.Run.resume(tmp_path / "cut") as again:

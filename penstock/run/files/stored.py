@@ -115,6 +115,8 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
             is no plain file, or a link out of it. Names the file.
     """
     path = run_dir / CONFIG
+    if run_dir.is_file():
+        raise CheckpointError(f"{run_dir} is a file; expected the directory of the run, such as {run_dir.parent}")
     require_plain_run(run_dir)
     text = _read(path)
     digest = hashlib.sha256(text).hexdigest()
