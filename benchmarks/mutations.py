@@ -172,8 +172,8 @@ MUTATIONS = (
     Mutation("target critics do not start as copies", CONTROL, "self.target_critics = copy.deepcopy(self.critics)",
              "self.target_critics = Critics(spec, net, size, critics)", "tests/agents/test_continuous.py"),
     # TD3, DDPG.
-    Mutation("the target actor does not follow", CONTROL, "online += list(self.actor.parameters())",
-             "online += list(self.target_actor.parameters())", IN_DDPG),
+    Mutation("the target actor does not follow", CONTROL, "follow(self.target_actor, self.actor, tau)",
+             "follow(self.target_actor, self.target_actor, tau)", IN_DDPG),
     Mutation("TD3: the actor steps at the wrong updates", TD3, "== cfg.policy_delay - 1", "== 0", IN_TD3),
     Mutation("TD3: target noise is not clipped", TD3, ".clamp(-cfg.target_noise_clip, cfg.target_noise_clip)", "", IN_TD3),
     Mutation("TD3: target actions leave the box", TD3, "(agent.target_point(following) + noise).clamp(-1.0, 1.0)",

@@ -1,4 +1,4 @@
-"""The Agent: acts on one step for samplers, and answers over a batch for algorithms."""
+"""The Agent: acts on one step for samplers, answers over a batch for algorithms; and how its targets follow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock import ops
 from penstock.agents.networks import Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs, SampleBatch
@@ -125,3 +126,19 @@ def check_agent_members(agent: object) -> None:
     if not isinstance(agent, Agent):
         raise ConfigError(f"agent_fn returned {type(agent).__name__}; expected a penstock.Agent; see {_PAGE}")
     require_members(agent, Agent, _PAGE)
+
+
+def follow(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau online, parameter by parameter of one name.
+
+    Raises:
+        ConfigError: one of them was pruned, parametrised or given other layers, and the other was not.
+    """
+    own, followed = dict(target.named_parameters()), dict(online.named_parameters())
+    if own.keys() != followed.keys():
+        raise ConfigError(
+            f"a target network has parameters {sorted(own.keys() - followed.keys())[:3]} that its online network "
+            f"lacks, and lacks {sorted(followed.keys() - own.keys())[:3]}; expected the same names: do to the target "
+            "what you do to the online network (pruning, parametrisations, other layers), best in agent_fn"
+        )
+    ops.polyak_(list(own.values()), [followed[name] for name in own], tau)

@@ -11,13 +11,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agent, follow
 from penstock.agents.critics import ActionBox, StackedMLP, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
 from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
-from penstock.agents.parameters import follow
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agent, follow
 from penstock.agents.critics import StackedMLP
 from penstock.agents.distributions import Categorical
 from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
-from penstock.agents.parameters import follow
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError

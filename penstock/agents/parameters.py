@@ -1,13 +1,12 @@
-"""An agent's parameters: the device they are on, their names, and how targets follow and processes share them."""
+"""An agent's parameters: the device they are on, their names, and how processes share them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
 
@@ -43,19 +42,3 @@ def live_in(agent: Agent, arrays: dict[str, Any]) -> None:
     """Makes parameters and buffers views of the numpy arrays of their names, such as in shared memory."""
     for name, x in parameters_of(agent).items():
         x.data = torch.from_numpy(arrays[name]).reshape(x.shape)
-
-
-def follow(target: nn.Module, online: nn.Module, tau: float) -> None:
-    """target <- (1 - tau) target + tau online, parameter by parameter of one name.
-
-    Raises:
-        ConfigError: one of them was pruned, parametrised or given other layers, and the other was not.
-    """
-    own, followed = dict(target.named_parameters()), dict(online.named_parameters())
-    if own.keys() != followed.keys():
-        raise ConfigError(
-            f"a target network has parameters {sorted(own.keys() - followed.keys())[:3]} that its online network "
-            f"lacks, and lacks {sorted(followed.keys() - own.keys())[:3]}; expected the same names: do to the target "
-            "what you do to the online network (pruning, parametrisations, other layers), best in agent_fn"
-        )
-    ops.polyak_(list(own.values()), [followed[name] for name in own], tau)

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock import ops
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agent, follow
 from penstock.agents.distributions import MASKED
 from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
-from penstock.agents.parameters import follow
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from penstock.agents.actor_critic import ActorCritic
-from penstock.agents.agent import Agent, check_agent_members
+from penstock.agents.agent import Agent, check_agent_members, follow
 from penstock.agents.networks import Net
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
@@ -77,3 +78,25 @@ def test_an_act_given_to_one_object_counts() -> None:
     agent: Any = Idle()
     agent.act = lambda inputs, state, noise: None
     check_agent_members(agent)
+
+
+def test_a_target_follows_parameters_by_their_names() -> None:
+    online, target = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    bias = target.bias
+    del target.bias
+    for layer in (online, target):
+        prune.identity(layer, "weight")
+    target.bias = bias  # behind the weight, and before it in the other
+    assert [name for name, _ in target.named_parameters()] == ["weight_orig", "bias"]
+    before = target.get_parameter("weight_orig").clone()
+    follow(target, online, 0.25)
+    torch.testing.assert_close(
+        target.get_parameter("weight_orig"), 0.75 * before + 0.25 * online.get_parameter("weight_orig")
+    )
+
+
+def test_a_target_that_was_not_changed_alike_is_refused_by_the_names() -> None:
+    online, target = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    prune.identity(online, "weight")
+    with pytest.raises(ConfigError, match=r"\['weight'\].* lacks \['weight_orig'\].*agent_fn"):
+        follow(target, online, 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils import prune
 
 from penstock.agents.actor_critic import ActorCritic
 from penstock.agents.agent import Agent
@@ -13,7 +12,6 @@ from penstock.agents.networks import Net
 from penstock.agents.parameters import (
     agent_device,
     copy_parameters,
-    follow,
     live_in,
     parameters_of,
     require_device,
@@ -69,25 +67,3 @@ def test_an_agent_that_lives_in_arrays_follows_them() -> None:
     arrays["value_head.bias"][...] = 3.0
     assert float(other.value_head.bias.detach()) == 3.0
     assert float(one.value_head.bias.detach()) != 3.0
-
-
-def test_a_target_follows_parameters_by_their_names() -> None:
-    online, target = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    bias = target.bias
-    del target.bias
-    for layer in (online, target):
-        prune.identity(layer, "weight")
-    target.bias = bias  # behind the weight, and before it in the other
-    assert [name for name, _ in target.named_parameters()] == ["weight_orig", "bias"]
-    before = target.get_parameter("weight_orig").clone()
-    follow(target, online, 0.25)
-    torch.testing.assert_close(
-        target.get_parameter("weight_orig"), 0.75 * before + 0.25 * online.get_parameter("weight_orig")
-    )
-
-
-def test_a_target_that_was_not_changed_alike_is_refused_by_the_names() -> None:
-    online, target = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    prune.identity(online, "weight")
-    with pytest.raises(ConfigError, match=r"\['weight'\].* lacks \['weight_orig'\].*agent_fn"):
-        follow(target, online, 1.0)
