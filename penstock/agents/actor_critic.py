@@ -12,7 +12,7 @@ from penstock.agents import distributions as dists
 from penstock.agents.agent import Agent
 from penstock.agents.gsde import StateDependentHead
 from penstock.agents.mlp import MLP, orthogonal, through
-from penstock.agents.networks import Encoder, Net
+from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
@@ -58,7 +58,9 @@ class ActionHead(nn.Module):
         self.widths = [sum(leaf.sizes) or leaf.size for leaf in self.leaves]
         self.noise_sizes = [leaf.size for leaf in self.leaves]
         self.squash = squash
-        self.linear = nn.Linear(features, sum(self.widths))
+        outputs = sum(self.widths)
+        refuse_absurd(features * outputs, f"a head of {outputs:,} outputs", "an action space of fewer choices")
+        self.linear = nn.Linear(features, outputs)
         orthogonal(self.linear, 0.01)
         self._boxes = [leaf.size if leaf.kind == "box" else 0 for leaf in self.leaves]
         self.log_std = nn.Parameter(torch.full((sum(self._boxes),), log_std)) if any(self._boxes) else None

@@ -19,7 +19,10 @@ from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves
 
 LARGE = 10_000_000
-"""Parameters of an image's network from which a warning names a wrapper that resizes it; 84 x 84 x 4 makes 1.7e6."""
+"""Parameters of a network from which a warning names what makes it smaller; an image of 84 x 84 x 4 makes 1.7e6."""
+ABSURD = 500_000_000
+"""Parameters from which a network is refused before it is made: 2 GB, and four times that with gradients and Adam."""
+_RESIZE = "gymnasium.wrappers.ResizeObservation(env, (84, 84))"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Net:
     reward_scale: Positive = 1.0
     """Factor of rewards, for targets only; after `normalize_reward` or `clip_reward`."""
     normalize_reward: bool = False
-    """Divide rewards by the running deviation of their discounted return, for targets only."""
+    """Divide rewards by the running deviation of their discounted return, clipped at 10, for targets only. With n_step
+    > 1 all but R2D1 clip the discounted sum of n rewards, not each as Stable-Baselines3's VecNormalize does."""
     clip_reward: bool = False
     """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); the record keeps the rewards."""
     terminal_info: str = ""
@@ -126,6 +130,7 @@ class NatureCNN(nn.Module):
             nn.ReLU(),
         )
         features = _conv_size(self.convs, channels, height, width, "nature", "36 x 36")
+        refuse_absurd(features * 512 if closing else 0, f"net.cnn='nature' for an image of {height} x {width}", _RESIZE)
         self.out = nn.Linear(features, 512) if closing else None
         self.size = 512 if closing else features
         for layer in self.modules():
@@ -160,6 +165,7 @@ class ImpalaResNet(nn.Module):
             stages += [nn.Conv2d(i, o, 3, padding=1), nn.MaxPool2d(3, 2, padding=1), _Residual(o), _Residual(o)]
         self.convs = nn.Sequential(*stages, nn.ReLU())
         features = _conv_size(self.convs, channels, height, width, "impala", "8 x 8")
+        refuse_absurd(features * 256 if closing else 0, f"net.cnn='impala' for an image of {height} x {width}", _RESIZE)
         self.out = nn.Linear(features, 256) if closing else None
         self.size = 256 if closing else features
         for layer in self.modules():
@@ -252,6 +258,8 @@ class Encoder(nn.Module):
         self.images = nn.ModuleDict()
         self.any_box = net.cnn == "minatar" or isinstance(net.cnn, tuple)
         self.size = sum(_flat_size(leaf) for leaf in self.action_leaves) + int(net.prev_reward)
+        flat = self.size + sum(_flat_size(leaf) for leaf in self.leaves if not self._is_image(leaf))
+        _check_layers(flat, obs, net)
         for i, leaf in enumerate(self.leaves):
             if self._is_image(leaf):
                 c, h, w = leaf.shape if leaf.shape[0] < leaf.shape[2] else (leaf.shape[2], *leaf.shape[:2])
@@ -294,13 +302,38 @@ class Encoder(nn.Module):
         return leaf.is_image or (self.any_box and leaf.kind == "box" and len(leaf.shape) == 3)
 
 
+def refuse_absurd(count: int, network: str, cure: str) -> None:
+    """Raises ConfigError for so many parameters that making them would fill the memory."""
+    if count > ABSURD:
+        raise ConfigError(
+            f"{network} has {count / 1e6:,.0f} million parameters; expected at most {ABSURD / 1e6:,.0f}: {cure}"
+        )
+
+
+def _check_layers(features: int, obs: Tree, net: Net) -> None:
+    """Warns of fully connected layers that are large, and refuses absurd ones, before they are made."""
+    count = sum(i * o for i, o in zip((features, *net.hidden), net.hidden))
+    network = f"net.hidden={net.hidden} for {features:,} features of the observation {describe(obs)}"
+    cure = (
+        "a wrapper that shows fewer numbers, a smaller net.hidden, or, since a choice of n is n features, an "
+        "nn.Embedding in an agent of your own (docs/writing-an-algorithm.md)"
+    )
+    refuse_absurd(count, network, cure)
+    if count > LARGE:
+        warnings.warn(
+            f"{network} has {count / 1e6:.1f} million parameters; a smaller network is far faster: {cure}",
+            stacklevel=1,  # here, so that an agent's second network says nothing new
+        )
+
+
 def _warn_if_large(image: nn.Module, shape: str, net: Net) -> None:
     following = net.hidden[0] * int(image.size) if net.hidden else 0  # pyright: ignore[reportArgumentType]
     count = sum(p.numel() for p in image.parameters()) + following
+    refuse_absurd(count, f"net.cnn={net.cnn!r} with the layer after it for an image of {shape}", _RESIZE)
     if count > LARGE:
         warnings.warn(
             f"net.cnn={net.cnn!r} and the layer after it have {count / 1e6:.1f} million parameters for an image of "
-            f"{shape}; a smaller one is far faster: gymnasium.wrappers.ResizeObservation(env, (84, 84))",
+            f"{shape}; a smaller one is far faster: {_RESIZE}",
             stacklevel=1,  # here, so that an agent's second network says nothing new
         )
 

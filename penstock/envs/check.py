@@ -20,7 +20,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError
 from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec
-from penstock.core.tree import Tree, tree_map, tree_paths
+from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.closing import close_env
 from penstock.envs.contract import (
@@ -31,7 +31,7 @@ from penstock.envs.contract import (
     refused_values,
 )
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
-from penstock.envs.spaces import env_spec
+from penstock.envs.spaces import action_dtypes, env_spec
 
 _PRELUDE_STEPS = 3
 """Steps of another episode before the replay, so that state carried over from one episode to the next shows."""
@@ -118,6 +118,7 @@ def _play(
     `stream` numbers independent plays: episode seeds and actions of two streams have nothing in common.
     """
     noise = uniform(seed, Purpose.CHECK, stream, slice(0, 1), steps, action_noise_size(spec.action))
+    dtypes = action_dtypes(env.action_space)
     episode, t, obs = stream << 12, 0, None
     for i in range(steps):
         if obs is None:
@@ -127,7 +128,9 @@ def _play(
             record.reset_s.append(duration)
             _check_obs(obs, spec, checks, where, record)
             record.returned.append(_bytes(obs))
-        action = expected.actions[i] if expected else _random_action(spec.action, noise[i], obs)
+        if checks != "off":
+            _check_mask(obs, spec, f"slot 0, step {t} of episode {episode} (seed {env_seed(seed, 0, episode)})")
+        action = expected.actions[i] if expected else _random_action(spec.action, dtypes, noise[i], obs)
         where = f"slot 0, step {t} of episode {episode} (seed {env_seed(seed, 0, episode)})"
         before = deepcopy(obs)
         result, duration = _called(partial(env.step, deepcopy(action)), where, describe_step_violation)
@@ -154,6 +157,21 @@ def _check_obs(obs: Any, spec: EnvSpec, checks: Checks, where: str, record: _Rec
         record.out_of_bounds = message and f"{where}: {message}"
 
 
+def _check_mask(obs: Any, spec: EnvSpec, where: str) -> None:
+    """Raises if an observation that is acted on allows no choice; the last one of an episode may."""
+    sizes = [n for leaf in tree_leaves(spec.action) for n in leaf.sizes]
+    mask = np.asarray(obs[MASK_KEY]).ravel() if isinstance(obs, dict) and MASK_KEY in obs else None
+    if mask is None or not sizes or len(mask) != sum(sizes):
+        return
+    for i, legal in enumerate(np.split(mask != 0, np.cumsum(sizes)[:-1])):
+        if not legal.any():
+            part = f" for dimension {i} of the action" if len(sizes) > 1 else ""
+            raise EnvContractError(
+                f"{where}: observation[{MASK_KEY!r}]: got only zeros{part}, expected a legal choice, nonzero, wherever "
+                "an action is asked for; allow all choices where none matters, or end the episode"
+            )
+
+
 def _check_memory(before: Any, after: Any, spec: EnvSpec, where: str) -> None:
     """Raises if an observation that was returned has changed since; memory that stays as it is may be shared."""
     for path, old, new in zip(tree_paths(spec.obs), _leaves(before, spec.obs), _leaves(after, spec.obs)):
@@ -178,10 +196,11 @@ def _called(call: Callable[[], Any], where: str, violation: Callable[[Any], str 
     return result, duration
 
 
-def _random_action(spec: Tree, noise: Any, obs: Any) -> Tree:
+def _random_action(spec: Tree, dtypes: list[np.dtype[Any]], noise: Any, obs: Any) -> Tree:
     """A random action for `env.step`, legal by the mask in the observation, since an illegal move may raise."""
     mask = obs[MASK_KEY][None] if isinstance(obs, dict) and MASK_KEY in obs else None
-    return tree_map(lambda leaf: leaf[0], sample_action(spec, noise, mask))
+    drawn = tree_leaves(sample_action(spec, noise, mask))
+    return tree_unflatten(tree_structure(spec), [x[0].astype(dtype) for x, dtype in zip(drawn, dtypes)])
 
 
 def check_vector_env(env: AnyEnv) -> EnvReport:

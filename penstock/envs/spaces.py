@@ -94,6 +94,18 @@ def leaf_spec(space: Any) -> LeafSpec | None:
     return None
 
 
+def action_dtypes(space: Any) -> list[np.dtype[Any]]:
+    """The dtype in which an environment takes each leaf of its action, in the order of `tree_leaves`.
+
+    Specs and records keep the choices of a `Discrete` as int64, whatever its own dtype is.
+    """
+    if isinstance(space, spaces.Dict):
+        return [dtype for key in sorted(space.spaces) for dtype in action_dtypes(space.spaces[key])]
+    if isinstance(space, spaces.Tuple):
+        return [dtype for below in space.spaces for dtype in action_dtypes(below)]
+    return [np.dtype(space.dtype)]
+
+
 def _space_of(env: Any, name: str) -> Any:
     space = getattr(env, name, None)
     if not isinstance(space, gym.Space):

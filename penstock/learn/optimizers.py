@@ -46,7 +46,9 @@ def make_optimizer(
         usual: the optimizer of settings that name none. decays: False leaves `weight_decay` out, as for temperatures.
     """
     kind: OptimizerName = getattr(settings, "optimizer", usual)
-    decay: float = getattr(settings, "weight_decay", 0.0) if decays else 0.0
+    given: float | None = getattr(settings, "weight_decay", None)
+    usual_decay = 0.01 if kind == "adamw" else 0.0  # torch's, and the paper's for AdamW
+    decay = 0.0 if not decays else usual_decay if given is None else given
     eps: float = getattr(settings, "adam_eps", 1e-5)
     of_all = float(settings.lr)
     own = lr or of_all
@@ -74,6 +76,32 @@ def check_optimizers(found: object) -> None:
     wrong = {name: type(x).__name__ for name, x in found.items() if not hasattr(x, "param_groups")}
     if wrong or not found:
         raise ConfigError(f"optimizer_fn returned {wrong}; expected a torch.optim.Optimizer for each name")
+
+
+def held_by_none(agent: Agent, optimizers: Optimizers) -> list[torch.nn.Parameter]:
+    """The parameters of an agent that want gradients and that no optimizer steps."""
+    held = {id(p) for x in optimizers.values() for group in x.param_groups for p in group["params"]}
+    return [p for p in agent.parameters() if p.requires_grad and id(p) not in held]
+
+
+def check_newcomers(agent: Agent, optimizers: Optimizers, known: list[torch.nn.Parameter], loss: Loss) -> None:
+    """Raises ConfigError if a loss has gradients for parameters that no optimizer holds, those `known` aside."""
+    aside = set(map(id, known))
+    new = [p for p in held_by_none(agent, optimizers) if id(p) not in aside]
+    totals = loss.total.values() if isinstance(loss.total, dict) else [loss.total]
+    taking_part: set[int] = set()
+    for total in totals if new else ():
+        if isinstance(total, Tensor) and total.requires_grad and total.numel() == 1:
+            gradients = torch.autograd.grad(total, new, retain_graph=True, allow_unused=True)
+            taking_part |= {id(p) for p, gradient in zip(new, gradients) if gradient is not None}
+    if names := [name for name, p in agent.named_parameters() if id(p) in taking_part]:
+        raise ConfigError(
+            f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}: parameters that came after the policy was "
+            "built, by load_state_dict(assign=True) or a new layer, act but are in no optimizer: copy values in place, "
+            "make the layers in agent_fn, or rebuild the optimizers before the first update, "
+            "policy.optimizers = policy.optimizer_fn(policy.agent, policy.settings); requires_grad_(False) for those "
+            "that shall not train"
+        )
 
 
 def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | None) -> float:

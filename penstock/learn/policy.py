@@ -20,10 +20,10 @@ from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.protocols import require_call
 from penstock.core.schedule import at_progress, check_schedules
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.spec import BatchSpec, EnvSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
-from penstock.learn.optimizers import check_optimizers, set_gradients
+from penstock.learn.optimizers import check_newcomers, check_optimizers, held_by_none, set_gradients
 from penstock.learn.predict import predict
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
@@ -73,9 +73,14 @@ class Policy:
         require_call("postprocess_fn", postprocess_fn, "agent", "batch", "settings", returns="a penstock.TrainBatch")
         require_call("loss_fn", loss_fn, "agent", "minibatch", "settings", returns="a penstock.Loss")
         require_call("optimizer_fn", optimizer_fn, "agent", "settings", returns="optimizers by name")
+        if not all(leaf.size for leaf in tree_leaves(spec.action)):
+            raise ConfigError(
+                f"an action without elements, {describe(spec.action)}; expected at least one in each array: give the "
+                "space another shape, or leave the empty part out by a wrapper"
+            )
         self.spec, self.seed = spec, seed
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
-        self.postprocess_fn, self.loss_fn = postprocess_fn, loss_fn
+        self.postprocess_fn, self.loss_fn, self.optimizer_fn = postprocess_fn, loss_fn, optimizer_fn
         self._settings = settings
         self.settings = at_progress(settings, 0.0)
         """The settings with every schedule at its present value."""
@@ -87,6 +92,8 @@ class Policy:
         check_heads(self.agent, spec)
         self.optimizers = optimizer_fn(self.agent, self.settings)
         check_optimizers(self.optimizers)
+        self._left_out: list[torch.nn.Parameter] | None = held_by_none(self.agent, self.optimizers)
+        """Parameters that the algorithm leaves untrained; None once the first loss was checked for newer ones."""
         self.replay_schedule = None if replay_fn is None else replay_fn(self.agent, self.settings)
         """The replay to train on and how much, None for training on the batches themselves."""
         if replay_fn is not None and not isinstance(self.replay_schedule, ReplaySchedule):
@@ -194,6 +201,9 @@ class Policy:
             )
         if loss.stop:
             return loss
+        if self._left_out is not None:
+            check_newcomers(self.agent, self.optimizers, self._left_out, loss)
+            self._left_out = None
         norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
         if not math.isfinite(norm):
             self.skipped += 1

@@ -51,8 +51,9 @@ class Settings:
     """Weight of the next step's value, usually 0.9 to 0.999."""
     optimizer: OptimizerName = "adam"
     """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019) or rmsprop."""
-    weight_decay: NotNegative = 0.0
-    """Shrinks weights: with adamw by lr times this a step, usually 1e-4 to 1e-2; else added to gradients as L2."""
+    weight_decay: NotNegative | None = None
+    """Shrinks weights: with adamw by lr times this a step, usually 1e-4 to 1e-2; else added to gradients as L2. None is
+    the optimizer's own: 0.01 with adamw, 0 with the others."""
     adam_eps: NotNegative = 1e-5
     """Added to the optimizer's divisor, RMSprop's too, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
     max_grad_norm: Bound | None = None

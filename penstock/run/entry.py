@@ -179,7 +179,8 @@ def _policy(stored: StoredConfig, checkpoint: Checkpoint, agent: AgentFn | None,
     if stored.trusted:
         policy: Policy = algo.build(stored.spec, seed=seed, device=device)
     else:
-        with undamaged(stored.path), limited_tensors(sum(x.nbytes for x in checkpoint.policy.values()), stored.path):
+        limit = limited_tensors(sum(x.nbytes for x in checkpoint.policy.values()), stored.path)
+        with undamaged(stored.path), named(stored.path), limit:
             policy = algo.build(stored.spec, seed=seed, device=device)
     policy.load_parameters(checkpoint.policy)
     return policy

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.agents.actor_critic import ActionHead
 from penstock.agents.networks import Convolutions, Encoder, ImpalaResNet, MinAtarCNN, NatureCNN, Net
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
@@ -218,3 +219,23 @@ def test_a_large_image_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, recwar
     assert "gymnasium.wrappers.ResizeObservation" in str(warning.message)
     Encoder(LeafSpec("box", (7, 7, 3), "uint8", 0.0, 255.0), CHOICE, Net(cnn=((4, 3, 1),)))
     assert len([w for w in recwarn if "million parameters" in str(w.message)]) == 1
+
+
+def test_many_features_are_said_to_be_many_and_absurdly_many_are_refused(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    many = LeafSpec("discrete", (), "int64", sizes=(200_000,))
+    with pytest.warns(UserWarning, match="200,000 features .* has 12.8 million parameters"):
+        Encoder(many, CHOICE, Net(hidden=(64,)))
+    with pytest.warns(UserWarning, match=r"net.hidden=\(4000, 4000\) for 3 features .* has 16.0 million"):
+        Encoder(LeafSpec("box", (3,), "float32"), CHOICE, Net(hidden=(4000, 4000)))
+    absurd = LeafSpec("discrete", (), "int64", sizes=(10**7,))
+    with pytest.raises(ConfigError, match=r"10,000,000 features .* 640 million .*expected at most 500.*nn.Embedding"):
+        Encoder(absurd, CHOICE, Net(hidden=(64,)))
+    with pytest.raises(ConfigError, match="a head of 10,000,000 outputs has 640 million"):
+        ActionHead(64, absurd, False, 0.0)
+    monkeypatch.setattr("penstock.agents.networks.ABSURD", 100_000)
+    image = LeafSpec("box", (60, 80, 3), "uint8", 0.0, 255.0)
+    for cnn in ("nature", "impala"):
+        with pytest.raises(ConfigError, match=f"net.cnn='{cnn}' for an image of 60 x 80 .*ResizeObservation"):
+            Encoder(image, CHOICE, Net(cnn=cnn))

@@ -341,3 +341,36 @@ def test_masked_actions_are_legal_and_even():
     assert set(drawn[1::2, 1]) == {4, 5}, "a dimension without a legal choice is drawn from all"
     with pytest.raises(ConfigError, match="single Discrete"):
         sample_action(BOX, u[:, :1].repeat(3, 1), mask)
+
+
+class NothingLegal(gym.Env[Any, Any]):
+    """Allows nothing in the third step, and at the end, where it may."""
+
+    observation_space = spaces.Dict(
+        {"x": spaces.Box(-1, 1, (1,), np.float32), "action_mask": spaces.Box(0, 1, (5,), np.int8)}
+    )
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def __init__(self, never: tuple[int, ...]) -> None:
+        self.never, self.t = never, 0
+
+    def _obs(self) -> Any:
+        mask = np.ones(5, np.int8)
+        if self.t in self.never:
+            mask[3:] = 0
+        return {"x": np.zeros(1, np.float32), "action_mask": mask}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self._obs(), 0.0, self.t == 5, False, {}
+
+
+def test_a_mask_that_allows_nothing_is_refused_where_an_action_is_asked_for():
+    check_env(lambda: NothingLegal((5,)))
+    with pytest.raises(EnvContractError, match=r"slot 0, step 2 .*only zeros for dimension 1 of the action.*legal"):
+        check_env(lambda: NothingLegal((2, 5)))
+    check_env(EnvConfig(lambda: NothingLegal((2, 5)), checks="off"))

@@ -218,3 +218,15 @@ def test_every_algorithm_obeys(name: str):
 def test_an_unknown_optimizer_names_the_nearest():
     with pytest.raises(ConfigError, match=r"optimizer='adamW'; did you mean 'adam' or 'adamw'"):
         PPO(optimizer="adamW")  # pyright: ignore
+
+
+def test_adamw_decays_as_torchs_by_itself_and_adam_not_at_all():
+    for kind, decay in (("adamw", 0.01), ("adam", 0.0), ("rmsprop", 0.0)):
+        optimizer: Any = PPO(optimizer=kind).functions.optimizer(net(), PPO(optimizer=kind))["all"]  # pyright: ignore
+        found = optimizer._weight_decay if kind != "rmsprop" else optimizer.param_groups[0]["weight_decay"]
+        assert found == decay
+    none: Any = make_optimizer(net().parameters(), PPO(optimizer="adamw", weight_decay=0.0))
+    assert none._weight_decay == 0.0
+    temperature: Any = make_optimizer(net().parameters(), PPO(optimizer="adamw"), decays=False)
+    assert temperature._weight_decay == 0.0
+    assert PPO().weight_decay is None  # what a stored run without the field is read as

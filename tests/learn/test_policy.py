@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
+from penstock.algos.sac import SAC
 from penstock.core.batch import Inputs, SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.schedule import Schedule
@@ -425,3 +426,46 @@ def test_the_step_size_of_the_settings_wins_over_a_stored_one():
         before = policy.agent.weight.item()  # pyright: ignore
         policy.learn_on_batch(line_batch())
         assert policy.agent.weight.item() == pytest.approx(before - lr * 2)  # pyright: ignore
+
+
+def put_in_later(policy: Policy) -> None:
+    """A new layer in the place of PPO's actor's first; the critic's stay as they were."""
+    layers: Any = policy.agent.get_submodule("actor.mlp.layers")
+    layers[0] = nn.Linear(layers[0].in_features, layers[0].out_features)
+
+
+@pytest.mark.parametrize("cure", ["none", "frozen", "rebuilt", "apart"])
+def test_layers_put_in_after_the_policy_was_built_are_refused_at_the_first_update(cure: str) -> None:
+    sampler = SerialSampler(T=8, B=2).build(ThreeStep, seed=0)
+    policy = PPO(net=Net(hidden=(4,)), epochs=1, minibatch=16).build(sampler.spec)
+    if cure == "apart":
+        policy.agent.probe = nn.Linear(2, 2)  # trained by nobody's loss here
+    else:
+        put_in_later(policy)
+    layers: Any = policy.agent.get_submodule("actor.mlp.layers")
+    layer = layers[0]
+    if cure == "frozen":
+        layer.requires_grad_(False)
+    if cure == "rebuilt":
+        policy.optimizers = policy.optimizer_fn(policy.agent, policy.settings)
+    sampler.initialize(policy.agent)
+    batch, _ = sampler.obtain_samples(0)
+    before = layer.weight.detach().clone()
+    if cure == "none":
+        with pytest.raises(ConfigError, match=r"^actor.mlp.layers.0.weight, actor.mlp.layers.0.bias: .*optimizer_fn\("):
+            train_one_step(policy, batch)
+        return
+    train_one_step(policy, batch)
+    assert (layer.weight != before).any() == (cure != "frozen")
+    put_in_later(policy)
+    train_one_step(policy, batch)  # looked at once
+
+
+@pytest.mark.parametrize("algo", [PPO(), SAC()])
+def test_an_action_without_elements_is_refused(algo: Any) -> None:
+    empty = LeafSpec("box", (0,), "float32", -1.0, 1.0)
+    for action in (empty, {"a": CHOICE, "b": empty}):
+        with pytest.raises(
+            ConfigError, match=r"an action without elements, .*box\[0\] float32.*; expected at least one"
+        ):
+            algo.build(EnvSpec(VECTOR, action))

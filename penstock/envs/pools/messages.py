@@ -124,7 +124,8 @@ def _describe_info(result: Any, keys: Sequence[str]) -> str | None:
     info: dict[str, Any] = result[4]
     for key in keys:
         number = isinstance(info.get(key, 0), (bool, int, float, np.generic, np.ndarray))
-        if not number or np.ndim(info.get(key, 0)):
+        if not number or np.size(info.get(key, 0)) != 1:
             kind = type(info[key]).__name__
-            return f"info[{key!r}]: got {kind}, expected one number; return one, or drop {key!r} from info_keys"
+            other = "keep it under another key" if key == "is_success" else f"drop {key!r} from info_keys"
+            return f"info[{key!r}]: got {kind}, expected one number, which is recorded; return one, or {other}"
     return None

@@ -127,7 +127,8 @@ class NativeEnv:
             for key, column in out.info.get("env", {}).items():
                 if key in info:
                     known = ~reset & info.get(f"_{key}", True)
-                    column[row, slots] = np.where(known, info[key], np.nan)
+                    x = np.asarray(info[key])
+                    column[row, slots] = np.where(known, x.ravel() if x.size == known.size else x, np.nan)
         if not np.isfinite(rewards).all():
             b = int(np.argmin(np.isfinite(rewards)))
             raise EnvContractError(

@@ -19,7 +19,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
-from penstock.envs.spaces import env_spec
+from penstock.envs.spaces import action_dtypes, env_spec
 
 Reset = Literal["next_step", "batch_end"]
 
@@ -82,7 +82,7 @@ class SerialPool(EnvPool):
         self.specs = (self.spec,)
         self._steps = [env.step for env in self.envs]
         self._write = obs_writer(self.spec.obs)
-        self.to_env = action_reader(self.spec.action)
+        self.to_env = action_reader(self.spec.action, action_dtypes(self.envs[0].action_space))
         self.refused: Values = refused_values(config.checks)
         self.row_is_sound = row_checker(self.spec.obs, self.refused)
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
@@ -189,7 +189,10 @@ class SerialPool(EnvPool):
                 if info:
                     for key, column in info_rows.items():
                         if key in info:
-                            column[b] = info[key]
+                            try:
+                                column[b] = info[key]
+                            except (TypeError, ValueError):  # an array of one element stands for its number
+                                column[b] = np.asarray(info[key]).item()
                 elif info is None:
                     self._violation(b, result, action, obs_row)
         except EnvWorkerError:
@@ -396,16 +399,18 @@ def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
     return write
 
 
-def action_reader(spec: Tree) -> Callable[[Tree], Sequence[Any]]:
-    """A function from a row of actions [B, *A] to one for each environment: numpy integers, or arrays of its own."""
+def action_reader(spec: Tree, dtypes: Sequence[np.dtype[Any]] = ()) -> Callable[[Tree], Sequence[Any]]:
+    """A function from a row of actions [B, *A] to one for each environment, `dtypes` being those of its leaves."""
     if not is_leaf(spec):
         structure = tree_structure(spec)
-        readers = [action_reader(leaf) for leaf in tree_leaves(spec)]
+        readers = [action_reader(leaf, dtypes[i : i + 1]) for i, leaf in enumerate(tree_leaves(spec))]
         return lambda row: [
             tree_unflatten(structure, list(parts)) for parts in zip(*(r(x) for r, x in zip(readers, tree_leaves(row))))
         ]
     leaf: LeafSpec = spec
     if leaf.kind == "discrete":
+        if dtypes and dtypes[0] != leaf.dtype:
+            return lambda row: list(row.astype(dtypes[0]))
         return list  # numpy integers, as `action_space.sample()` returns; Gymnasium checks Python ints more slowly
     if leaf.kind != "box":
         return lambda row: list(row.copy())

@@ -101,3 +101,20 @@ def test_envpool_steps_in_groups_and_takes_its_seed_when_it_is_made():
     pool.close()
     with pytest.raises(ConfigError, match="batch_size=1 of num_envs=3"):
         NativeGroups(EnvConfig("envpool:make", {**config.kwargs, "batch_size": 1}), 3, 6, 2)
+
+
+class Succeeds(gym.Env):
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 0.0, False, False, {"is_success": np.array([True])}
+
+
+def test_one_element_in_an_info_is_a_number():
+    pool = NativeGroups(EnvConfig(lambda num_envs: gym.vector.SyncVectorEnv([Succeeds] * num_envs)), 0, 3, 1)
+    success: Any = filled(pool, 2).info["env"]["is_success"]
+    assert success.tolist() == [[1.0] * 3] * 2
+    pool.close()

@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
+from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.serial import Reset, SerialPool
 from penstock.envs.toy import Counter, Masked, SeedEcho, Toy
@@ -330,3 +332,31 @@ def test_values_are_checked_in_one_row_of_64(row: int, place: str):
 def test_a_bad_value_in_a_reset_is_said_to_come_from_the_reset():
     with pytest.raises(EnvContractError, match=r"in reset\(\) at episode 3, step 0, .*obs: got nan"):
         rows(pool_of(lambda: NanFrom(32), checks="always"), 200)
+
+
+class Strict(gym.Env[Any, Any]):
+    """Takes choices of its space's dtype alone."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, nested: bool) -> None:
+        choice = gym.spaces.Discrete(3, start=1, dtype=np.int32)
+        self.action_space = gym.spaces.Dict({"b": choice, "a": gym.spaces.MultiBinary(2)}) if nested else choice
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), repr(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {"is_success": np.array([True])}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_choices_come_in_the_spaces_own_dtype_and_one_element_is_a_number(nested: bool):
+    env = functools.partial(Strict, nested)
+    check_env(env)
+    pool = pool_of(env)
+    (batch,) = rows(pool, 2)
+    choice: Any = batch.action["b"] if nested else batch.action
+    assert choice.dtype == np.int64  # as before there were other dtypes
+    assert np.array(batch.info["env"]["is_success"]).tolist() == [[1.0, 1.0], [1.0, 1.0]]
