@@ -21,16 +21,13 @@ from penstock.core.tree import Tree
 
 
 class ChoiceNetwork(nn.Module):
-    """[N, ...] inputs -> [N, actions] (k None: one network), or [k, N, actions] by k networks of relu layers.
-
-    Both start as torch's Linear layers do; in Christodoulou's code and CleanRL's too, actor and critics start alike.
-    """
+    """[N, ...] inputs -> [N, actions] (k None: one network), or [k, N, actions] by k networks of relu layers."""
 
     def __init__(self, spec: EnvSpec, obs: Tree, net: Net, actions: int, k: int | None) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
         size = self.encoder.size
-        self.mlp = MLP(size, net.hidden, net.activation, gain=None) if k is None else None
+        self.mlp = MLP(size, net.hidden, net.activation) if k is None else None
         self.out = nn.Linear(net.hidden[-1] if net.hidden else size, actions) if k is None else None
         self.stack = StackedMLP(k, size, net.hidden, actions) if k is not None else None
 

@@ -173,12 +173,3 @@ def test_what_does_not_fit_is_refused(spec: EnvSpec, net: Net, words: list[str])
     with pytest.raises(ConfigError) as error:
         DiscreteControlAgent(spec, net, 0.9, 2)
     assert all(word in str(error.value) for word in words), str(error.value)
-
-
-def test_actor_and_critics_start_alike():
-    spec = EnvSpec(LeafSpec("box", (4,), "float32"), LeafSpec("discrete", (), "int64", sizes=(3,)))
-    agent: Any = DiscreteControlAgent(spec, Net(hidden=(64, 64), activation="relu"), 0.99, 2)
-    for layer in agent.actor.mlp.layers:  # torch's: uniform within 1 / sqrt(inputs), biases too
-        limit = layer.in_features**-0.5
-        assert 0.9 * limit < layer.weight.abs().max() <= limit
-        assert 0.5 * limit < layer.bias.abs().max() <= limit
