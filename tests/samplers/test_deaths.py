@@ -217,7 +217,9 @@ def test_an_environment_that_fails_to_close_is_a_warning_everywhere(kind: str) -
     sampler = started(settings, WontClose)
     sampler.obtain_samples(0)
     sampler.evaluate_agent(0, 2)
-    with pytest.warns(UserWarning, match=r"slot 0 and 3 more of .*WontClose in close\(\): ValueError: the arm is stuck") as seen:
+    with pytest.warns(
+        UserWarning, match=r"slot 0 and 3 more of .*WontClose in close\(\): ValueError: the arm is stuck"
+    ) as seen:
         sampler.shutdown()
     slots = {str(w.message).split(" of ")[0] for w in seen}
     assert slots == {f"slot 0 and {B - 1} more", "evaluation slot 0 and 1 more"}
