@@ -32,7 +32,7 @@ def run(argv: list[str]) -> int:
         f"(min {episodes.return_.min():,.2f}, max {episodes.return_.max():,.2f})",
         "length": f"{episodes.mean_length:,.1f}",
     }
-    if args.max_steps and (cut := int((~episodes.terminated & (episodes.length >= args.max_steps)).sum())):
+    if args.max_steps and (cut := episodes.without_end(args.max_steps)):
         rows["cut"] = f"{cut} at {args.max_steps:,} steps"
     rows |= {name: f"{value:,.3f}" for name, value in episodes.reported().items()}
     print_summary(f"evaluation of {args.run}", rows)

@@ -41,7 +41,7 @@ class OutOfBounds:
         self._sides = sides
 
     def limits(self, batch: SampleBatch) -> list[tuple[Any, npt.NDArray[Any], npt.NDArray[Any]]]:
-        """The comparisons to make of a buffer's observations: function, array, and bound, each [T+1, B, *O].
+        """The comparisons to make of a buffer's observations: function, array [T+1, B, *O], bound [B, *O] or a number.
 
         A value is outside where one returns True; see `found`. Empty where nobody looks.
         """

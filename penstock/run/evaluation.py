@@ -58,7 +58,7 @@ def evaluate(
     config = as_env_config(env)
     config = replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
     check_apart(config, seed or 0)
-    how = {"slots": slots or EVAL_SLOTS, "max_steps": max_steps or EVAL_MAX_STEPS}
+    how = _limits(slots, max_steps, EVAL_SLOTS, EVAL_MAX_STEPS)
     evaluator = Evaluator(config, seed or 0, how["slots"])
     try:
         return evaluator.play(policy, 0, episodes, deterministic=deterministic, **how)
@@ -81,12 +81,19 @@ def evaluate_run(
     """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
     policy, step, exp, config = _opened(run_dir, which, env, env_kwargs, trust)
     check_apart(config, exp.run.seed, exp.sampler_settings)
-    how = {"slots": slots or exp.run.eval_slots, "max_steps": max_steps or exp.run.eval_max_steps}
+    how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
     evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
     try:
         return evaluator.play(policy, step, episodes, deterministic=deterministic, **how), step
     finally:
         evaluator.close()
+
+
+def _limits(slots: int | None, max_steps: int | None, usual_slots: int, usual_steps: int) -> dict[str, int]:
+    return {
+        "slots": usual_slots if slots is None else slots,
+        "max_steps": usual_steps if max_steps is None else max_steps,
+    }
 
 
 def _opened(
@@ -109,6 +116,8 @@ def record_video(
 ) -> Path:
     """Records a video of deterministic episodes, one after the other; returns its path. Needs the extra `video`.
 
+    An episode without an end is cut after the run's `eval_max_steps`.
+
     Raises:
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
@@ -127,13 +136,14 @@ def record_video(
     try:
         for episode in range(episodes):
             obs, _ = live.reset(seed=env_seed(exp.run.seed, 0, episode, evaluation=True))
-            state, reward, ended = None, 0.0, False
-            while not ended:
+            state, reward = None, 0.0
+            for _ in range(exp.run.eval_max_steps):
                 writer = _write_frame(live, writer, path)
                 answer = policy.predict(obs, state, prev_reward=float(reward))
                 action, state = answer if policy.recurrent else (answer, None)
                 obs, reward, terminated, truncated, _ = live.step(action)
-                ended = bool(terminated or truncated)
+                if terminated or truncated:
+                    break
             writer = _write_frame(live, writer, path)
     finally:
         close_env(live, config.name)

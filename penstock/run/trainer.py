@@ -177,8 +177,7 @@ class Trainer:
             return {}, found
         metrics = found.metrics("eval/{stat}_{key}", "reward", "ep_length")
         if len(found):
-            cut = int((~found.terminated & (found.length >= run.eval_max_steps)).sum())
-            if cut:
+            if cut := found.without_end(run.eval_max_steps):
                 metrics["eval/cut_episodes"] = float(cut)
             self.best_score = max(self.best_score, found.mean_return)
         return metrics, found

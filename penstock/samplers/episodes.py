@@ -77,6 +77,10 @@ class Episodes:
             rank[mine] = np.arange(mine.sum())
         return self._at(rank < np.asarray(counts, np.int64)[self.slot])
 
+    def without_end(self, steps: int) -> int:
+        """How many an evaluation cut at this many steps; an end by a time limit of the same length counts too."""
+        return int((~self.terminated & (self.length >= steps)).sum())
+
     def no_longer_than(self, steps: int) -> Episodes:
         """Those of at most this many steps."""
         return self._at(self.length <= steps)

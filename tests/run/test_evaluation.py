@@ -11,8 +11,10 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant, RepeatPrevious
+from penstock.run import evaluation, trainer
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.evaluation import evaluate_run, record_video
+from penstock.workers.checking import check_apart
 
 RUN = ps.RunConfig(
     steps=256, checkpoint_interval=64, keep=10, eval_episodes=0, tensorboard=False, progress="off", seed=5
@@ -188,6 +190,50 @@ def test_the_length_of_an_episode_is_limited(run: Path, policy: ps.Policy) -> No
     assert found.length.tolist() == [70] * 5
     assert set(found.slot.tolist()) == {0, 1, 2}
     assert "eval/cut_episodes" not in ps.Trainer(EXP).evaluate(1)[0]
+
+
+@pytest.mark.parametrize("wrong", [{"slots": 0}, {"max_steps": 0}])
+def test_no_slots_or_steps_are_refused(run: Path, policy: ps.Policy, wrong: Any) -> None:
+    for which in (run, policy):
+        with pytest.raises(ConfigError, match="expected 1 or more of each"):
+            ps.evaluate(which, "CartPole-v1", 1, **wrong)
+
+
+def test_a_run_is_evaluated_within_its_own_limits(tmp_path: Path) -> None:
+    limits = replace(RUN, steps=64, eval_max_steps=3, eval_slots=2, dir=tmp_path / "run")
+    found = ps.evaluate(ps.train(replace(EXP, run=limits)).run_dir, episodes=5)
+    assert found.length.tolist() == [3] * 5
+    assert set(found.slot.tolist()) == {0, 1}
+
+
+def test_every_environment_is_checked_before_it_is_made_here(
+    run: Path, policy: ps.Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def noted(config: Any, *args: Any) -> Any:
+        checked.append(config.kwargs["max_episode_steps"])
+        return check_apart(config, *args)
+
+    for module in (trainer, evaluation):
+        monkeypatch.setattr(module, "check_apart", noted)
+    ps.Trainer(replace(EXP, env_kwargs={"max_episode_steps": 7}, eval_env_kwargs={"max_episode_steps": 8})).stop()
+    for which, steps in ((run, 9), (policy, 10)):
+        ps.evaluate(which, "CartPole-v1", 1, env_kwargs={"max_episode_steps": steps})
+    assert checked == [7, 8, 9, 10]
+
+
+def test_a_video_of_an_episode_without_an_end_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forever(Pictures):
+        def step(self, action: Any) -> Any:
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, False, False, info
+
+    frames: list[Any] = []
+    monkeypatch.setattr(evaluation, "_write_frame", lambda env, writer, path: frames.append(env.render()))
+    limited = replace(RUN, steps=64, eval_max_steps=12, dir=tmp_path / "run")
+    record_video(ps.train(replace(EXP, env=Forever, run=limited)).run_dir, 2, env=Forever)
+    assert len(frames) == 2 * (12 + 1)
 
 
 def test_a_run_says_once_that_episodes_are_cut(tmp_path: Path) -> None:
