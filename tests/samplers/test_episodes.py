@@ -249,6 +249,16 @@ def test_info_keys_that_never_come_are_said_once() -> None:
         return [str(one.message) for one in said]
 
     stats = EpisodeStats(4, 1.0)
+    going_on = allocate_batch(SPEC, BatchSpec(2, 4), env_info=("amid",))
+    going_on.valid[...], going_on.info["env"]["amid"][1, 2] = True, 5.0
+    stats.update(going_on)
+    going_on.info["env"]["amid"][...], going_on.terminated[1] = np.nan, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(6):
+            stats.update(going_on)
+
+    stats = EpisodeStats(4, 1.0)
     assert reported(stats, 4) == []  # 16 episodes
     (text,) = reported(stats, 5)
     assert text.startswith(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.cli.config import experiment_from
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.evaluation import evaluate
 from penstock.run.files import trust
@@ -42,8 +43,8 @@ def state(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def trained(run: Path) -> Path:
-    ps.train(at(run, replace(CARTPOLE, env="own_env:make"), steps=64, eval_episodes=0))
+def trained(run: Path, eval_env: str | None = None) -> Path:
+    ps.train(at(run, replace(CARTPOLE, env="own_env:make", eval_env=eval_env), steps=64, eval_episodes=0))
     return run
 
 
@@ -91,6 +92,24 @@ def test_another_users_run_needs_trust_once(state: Path, tmp_path: Path, monkeyp
     assert refused(run)
     evaluate(run, episodes=1, trust=True)
     assert not refused(run)
+
+
+def test_an_environment_of_ones_own_takes_the_place_of_both_that_another_users_run_names(
+    state: Path, tmp_path: Path
+) -> None:
+    run = trained(tmp_path / "run", eval_env="own_env:make")
+    shutil.rmtree(state)
+    assert refused(run)
+    assert len(evaluate(run, "CartPole-v1", 1)) == 1
+
+
+def test_settings_from_another_users_run_need_trust_too(state: Path, tmp_path: Path) -> None:
+    run = trained(tmp_path / "run")
+    shutil.rmtree(state)
+    for path in (run, run / "config.json"):
+        with pytest.raises(CheckpointError, match=r"env=own_env:make.*--trust"):
+            experiment_from(path)
+    assert experiment_from(run, trust=True).env == "own_env:make"
 
 
 def test_the_list_is_this_users_alone(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
