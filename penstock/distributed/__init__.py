@@ -1,0 +1,1 @@
+"""Samplers spread over several processes or machines, on Ray or without it."""

@@ -1,0 +1,1 @@
+"""Where the runners of an EnvRunnerGroup live: in this process, in local processes, or on Ray."""

@@ -1,0 +1,74 @@
+"""Backend: the Protocol between an EnvRunnerGroup and the place where its runners live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from penstock.core.errors import EnvWorkerError
+
+DeathKind = Literal["exception", "exit", "signal", "oom", "timeout", "node"]
+
+
+class RunnerError(EnvWorkerError):
+    """A call to a runner that has no result.
+
+    Args:
+        kind: `exception`: the method raised, the runner lives; anything else: the runner is gone.
+        trace: the traceback on the runner's side, or "".
+    """
+
+    def __init__(self, kind: DeathKind, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.kind: DeathKind = kind
+        self.trace = trace
+
+
+class Backend(Protocol):
+    """Starts objects of a class elsewhere and calls their methods.
+
+    Calls to one runner are carried out in the order in which they were sent; a call never blocks the sender. A handle
+    of a runner answers `handle.method.remote(*args)` with a call, as an actor of Ray does.
+    """
+
+    name: str
+
+    def start(self, cls: type, args: Sequence[Any], name: str) -> Any:
+        """Returns the handle of a new `cls(*args)` at once; it is made elsewhere, and calls wait for it there.
+
+        An error of the constructor is that of every call. `name` stands in messages and process titles.
+        """
+        ...
+
+    def put(self, data: np.ndarray[Any, Any]) -> Any:
+        """Returns what stands for these bytes [n] uint8 as an argument of any number of calls: one copy a machine.
+
+        A method receives a read-only uint8 array [n], or bytes. `data` may be overwritten after this returns.
+        """
+        ...
+
+    def call(self, runner: Any, method: str, *args: Any) -> Any:
+        """Sends a call; returns what stands for its result."""
+        ...
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Returns the calls that have ended, in order of sending: at least one, or none after `timeout_s`."""
+        ...
+
+    def result(self, call: Any, timeout_s: float) -> Any:
+        """Returns the result of a call; arrays in it may be read-only.
+
+        Raises:
+            RunnerError: it raised there, or the runner is gone, or (`timeout`) there is no result in time.
+        """
+        ...
+
+    def kill(self, runner: Any) -> None:
+        """Ends a runner and all its processes now, whatever it does."""
+        ...
+
+    def close(self) -> None:
+        """Kills every runner that was started here, and leaves the cluster if it was joined here."""
+        ...
