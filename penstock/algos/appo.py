@@ -17,7 +17,6 @@ import torch
 
 from penstock import ops
 from penstock.agents.agent import Agent, logp_and_values
-from penstock.agents.parameters import parameters_of
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Positive, Rate, Unit, Weight, Whole
@@ -39,14 +38,12 @@ def follow_policy(agent: Agent, interval: int) -> None:
     """Copies parameters and normalisers into the target policy before every `interval`-th batch."""
     age = agent.get_buffer("target_age")
     if age % interval == 0:
-        current, target = parameters_of(agent), parameters_of(agent.get_submodule("target_policy"))
-        if missing := target.keys() - current.keys():
+        missing, _ = agent.get_submodule("target_policy").load_state_dict(agent.state_dict(), strict=False)
+        if missing:
             raise ConfigError(
                 f"the target policy has {sorted(missing)[:3]}, which the policy lacks; expected the same names: do to "
                 "agent.target_policy what you do to the agent (pruning, parametrisations, other layers)"
             )
-        for name, x in target.items():
-            x.copy_(current[name])
         age.zero_()
     age += 1
 
@@ -132,7 +129,7 @@ class APPO(InMinibatches):
     """Largest weight of a row, min(rho_bar, pi_target / mu)."""
     c_bar: Positive = 1.0
     """Largest ratio by which a trace is carried on, at most `rho_bar`: how far the past is corrected, at what variance."""
-    target_interval: Count = 1
+    target_interval: Count = 2
     """Batches between copies of the policy into the target policy, usually 1 to 8."""
     target_ratio_bar: Annotated[float, Limit(1.0, math.inf)] = 2.0
     """Largest mu / pi_target in the surrogate's ratio, pi / mu times it; the rho of the paper. inf: pi / pi_target."""

@@ -121,7 +121,7 @@ def vtrace(
         raise ConfigError(
             f"vtrace got value of shape {tuple(value.shape)} for reward {tuple(reward.shape)}; expected [T+1, B]"
         )
-    _check_rows(log_ratio, reward=reward)
+    _check_rows(log_ratio, reward=reward, valid=valid)
     ratio = log_ratio.masked_fill(~valid, 0.0).exp()
     rho = ratio.clamp(max=rho_bar)
     error = td_error(reward, value[:-1], value[1:], terminated, discount=discount).masked_fill(~valid, 0.0)

@@ -71,7 +71,7 @@ class Trainer:
         if depth and not getattr(exp.algo, "takes_stale", False):
             raise ConfigError(
                 f"sampler.depth={depth} with {type(exp.algo).__name__}, which learns from nothing but batches of its "
-                "present policy; use depth=0, a synchronous sampler, or PPO"
+                "present policy; use depth=0, a synchronous sampler, or PPO, APPO or IMPALA"
             )
         self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
         try:
