@@ -128,7 +128,7 @@ class APPO(InMinibatches):
     rho_bar: Bound = 1.0
     """Largest weight of a row, min(rho_bar, pi_target / mu)."""
     c_bar: Positive = 1.0
-    """Largest ratio by which a trace is carried on, at most `rho_bar`: how far the past is corrected, at what variance."""
+    """Largest ratio that carries a trace on, at most `rho_bar`: how far corrections reach back, at what variance."""
     target_interval: Count = 2
     """Batches between copies of the policy into the target policy, usually 1 to 8."""
     target_ratio_bar: Annotated[float, Limit(1.0, math.inf)] = 2.0

@@ -82,7 +82,7 @@ class IMPALA(Settings):
     rho_bar: Bound = 1.0
     """Largest weight of a row, min(rho_bar, pi / mu); below inf, V is that of a policy between pi and mu."""
     c_bar: Positive = 1.0
-    """Largest ratio by which a trace is carried on, at most `rho_bar`: how far the past is corrected, at what variance."""
+    """Largest ratio that carries a trace on, at most `rho_bar`: how far corrections reach back, at what variance."""
     max_lag: Whole | None = None
     """Rows that a version more than this many training steps old chose are left out; None for no bound."""
     entropy_coef: Weight = 0.01

@@ -15,8 +15,7 @@ from penstock.agents.actor_critic import Output
 from penstock.agents.distributions import Categorical
 from penstock.agents.networks import Net
 from penstock.algos.appo import APPO, loss_fn, postprocess_fn
-from penstock.algos.ppo import PPO
-from penstock.algos.ppo import postprocess_fn as ppo_postprocess_fn
+from penstock.algos.ppo import PPO, postprocess_fn as ppo_postprocess_fn
 from penstock.core.batch import Inputs, TrainBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
@@ -116,7 +115,9 @@ def bits(policy: Policy, prefix: str) -> dict[str, bytes]:
     return {
         name.removeprefix("target_policy."): x.numpy().tobytes()
         for name, x in state.items()
-        if name.startswith("target_policy.") == (prefix == "target") and name != "target_age" and "_extra_state" not in name
+        if name.startswith("target_policy.") == (prefix == "target")
+        and name != "target_age"
+        and "_extra_state" not in name
     }
 
 
@@ -140,7 +141,9 @@ def test_the_target_policy_is_that_of_the_last_interval_normalisers_included(net
 
 def test_ratios_of_every_pass_are_to_one_policy():
     """Whatever the passes have changed: `logp`, targets and advantages of a batch are computed once."""
-    policy, batch = collected(APPO(net=NET, lr=0.05, minibatch=1000, epochs=3, target_ratio_bar=math.inf), "CartPole-v1")
+    policy, batch = collected(
+        APPO(net=NET, lr=0.05, minibatch=1000, epochs=3, target_ratio_bar=math.inf), "CartPole-v1"
+    )
     target = [x.clone() for x in policy.agent.get_submodule("target_policy").parameters()]
     seen: list[TrainBatch] = []
     inner = policy.loss_fn

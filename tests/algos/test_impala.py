@@ -11,8 +11,7 @@ import torch
 from penstock.agents.actor_critic import Output
 from penstock.agents.distributions import Categorical
 from penstock.agents.networks import Net
-from penstock.algos.a2c import A2C
-from penstock.algos.a2c import postprocess_fn as a2c_postprocess_fn
+from penstock.algos.a2c import A2C, postprocess_fn as a2c_postprocess_fn
 from penstock.algos.appo import APPO
 from penstock.algos.impala import IMPALA, loss_fn, postprocess_fn
 from penstock.core.batch import Inputs, SampleBatch, TrainBatch, allocate_batch

@@ -73,7 +73,9 @@ def digests(policy: Any) -> dict[str, bytes]:
 
 def test_a_bound_below_the_depth_leaves_the_rows_of_all_later_batches_out() -> None:
     sampler = ps.AsyncSerialSampler(ps.SerialSampler(T=8, B=4), depth=2)
-    exp = ps.Experiment("CartPole-v1", ps.IMPALA(max_lag=1), sampler, ps.RunConfig(steps=10_000, seed=3, progress="off"))
+    exp = ps.Experiment(
+        "CartPole-v1", ps.IMPALA(max_lag=1), sampler, ps.RunConfig(steps=10_000, seed=3, progress="off")
+    )
     with Trainer(exp) as trainer:
         steps = [trainer.train() for _ in range(6)]
         collected = trainer.env_steps

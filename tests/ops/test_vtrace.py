@@ -149,7 +149,9 @@ def test_single_precision_stays_single():
 def test_shapes_that_do_not_fit_are_refused():
     reward, value, terminated, truncated, valid = golden()
     log_ratio = logs(RATIO)
-    with pytest.raises(ConfigError, match=r"^vtrace got value of shape \(7, 1\) for reward \(7, 1\); expected \[T\+1, B\]"):
+    with pytest.raises(
+        ConfigError, match=r"^vtrace got value of shape \(7, 1\) for reward \(7, 1\); expected \[T\+1, B\]"
+    ):
         vtrace(log_ratio, reward, value[:-1], terminated, truncated, valid, discount=0.9)
     for wrong in (log_ratio[:-1], log_ratio.squeeze(1), log_ratio.unsqueeze(-1)):
         with pytest.raises(ConfigError, match=r"expected arrays of one shape \[T, B\]"):
