@@ -27,27 +27,26 @@ from penstock.learn.settings import Functions, InMinibatches
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
-    """The agent that `cfg.agent` makes, with a frozen copy as `target_policy` and its age in batches."""
+    """The agent that `cfg.agent` makes, with a frozen copy as `target_policy`, and the number of batches trained on."""
     agent = cfg.agent(spec, cfg)
     check_agent_members(agent)
     agent.target_policy = copy.deepcopy(agent).requires_grad_(False)
-    agent.register_buffer("target_age", torch.zeros((), dtype=torch.int64))
+    agent.register_buffer("target_batches", torch.zeros((), dtype=torch.int64))
     return agent
 
 
 def target_for_batch(agent: Agent, interval: int) -> Agent:
     """The target policy: a copy of the policy, normalisers included, made before every `interval`-th batch."""
     target: Any = agent.get_submodule("target_policy")
-    age = agent.get_buffer("target_age")
-    if age % interval == 0:
+    batches = agent.get_buffer("target_batches")
+    if batches % interval == 0:
         missing, _ = target.load_state_dict(agent.state_dict(), strict=False)
         if missing:
             raise ConfigError(
                 f"the target policy has {sorted(missing)[:3]}, which the policy lacks; expected the same names: do to "
                 "agent.target_policy what you do to the agent (pruning, parametrisations, other layers)"
             )
-        age.zero_()
-    age += 1
+    batches += 1
     return target
 
 
