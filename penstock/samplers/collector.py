@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Held, Noise
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
@@ -152,3 +153,35 @@ Collect: TypeAlias = Callable[
     [Any, Sequence[Any], Sequence[SampleBatch], Sequence[GroupViews], list[Tree], "Noise | None"], None
 ]
 """`collect`, or a stand-in for it: (pool, agents, batches, views, states, noise)."""
+
+
+class Server(Protocol):
+    """Runs the loop in the place of this thread: with a copy of the agent, or in the pool's workers."""
+
+    @property
+    def serve(self) -> Collect:
+        """Fills the batches; arguments as of `collect`."""
+        ...
+
+    @property
+    def remote(self) -> bool:
+        """Agents act in the pool's workers, their recurrent states in shared memory; else states are the loop's own."""
+        ...
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the acting agent is; None for where its parameters are."""
+        ...
+
+    def place(
+        self, pool: Any, batches: list[SampleBatch], states: Tree, agent: Agent
+    ) -> tuple[list[SampleBatch], Tree]:
+        """Moves a pool's buffers, and recurrent states [B, ...] of remote agents, to where all sides see them."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Further `sampler/...` metrics."""
+        ...
+
+    def close(self) -> None:
+        """Called once after the pools are closed."""
