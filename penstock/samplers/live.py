@@ -193,6 +193,11 @@ class LiveSampler:
         self._collect(own.pool, [own.agent], own.batches, own.views[0], own.states, noise)
         return own.batches[0]
 
+    def buffer(self, itr: int) -> SampleBatch:
+        """The memory of batch `itr`."""
+        batches = self._started().batches
+        return batches[itr % len(batches)]
+
     def agent_states(self) -> Tree:
         """[B, ...] recurrent states after the last batch, as arrays."""
         return self._started().get_states()

@@ -17,13 +17,13 @@ class RunnerError(EnvWorkerError):
 
     Args:
         kind: `exception`: the method raised, the runner lives; anything else: the runner is gone.
-        trace: the traceback on the runner's side, or "".
+        trace: the traceback on the runner's side, or "". error_type: name of the class of what was raised there.
     """
 
-    def __init__(self, kind: DeathKind, message: str, trace: str = "") -> None:
+    def __init__(self, kind: DeathKind, message: str, trace: str = "", error_type: str = "") -> None:
         super().__init__(message)
         self.kind: DeathKind = kind
-        self.trace = trace
+        self.trace, self.error_type = trace, error_type
 
 
 class Backend(Protocol):

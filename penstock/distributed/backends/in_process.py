@@ -103,6 +103,6 @@ def _carry_out(what: str, function: Any, *args: Any) -> Done:
     except (Exception, SystemExit) as error:
         kind, verb = ("exit", "ended with") if isinstance(error, SystemExit) else ("exception", "raised")
         trace = "".join(traceback.format_exception(error))
-        found = RunnerError(kind, f"{what} {verb} {type(error).__name__}: {error}", trace)
+        found = RunnerError(kind, f"{what} {verb} {type(error).__name__}: {error}", trace, type(error).__name__)
         found.__cause__ = error
         return Done(error=found)
