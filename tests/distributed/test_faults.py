@@ -139,7 +139,7 @@ def test_an_environments_exception_raises_with_its_place_and_traceback(monkeypat
 
 def test_a_setting_that_is_wrong_there_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, _ = flaky({}, monkeypatch)
-    with pytest.raises(ConfigError, match="runner 0.*NoSuchEnv"):
+    with pytest.raises(ConfigError, match=r"runner 0.*NoSuchEnv"):
         settings.build("NoSuchEnv-v0")
 
 
@@ -160,7 +160,7 @@ def test_dropped_runners_leave_their_slots_empty(monkeypatch: pytest.MonkeyPatch
 
 def test_all_of_min_runners_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, _ = flaky({(1, "fill", 1): died()}, monkeypatch, fault_policy="drop", min_runners=3)
-    with pytest.warns(UserWarning), pytest.raises(EnvWorkerError, match="2 of 3 runners are left and min_runners=3"):
+    with pytest.warns(UserWarning, match="dropped"), pytest.raises(EnvWorkerError, match="2 of 3 runners are left and min_runners=3"):
         echoes(settings, 4)
 
 

@@ -82,7 +82,7 @@ def test_a_lost_runner_is_replaced_and_nothing_of_it_is_delivered(monkeypatch: p
     assert all(batch.valid.any() for batch, _ in found)
     assert metrics["faults/restarts"] == 2
     assert metrics["faults/lost_steps"] == 2 * 10
-    opened = [float(batch.obs[t, b, 0]) for batch, _ in found for t, b in np.argwhere(batch.first[1:]) + [1, 0]]
+    opened = [float(batch.obs[t + 1, b, 0]) for batch, _ in found for t, b in np.argwhere(batch.first[1:])]
     assert len(set(opened)) == len(opened)
 
 
