@@ -160,7 +160,10 @@ def test_dropped_runners_leave_their_slots_empty(monkeypatch: pytest.MonkeyPatch
 
 def test_all_of_min_runners_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, _ = flaky({(1, "fill", 1): died()}, monkeypatch, fault_policy="drop", min_runners=3)
-    with pytest.warns(UserWarning, match="dropped"), pytest.raises(EnvWorkerError, match="2 of 3 runners are left and min_runners=3"):
+    with (
+        pytest.warns(UserWarning, match="dropped"),
+        pytest.raises(EnvWorkerError, match="2 of 3 runners are left and min_runners=3"),
+    ):
         echoes(settings, 4)
 
 
