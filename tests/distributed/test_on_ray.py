@@ -175,5 +175,5 @@ def test_everything_listens_on_loopback_alone(cluster: Any) -> None:
         for connection in connections(process)
         if connection.status == psutil.CONN_LISTEN
     ]
-    assert listening and set(listening) <= {"127.0.0.1", "::1"}
+    assert listening and set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert all("127.0.0.1" in x or "::1" in x for x in cluster.listeners)
