@@ -107,7 +107,7 @@ class EnvRunner:
         self._episodes = join_episodes([self._episodes, episodes])
         return batch.copy()
 
-    def learn_on_batch(self, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+    def learn_on_batch(self, batch: SampleBatch) -> ResultDict:
         """Trains this runner's policy on a batch of fragments: `ps.train_one_step`. Returns its metrics."""
         result = train_one_step(self.policy, batch)
         self._version += 1
