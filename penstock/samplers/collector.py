@@ -30,6 +30,11 @@ class GroupViews:
         self._structure = tree_structure(self.inputs[0])
         missing = self.padded - self.n
         self._padding = [x.new_zeros(missing, *x.shape[1:], device=device) for x in self._rows[0]] if missing else []
+        # One row of inputs serves for all, unless a recurrent state may be made of views of it.
+        self._reused = bool(missing) and device.type == "cpu" and batch.state is None
+        self._shown = tree_map(lambda x: x.new_zeros(self.padded, *x.shape[1:]), self.inputs[0])
+        self._copied = [x[: self.n].numpy() for x in tree_leaves(self._shown)]
+        self._arrays = [[x.numpy() for x in row] for row in self._rows] if self._reused else []
         self._valid = [batch.valid[t, slots] for t in range(T)]
         self._actions = [x[:, slots] for x in tree_leaves(batch.action)]
         self._null = tree_leaves(null_action)
@@ -58,6 +63,10 @@ class GroupViews:
         """[padded, ...] inputs of row t where the agent is; rows of padding are zero."""
         if self.direct:
             return self.inputs[t]
+        if self._reused:
+            for x, y in zip(self._copied, self._arrays[t]):
+                x[...] = y
+            return self._shown
         leaves = self._rows[t]
         if self.device.type != "cpu":
             leaves = [x.to(self.device, non_blocking=True) for x in leaves]
