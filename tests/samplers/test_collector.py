@@ -150,7 +150,8 @@ def test_without_noise_the_agent_acts_deterministically_and_nothing_is_drawn():
     agent = Watching(pool.spec)
     sampler.initialize(agent)
     batch = sampler.last_batch
-    views = [GroupViews(batch, slots, pool.spec.null_action, torch.device("cpu")) for _, slots in pool.groups]
+    null, cpu = pool.spec.null_action, torch.device("cpu")
+    views = [GroupViews(batch, slots, null, cpu, agent.noise_size) for _, slots in pool.groups]
     collect(pool, [agent], [batch], views, [agent.initial_state(8)], None)
     assert (batch.info["noise"] == 0.5).all()
     assert (batch.action[batch.valid] == 2).all()
