@@ -77,7 +77,7 @@ MUTATIONS = (
              IN_SAC),
     Mutation("the next observation is that of one step", VIEW, "storage.inputs(t + after, b, self.fed)",
              "storage.inputs(t + 1, b, self.fed)", IN_TRANSITIONS),
-    Mutation("reset rows are drawn", VIEW, "return storage.valid(t[:, None], np.arange(storage.slots))",
+    Mutation("reset rows are drawn", VIEW, "return storage.valid_rows(t)",
              "return np.ones((len(t), storage.slots), bool)", IN_TRANSITIONS),
     Mutation("a sequence runs on over a gap in the record", VIEW, "storage.valid(rows, slots) & ~np.logical_or.accumulate(apart, 0)",
              "storage.valid(rows, slots)", IN_SEQUENCES),

@@ -80,9 +80,7 @@ def _block(seed: int, purpose: int, number: int, start: int, stop: int, T: int, 
     return _drawn(seed, purpose, range(number * batches, (number + 1) * batches), start, stop, T, n)
 
 
-def _drawn(
-    seed: int, purpose: int, batches: range, start: int, stop: int, T: int, n: int
-) -> npt.NDArray[np.float32]:
+def _drawn(seed: int, purpose: int, batches: range, start: int, stop: int, T: int, n: int) -> npt.NDArray[np.float32]:
     """[batches, T, B, n] uniforms; see `uniform`."""
     slot_count = stop - start
     words_per_slot = -(-T * n // 2)  # a 64-bit word holds two 32-bit draws

@@ -25,6 +25,7 @@ _OPTIONAL = {"is_success"}
 """Keys that are recorded unasked."""
 _FIRST_ROWS = 64
 _UNSUMMED_ROWS = 64
+"""Rows of which the sums are made at once: of a batch of one row they take as long as all else about episodes."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -174,7 +175,8 @@ class EpisodeStats:
         self.return_ = np.zeros(B)
         self.discounted = np.zeros(B)
         self.columns: dict[str, Floats] = {}
-        self._unsummed: list[npt.NDArray[np.float32]] = []  # rewards [T, B] of batches in which every episode went on
+        # Rewards [T, B] of the last batches, in which every episode went on: `return_` and `discounted` lack them yet.
+        self._unsummed: list[npt.NDArray[np.float32]] = []
         self._missing: set[str] | None = None  # info keys that no row has reported; None before the first batch
         self._ended = 0
 

@@ -144,6 +144,26 @@ def test_every_forward_has_a_multiple_of_four_rows_and_padding_stays_outside_the
     assert all(x.shape[0] == B for x in tree_leaves(batch.state))
 
 
+class Remembering(EchoAgent):
+    """Returns the inputs themselves as its state, and records the one that it is given."""
+
+    def initial_state(self, B: int) -> Tree:
+        return torch.zeros(B)
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        action, _, _ = super().act(inputs, super().initial_state(len(state)), noise)
+        return action, {"before": state.clone()}, inputs.prev_reward
+
+
+@pytest.mark.parametrize("B", [3, 4])
+def test_a_state_that_is_a_view_of_the_inputs_stays_as_it_was(B: int):
+    sampler = SerialSampler(T=12, B=B).build(echo_config(), 0)
+    sampler.initialize(Remembering(sampler.spec))
+    batch, _ = sampler.obtain_samples(0)
+    assert batch.prev_reward.any()
+    np.testing.assert_array_equal(batch.info["before"][1:], batch.prev_reward[:-2])
+
+
 def test_without_noise_the_agent_acts_deterministically_and_nothing_is_drawn():
     pool = SerialPool(echo_config(), 0, slice(0, 5))
     sampler = LiveSampler(BatchSpec(6, 5), pool, echo_config(), 0, 0.99, 0)

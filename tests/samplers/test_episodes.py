@@ -105,6 +105,31 @@ def test_batches_without_an_end_are_added_to_the_same_bits(T: int, monkeypatch: 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("T", "count"), [(1, 150), (5, 30), (80, 3)])
+def test_sums_of_many_batches_have_the_bits_of_sums_made_one_by_one(T: int, count: int):
+    rewards = np.random.default_rng(T).normal(size=(T * count, 2)).astype(np.float32)
+    slots = [[Row(float(x)) for x in column[:-1]] + [Row(float(column[-1]), terminated=True)] for column in rewards.T]
+    batches = batches_of(slots, T, [True, True])
+    many, single = EpisodeStats(2, 0.97), EpisodeStats(2, 0.97)
+    for batch in batches[:-1]:
+        assert len(many.update(batch)) == len(single.update(batch)) == 0
+        assert single.state_dict()["length"].tolist() == many.length.tolist()
+    restored = EpisodeStats(2, 0.97)
+    restored.update(batches[0])
+    restored.load_state_dict(single.state_dict())
+    found, *others = (repr(stats.update(batches[-1]).to_plain()) for stats in (many, single, restored))
+    assert others == [found, found]
+
+
+def test_batches_of_another_length_are_summed_apart():
+    stats = EpisodeStats(1, 0.5)
+    rows = [Row(1.0), Row(2.0), Row(4.0)]
+    stats.update(batches_of([rows[:1]], 1, [True])[0])
+    stats.update(batches_of([rows[1:]], 2, [False])[0])
+    assert stats.state_dict()["return"].tolist() == [7.0]
+    assert stats.state_dict()["discounted"].tolist() == [1.0 + 0.5 * 2.0 + 0.25 * 4.0]
+
+
 def assert_same(episodes: Episodes, expected: list[dict[str, Any]]) -> None:
     assert len(episodes) == len(expected)
     for name in ("slot", "length", "terminated"):
