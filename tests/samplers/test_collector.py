@@ -123,14 +123,29 @@ class Watching(EchoAgent):
         given = [*tree_leaves(tuple(inputs)), *tree_leaves(state), *([] if noise is None else [noise])]
         self.rows.add(tuple({len(x) for x in given}))
         self.padding += [x[self.real :].double() for x in tree_leaves(tuple(inputs))]
+        self.padding += [] if noise is None else [noise[self.real :] - 0.5]
         return super().act(inputs, state, noise)
+
+
+class Forgetful(Watching):
+    """A `Watching` without memory."""
+
+    def initial_state(self, B: int) -> Tree:
+        return None
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        action, info, _ = super().act(inputs, EchoAgent.initial_state(self, len(inputs.first)), noise)
+        return action, info, None
 
 
 @pytest.mark.parametrize("B", [1, 2, 3, 4, 5, 8, 17])
 @pytest.mark.parametrize("evaluation", [False, True])
-def test_every_forward_has_a_multiple_of_four_rows_and_padding_stays_outside_the_record(B: int, evaluation: bool):
+@pytest.mark.parametrize("kind", [Watching, Forgetful])
+def test_every_forward_has_a_multiple_of_four_rows_and_padding_stays_outside_the_record(
+    B: int, evaluation: bool, kind: type[Watching]
+):
     sampler = SerialSampler(T=6, B=B).build(echo_config(nested=True), 0)
-    agent = Watching(sampler.spec)
+    agent = kind(sampler.spec)
     sampler.initialize(agent)
     agent.rows, agent.real, agent.padding = set(), B, []
     if evaluation:
