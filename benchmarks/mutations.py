@@ -107,8 +107,8 @@ MUTATIONS = (
     Mutation("targets with gradient", TRAIN_OPS, "with torch.no_grad():\n            x = policy.postprocess(",
              "with torch.enable_grad():\n            x = policy.postprocess(", IN_LEARNING),
     Mutation("losses do not see importance weights", REPLAY, 'rows["weight"] = drawing.weight', "pass", IN_LEARNING),
-    Mutation("noise that is always the same", TRAIN_OPS, "rng = at_address(schedule.rng, policy.seed, Purpose.REPLAY, policy.version)",
-             "rng = at_address(schedule.rng, policy.seed, Purpose.REPLAY, 0)", IN_LEARNING),
+    Mutation("noise that is always the same", TRAIN_OPS, "at_address(rng, policy.seed, Purpose.REPLAY, policy.version)",
+             "at_address(rng, policy.seed, Purpose.REPLAY, 0)", IN_LEARNING),
     # DQN.
     Mutation("double: the target network chooses", DQN, "chooser = agent(following) if cfg.double else out", "chooser = out", IN_DQN),
     Mutation("the online network bootstraps", DQN, "out = agent.bootstrap(following)", "out = agent(following)", IN_DQN),
