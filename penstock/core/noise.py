@@ -86,7 +86,7 @@ def _drawn(seed: int, purpose: int, batches: range, start: int, stop: int, T: in
     words_per_slot = -(-T * n // 2)  # a 64-bit word holds two 32-bit draws
     steps_per_slot = -(-words_per_slot // _WORDS_PER_STEP)
     bits = _scratch.bits
-    state = _address((seed, purpose), (0, 0, 0, 0))
+    state: Any = _address((seed, purpose), (0, 0, 0, 0))
     words: list[npt.NDArray[np.uint64]] = []
     for batch in batches:
         state["state"]["counter"] = (0, 0, batch & _MASK_64, 0)
