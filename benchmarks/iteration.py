@@ -71,7 +71,7 @@ def trainer(algo: str, T: int, B: int, learns: bool) -> ps.Trainer:
     exp = ps.Experiment(Endless, settings, ps.SerialSampler(T=T, B=B), run, env_kwargs=env_kwargs)
     made = ps.Trainer(exp)
     policy: Any = made.policy
-    pool: Any = made.sampler._pool  # pyright: ignore[reportAttributeAccessIssue]
+    pool: Any = made.sampler.pool  # pyright: ignore[reportAttributeAccessIssue]
     pool._steps = [excluded(step) for step in pool._steps]
     policy.agent.act = excluded(policy.agent.act)
     policy.postprocess, policy.learn_on_batch = excluded(policy.postprocess), excluded(policy.learn_on_batch)

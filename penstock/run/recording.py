@@ -30,7 +30,7 @@ from penstock.run.entry import open_policy
 from penstock.run.files.stored import named
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.samplers.collector import collect
-from penstock.samplers.live import Buffers
+from penstock.samplers.installed import Buffers
 from penstock.workers.checking import check_apart
 
 Format = Literal["penstock", "minari"]

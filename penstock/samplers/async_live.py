@@ -36,8 +36,8 @@ from penstock.samplers.async_process import (
     SetInner,
 )
 from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
-from penstock.samplers.installed import Installed
-from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed, last_row
+from penstock.samplers.installed import Installed, last_row
+from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed
 from penstock.workers import control
 from penstock.workers.descriptors import read_all
 from penstock.workers.shares import at_work

@@ -20,7 +20,8 @@ from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.serial import Reset
 from penstock.samplers.actor import WorkerActors
-from penstock.samplers.live import LiveSampler, Server
+from penstock.samplers.collector import Server
+from penstock.samplers.live import LiveSampler
 from penstock.workers.control import MAX_GROUPS
 from penstock.workers.faults import FaultPolicy, Faults
 from penstock.workers.pool import TRAINING, ProcessPool

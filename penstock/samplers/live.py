@@ -2,66 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from penstock.agents.acting import examples
 from penstock.agents.agent import Agent
-from penstock.agents.parameters import agent_device
-from penstock.core.batch import SampleBatch, allocate_batch
+from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.protocols import require_members
-from penstock.core.slab import share
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.pool import EnvPool, PoolState, slots_of
-from penstock.samplers.collector import Collect, GroupViews
+from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState, slots_of
+from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats, Journal, JournalViews, join_episodes
-from penstock.samplers.installed import Installed
+from penstock.samplers.installed import Buffers, Installed, last_row
 from penstock.samplers.traced import loop
 
-_EVAL_T = 64
+EVAL_T = 64
+"""Rows of a batch of an evaluation."""
 EVAL_SLOTS, EVAL_MAX_STEPS = 16, 27_000
 """Defaults of an evaluation. 27,000 steps are the 108,000 frames after which Atari's protocol ends an episode."""
-
-
-class Server(Protocol):
-    """Runs the loop in the place of this thread: with a copy of the agent, or in the pool's workers."""
-
-    @property
-    def serve(self) -> Collect:
-        """Fills the batches; arguments as of `collect`."""
-        ...
-
-    @property
-    def remote(self) -> bool:
-        """Agents act in the pool's workers, their recurrent states in shared memory; else states are the loop's own."""
-        ...
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the acting agent is; None for where its parameters are."""
-        ...
-
-    def place(
-        self, pool: Any, batches: list[SampleBatch], states: Tree, agent: Agent
-    ) -> tuple[list[SampleBatch], Tree]:
-        """Moves a pool's buffers, and recurrent states [B, ...] of remote agents, to where all sides see them."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Further `sampler/...` metrics."""
-        ...
-
-    def close(self) -> None:
-        """Called once after the pools are closed."""
 
 
 class LiveSampler:
@@ -93,7 +57,7 @@ class LiveSampler:
         self.batch_spec, self.spec = batch_spec, pool.specs[0]
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""
-        self._pool, self._config, self._seed = pool, config, seed
+        self.pool, self._config, self._seed = pool, config, seed
         self._discount = DISCOUNT if discount is None else discount
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
@@ -107,6 +71,7 @@ class LiveSampler:
         self._journal = Journal(batch_spec.B, journal_steps)
         self._training: Buffers | None = None
         self._evaluation: Buffers | None = None
+        self._evaluation_first = 0
         self._collected = False
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
@@ -119,7 +84,7 @@ class LiveSampler:
         """
         shown = self._installed.take(agent)
         try:
-            self._training = Buffers(self._pool, agent, self.batch_spec, self._server, buffers, self._slab)
+            self._training = Buffers(self.pool, agent, self.batch_spec, self._server, buffers, self._slab)
         except MemoryError as error:
             T, B = self.batch_spec
             raise ConfigError(
@@ -140,15 +105,10 @@ class LiveSampler:
         Raises:
             EnvWorkerError: an environment raised or broke its contract.
         """
-        training = self._started()
-        buffer = itr % len(training.batches)
-        batch = self._batch = training.batches[buffer]
-        noise = Noise(self._seed, Purpose.ACT, itr, self._first_slot)
-        self._collect(self._pool, [training.agent], [batch], training.views[buffer], training.states, noise)
-        batch.version[...] = itr if version is None else version
-        if self._config.checks != "off":
-            while (bad := self._not_finite(batch)) is not None:
-                training.forget_slots(self._pool.disown(*bad))
+        batch, loop_over = self._next(itr)
+        self._collect(*loop_over)
+        self._complete(batch, itr if version is None else version)
+        buffer = itr % len(self._journal_views)
         bad = [x for wrong, obs, bound in self._limits[buffer] if np.count_nonzero(x := wrong(obs, bound))]
         if bad:
             self._bounds.found(batch, bad)
@@ -156,6 +116,13 @@ class LiveSampler:
             self._begin(self._journal_views[buffer])
         self._journal.record(self._journal_views[buffer])
         return batch, self._stats.update(batch)
+
+    def fill(self, itr: int, version: int | None = None) -> SampleBatch:
+        """The same batch, and no account of it: for a runner of a group, whose driver keeps that."""
+        batch, loop_over = self._next(itr)
+        self._collect(*loop_over)
+        self._complete(batch, itr if version is None else version)
+        return batch
 
     def evaluate_agent(
         self,
@@ -182,9 +149,9 @@ class LiveSampler:
                 f"evaluate_agent(episodes={episodes}, slots={slots}, max_steps={max_steps}); expected 1 or more of each"
             )
         agent = self._installed.agent
-        B = self._pool.evaluation_slots(min(episodes, slots))
-        own = self._evaluation_buffers(agent, B)
-        batch, views = own.batches[0], own.views[0]
+        B = self.pool.evaluation_slots(min(episodes, slots))
+        own = self.evaluation_buffers(B)
+        batch = own.batches[0]
         seed, left = evaluation_seed(self._seed, itr), [episodes // B + (b < episodes % B) for b in range(B)]
         purpose = Purpose.EVALUATE_GREEDILY if deterministic else Purpose.EVALUATE
         noisy = not deterministic or agent.evaluates_with_noise
@@ -194,8 +161,7 @@ class LiveSampler:
             own.set_states(None)
             play = _Play(left, self._discount, max_steps)
             while not play.over:
-                noise = Noise(seed, purpose, (itr << 24) + chunk) if noisy else None
-                self._collect(own.pool, [agent], [batch], views, own.states, noise)
+                self.fill_evaluation(Noise(seed, purpose, (itr << 24) + chunk) if noisy else None)
                 self._bounds.look(batch, training=False)
                 play.add(batch)
                 chunk += 1
@@ -203,6 +169,38 @@ class LiveSampler:
                     return join_episodes([found, play.found])
             found, left, again = join_episodes([found, play.found]), play.left, again + 1
         return found
+
+    def evaluation_buffers(self, B: int, first_slot: int = 0) -> Buffers:
+        """The buffers of evaluations with B slots; kept between them, since making environments takes long.
+
+        Args:
+            first_slot: number of their first slot among those of several samplers that evaluate together.
+        """
+        agent = self._installed.agent
+        if self._evaluation is None or (slots_of(self._evaluation.pool), self._evaluation_first) != (B, first_slot):
+            if self._evaluation is not None:
+                stale, self._evaluation = self._evaluation, None  # making the next one may fail
+                stale.pool.close()
+            pool = self.pool.for_evaluation(B, first_slot) if first_slot else self.pool.for_evaluation(B)
+            self._evaluation = Buffers(pool, agent, BatchSpec(EVAL_T, B), self._server)
+            self._evaluation_first = first_slot
+        return self._evaluation
+
+    def fill_evaluation(self, noise: Noise | None) -> SampleBatch:
+        """The next EVAL_T rows of the evaluation whose buffers were asked for last; None acts without noise."""
+        own = self._evaluation
+        assert own is not None
+        self._collect(own.pool, [own.agent], own.batches, own.views[0], own.states, noise)
+        return own.batches[0]
+
+    def buffer(self, itr: int) -> SampleBatch:
+        """The memory of batch `itr`."""
+        batches = self._started().batches
+        return batches[itr % len(batches)]
+
+    def agent_states(self) -> Tree:
+        """[B, ...] recurrent states after the last batch, as arrays."""
+        return self._started().get_states()
 
     @property
     def last_batch(self) -> SampleBatch:
@@ -219,7 +217,7 @@ class LiveSampler:
         self._training = None
         if self._evaluation is not None:
             self._evaluation.pool.close()
-        self._pool.close()
+        self.pool.close()
         if self._server is not None:
             self._server.close()
 
@@ -227,14 +225,14 @@ class LiveSampler:
         """Waits, faults and steps out of bounds since the run began, by the names under which they are logged."""
         served = {} if self._server is None else self._server.metrics()
         outside = {"env/out_of_bounds": float(self._bounds.count)} if self._bounds.count else {}
-        return {**self._pool.metrics(), **served, **outside}
+        return {**self.pool.metrics(), **served, **outside}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches, as plain data, arrays and tensors."""
         training = self._started()
         return {
             "collected": self._collected,
-            "pool": self._pool.get_state().to_plain(),
+            "pool": self.pool.get_state().to_plain(),
             "row": last_row(self._batch),
             "agent_states": training.get_states(),
             "stats": self._stats.state_dict(),
@@ -246,23 +244,48 @@ class LiveSampler:
         """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
         if not state["collected"]:
             return
-        training = self._started()
-        row, batch = state["row"], self._batch
-        if row["first"].shape != batch.first[-1].shape:
+        row = state["row"]
+        if row["first"].shape != self._batch.first[-1].shape:
             raise CheckpointError(
                 f"the checkpoint holds {len(row['first'])} slots; this sampler has B={self.batch_spec.B}"
             )
-        for name, leaves in row.items():
-            tree_assign(getattr(batch, name), -1, leaves)
         self._collected = True
         self._stats.load_state_dict(state["stats"])
         self._journal.load_state_dict(state["journal"])
         self._bounds.count = state.get("out_of_bounds", 0)  # which 0.1.0 did not count
-        training.set_states(state["agent_states"])
-        episodes = [self._journal.episode(b) for b in range(self.batch_spec.B)]
         faults = state.get("faults", {})  # where 0.1.0 put them
         pool = PoolState.from_plain({"faults": faults, **state["pool"]})
-        self.cut_slots = self._pool.set_state(pool, [batch], episodes)
+        episodes = [self._journal.episode(b) for b in range(self.batch_spec.B)]
+        self.cut_slots = self.go_on(row, state["agent_states"], pool, episodes)
+
+    def go_on(
+        self, row: dict[str, Tree], agent_states: Tree, pool: PoolState, episodes: Sequence[OpenEpisode | None]
+    ) -> list[int]:
+        """Makes the next batch follow this last row and these states; returns the slots that could not be restored.
+
+        Args:
+            row: as `last_row` returns it. agent_states: [B, ...]. episodes: for each slot its open one, if known.
+        """
+        training, batch = self._started(), self._batch
+        for name, leaves in row.items():
+            tree_assign(getattr(batch, name), -1, leaves)
+        training.set_states(agent_states)
+        return self.pool.set_state(pool, [batch], episodes)
+
+    def _next(self, itr: int) -> tuple[SampleBatch, tuple[Any, ...]]:
+        """The buffer of batch `itr`, and the arguments of the loop that fills it."""
+        training = self._started()
+        buffer = itr % len(training.batches)
+        batch = self._batch = training.batches[buffer]
+        noise = Noise(self._seed, Purpose.ACT, itr, self._first_slot)
+        return batch, (self.pool, [training.agent], [batch], training.views[buffer], training.states, noise)
+
+    def _complete(self, batch: SampleBatch, version: int) -> None:
+        """Writes the version, and cuts slots whose observations are not finite."""
+        batch.version[...] = version
+        if self._config.checks != "off":
+            while (bad := self._not_finite(batch)) is not None:
+                self._started().forget_slots(self.pool.disown(*bad))
 
     def _started(self) -> Buffers:
         """Raises ConfigError before `initialize` and after `shutdown`."""
@@ -271,20 +294,10 @@ class LiveSampler:
             raise ConfigError("initialize() has failed; build another sampler")
         return self._training
 
-    def _evaluation_buffers(self, agent: Agent, B: int) -> Buffers:
-        """The buffers of evaluations with B slots; kept between them, since making environments takes long."""
-        if self._evaluation is None or slots_of(self._evaluation.pool) != B:
-            if self._evaluation is not None:
-                stale, self._evaluation = self._evaluation, None  # making the next one may fail
-                stale.pool.close()
-            pool = self._pool.for_evaluation(B)
-            self._evaluation = Buffers(pool, agent, BatchSpec(_EVAL_T, B), self._server)
-        return self._evaluation
-
     def _begin(self, views: JournalViews) -> None:
         """Counts the random steps from before the first batch to each slot's first episode."""
         self._collected = True
-        warmup = self._pool.warmup()
+        warmup = self.pool.warmup()
         for b, (_, rewards) in enumerate(warmup):
             self._stats.begin(b, rewards)
         self._journal.begin(
@@ -293,7 +306,7 @@ class LiveSampler:
 
     def _not_finite(self, batch: SampleBatch) -> tuple[int, int, str] | None:
         """Slot, row and message of the first observation that is not finite, which sampled checks missed; or None."""
-        if all(x.dtype.kind != "f" or np.isfinite(x).all() for x in tree_leaves(batch.obs)):
+        if all(x.dtype.kind != "f" or b"\0" not in np.isfinite(x).tobytes() for x in tree_leaves(batch.obs)):
             return None
         for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
             if x.dtype.kind == "f" and not np.isfinite(x).all():
@@ -341,79 +354,3 @@ class _Play:
         ended = ended.no_longer_than(self._max_steps)
         self.found = join_episodes([self.found, ended]).first_of_each_slot(self._counts)
         self.left = (np.asarray(self._counts) - np.bincount(self.found.slot, minlength=len(self._counts))).tolist()
-
-
-class Buffers:
-    """A pool with the batches, views and recurrent states that the loop fills.
-
-    Args:
-        buffers: number of batches. slab: descriptor of shared memory for them, where the pool has none of its own.
-    """
-
-    def __init__(
-        self,
-        pool: EnvPool,
-        agent: Agent,
-        spec: BatchSpec,
-        server: Server | None = None,
-        buffers: int = 1,
-        slab: int | None = None,
-    ) -> None:
-        self.pool, self.agent = pool, agent
-        self._remote = server is not None and server.remote
-        env_spec = pool.specs[0]
-        info, state = examples(agent, env_spec)
-        self.batches = [allocate_batch(env_spec, spec, info, state, pool.info_keys) for _ in range(buffers)]
-        rows = self._fresh(spec.B) if self._remote else None
-        if server is not None:
-            self.batches, rows = server.place(pool, self.batches, rows, agent)
-        else:
-            self.batches, rows = pool.place(self.batches, rows)
-        if slab is not None:
-            self.batches = share(slab, self.batches, f"{buffers} batches of {spec}")[1]
-        device = (server.device if server is not None else None) or agent_device(agent)
-        self.views: list[list[GroupViews]] = [
-            [] if self._remote else [GroupViews(batch, slots, env_spec.null_action, device) for _, slots in pool.groups]
-            for batch in self.batches
-        ]
-        self.states: list[Tree] = [rows] if self._remote else [None] * len(pool.groups)
-        if not self._remote:
-            self.set_states(None)
-
-    def forget_slots(self, slots: list[int]) -> None:
-        """Recurrent states of these slots as before an episode."""
-        rows = self.get_states()
-        tree_assign(rows, slots, self._fresh(1), 0)
-        self.set_states(rows)
-
-    def get_states(self) -> Tree:
-        """[B, ...] arrays."""
-
-        def rows(x: Any, n: int) -> Any:
-            return x[:n].cpu().numpy().copy() if isinstance(x, Tensor) else x[:n].copy()
-
-        sizes = [slots.stop - slots.start for _, slots in self.pool.groups]
-        parts = [tree_map(lambda x, n=n: rows(x, n), s) for n, s in zip(sizes, self.states)]
-        return tree_map(lambda *xs: np.concatenate(xs), *parts)
-
-    def set_states(self, rows: Tree) -> None:
-        """The inverse of `get_states`; None for those before an episode."""
-        if self._remote:  # in shared memory, so in place
-            fresh = self._fresh(len(self.batches[0].first[0])) if rows is None else rows
-            tree_map(np.copyto, self.states[0], fresh)
-            return
-        for group, ((_, slots), view) in enumerate(zip(self.pool.groups, self.views[0])):
-            state = tree_map(lambda x, v=view: x.to(v.device), self.agent.initial_state(view.padded))
-            if rows is not None:
-                tree_map(lambda x, y, b=slots, n=view.n: x[:n].copy_(torch.from_numpy(y[b])), state, rows)
-            self.states[group] = state
-
-    def _fresh(self, B: int) -> Tree:
-        """[B, ...] arrays of the recurrent state before an episode."""
-        return tree_map(lambda x: x.cpu().numpy().copy(), self.agent.initial_state(B))
-
-
-def last_row(batch: SampleBatch) -> dict[str, Tree]:
-    """Copies of the inputs in row T, by the batch's names: the next batch begins with them."""
-    names = ("obs", "first", "prev_action", "prev_reward")
-    return {name: tree_map(lambda x: x[-1].copy(), getattr(batch, name)) for name in names}

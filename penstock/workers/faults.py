@@ -34,10 +34,15 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """Counts faults, and decides by `fault_policy` whether to raise, to replace or to go on without the worker."""
+    """Counts faults, and decides by `fault_policy` whether to raise, to replace or to go on without the worker.
 
-    def __init__(self, policy: FaultPolicy) -> None:
-        self.policy = policy
+    Args:
+        budget: replacements of one worker within ten minutes, 5 if None. what: word for a worker in messages.
+    """
+
+    def __init__(self, policy: FaultPolicy, budget: int | None = None, what: str = "worker") -> None:
+        self.policy, self._what = policy, what
+        self._budget = _BUDGET if budget is None else budget
         self.counts: Counter[str] = Counter()
         self._restarts: dict[int, list[float]] = {}
         self._warned: dict[int, float] = {}
@@ -59,15 +64,15 @@ class Faults:
             return None
         now = time.monotonic()
         recent = [t for t in self._restarts.get(worker, []) if now - t < _BUDGET_S]
-        if len(recent) >= _BUDGET:
+        if len(recent) >= self._budget:
             raise Fault(
                 fault.kind,
-                f"{fault.message}\nworker {worker} was replaced {_BUDGET} times within "
+                f"{fault.message}\n{self._what} {worker} was replaced {self._budget} times within "
                 f"{_BUDGET_S / 60:.0f} minutes; mend the environment, or use fault_policy='drop'",
             ).error()
         self._restarts[worker] = [*recent, now]
         self.counts["restarts"] += 1
-        self._warn(worker, f"{fault.message.splitlines()[0]}; the worker is replaced")
+        self._warn(worker, f"{fault.message.splitlines()[0]}; the {self._what} is replaced")
         return 0.0 if not recent else min(_FIRST_DELAY_S * 2.0 ** len(recent), _LONGEST_DELAY_S)
 
     def metrics(self) -> dict[str, float]:

@@ -149,7 +149,7 @@ class ProcessPool(EnvPool):
 
         self._call("restart", args)
 
-    def for_evaluation(self, B: int) -> ProcessPool:
+    def for_evaluation(self, B: int, first_slot: int = 0) -> ProcessPool:
         return ProcessPool(
             self._workers,
             EVALUATION,
@@ -158,6 +158,7 @@ class ProcessPool(EnvPool):
             B,
             groups=min(len(self.groups), B),
             exclusive=self._exclusive,
+            first_slot=first_slot,
         )
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:

@@ -332,7 +332,7 @@ def test_faults_after_resume_name_episode_and_step_as_if_there_had_been_no_cut(e
             state = stored(sampler.state_dict())
             sampler = live(config, T=4, B=2, max_decorrelation_steps=3)
             sampler.load_state_dict(state)
-        pool: Any = sampler._pool
+        pool: Any = sampler.pool
         faulty = pool.envs[1]
         faulty.fault, faulty.at = "raise_in_step", faulty.steps + 2
         with pytest.raises(EnvWorkerError, match="the arm fell off") as caught:

@@ -79,7 +79,7 @@ class Remote:
 def test_an_action_server_notes_what_it_serves_sends_and_waits_for(notes: Notes) -> None:
     sampler = ps.SerialSampler(T, 5).build(echo_config(), 3)
     sampler.initialize(EchoAgent(sampler.spec))
-    sampler._pool = Remote(sampler._pool)  # pyright: ignore
+    sampler.pool = Remote(sampler.pool)  # pyright: ignore
     sampler.obtain_samples(0)
     assert notes.kinds == {trace.SERVE: T, trace.SEND: T, trace.SERVER_WAIT: T}
 
@@ -99,7 +99,7 @@ def test_what_raises_is_noted_as_well(notes: Notes) -> None:
 
             self.send = send
 
-    sampler._pool = Broken(sampler._pool)  # pyright: ignore
+    sampler.pool = Broken(sampler.pool)  # pyright: ignore
     with pytest.raises(OSError, match="unplugged"):
         sampler.obtain_samples(0)
     assert notes.kinds == {trace.ACT: 1, trace.STEP: 1}

@@ -28,7 +28,7 @@ def test_an_env_worker_has_no_torch_and_little_memory() -> None:
     sampler, _ = live(ps.GpuSampler(8, 4, workers=2), "CartPole-v1", ps.PPO())
     try:
         sampler.obtain_samples(0)
-        for child in sampler._pool._workers.workers:
+        for child in sampler.pool._workers.workers:
             assert "libtorch" not in Path(f"/proc/{child.process.pid}/maps").read_text()
     finally:
         sampler.shutdown()

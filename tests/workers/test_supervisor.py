@@ -86,7 +86,7 @@ def test_every_fault_is_named_and_replaced_in_every_sampler(kind: str, monkeypat
     monkeypatch.setattr(faults, "_BUDGET", len(PLACES))
     monkeypatch.setattr(faults, "_LONGEST_DELAY_S", 0.0)
     sampler = live(kind, all_of_them(), fault_policy="restart")
-    workers, told = sampler._pool._workers, list[faults.Fault]()
+    workers, told = sampler.pool._workers, list[faults.Fault]()
     decide = workers.faults.decide
     monkeypatch.setattr(workers.faults, "decide", lambda w, fault: told.append(fault) or decide(w, fault))
     check, lost, itr, last = RecordCheck(B, seed=SEED, acted=True, faults=True), 0, 0, 400
@@ -158,7 +158,7 @@ KILLS = 4
 def test_the_echo_passes_under_random_kills(kind: str, reset: Any) -> None:
     env = EnvConfig(CrashEnv, {"where": "never", "nap_s": 0.0005}, info_keys=("echo",), checks="always")
     sampler = live(kind, env, reset=reset)
-    workers = sampler._pool._workers.workers
+    workers = sampler.pool._workers.workers
     check = RecordCheck(B, seed=SEED, reset=reset, acted=True, faults=True)
     rng, over, killed = random.Random(1), threading.Event(), list[int]()
 
@@ -196,7 +196,7 @@ def test_a_replacement_that_is_slow_to_make_leaves_the_episodes_of_the_others_al
         return CrashEnv(where="never", nap_s=0.01)
 
     sampler = live(kind, EnvConfig(slow, info_keys=("echo",), checks="always"))
-    workers = sampler._pool._workers
+    workers = sampler.pool._workers
     one, two = (worker.process.pid for worker in workers.workers)
     check = RecordCheck(B, seed=SEED, acted=True, faults=True)
     try:
@@ -215,7 +215,7 @@ def test_a_replacement_that_is_slow_to_make_leaves_the_episodes_of_the_others_al
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_death_between_the_first_command_and_the_last_worker_that_hears_it(kind: str) -> None:
     sampler = live(kind, EnvConfig(CrashEnv, {"where": "never"}, info_keys=("echo",), checks="always"))
-    workers = sampler._pool._workers
+    workers = sampler.pool._workers
     (one, two), block = workers.workers, workers.control.blocks[0]
     first, commands, late = one.process.pid, block[control.COMMAND], list[str]()
 
@@ -288,7 +288,7 @@ def test_affinity_pins_workers_and_learner_and_is_undone() -> None:
     sampler, _ = placed.live(ps.GpuSampler(8, 4, workers=2, affinity=placement), "CartPole-v1", ps.PPO())
     try:
         sampler.obtain_samples(0)
-        pids = [child.process.pid for child in sampler._pool._workers.workers]
+        pids = [child.process.pid for child in sampler.pool._workers.workers]
         assert [os.sched_getaffinity(pid) for pid in pids] == [{allowed[0]}, {allowed[-1]}]
         assert os.sched_getaffinity(0) == {allowed[0]}
     finally:

@@ -81,13 +81,14 @@ class NativeGroups(EnvPool):
         """As many as in training: the factory may make no other number."""
         return self._B
 
-    def for_evaluation(self, B: int) -> NativeGroups:
+    def for_evaluation(self, B: int, first_slot: int = 0) -> NativeGroups:
         return NativeGroups(
             self._config,
             self._seed,
             B,
             len(self.groups),
             evaluation=True,
+            first_slot=first_slot,
             exclusive=self._exclusive,
             step_timeout_s=self._timeout_s,
             mark=self._mark,

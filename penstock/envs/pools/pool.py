@@ -136,8 +136,12 @@ class EnvPool(Protocol):
         ...
 
     @required
-    def for_evaluation(self, B: int) -> EnvPool:
-        """A pool of its own with B slots, as `evaluation_slots` said, and evaluation seeds."""
+    def for_evaluation(self, B: int, first_slot: int = 0) -> EnvPool:
+        """A pool of its own with B slots, as `evaluation_slots` said, and evaluation seeds.
+
+        Args:
+            first_slot: number of the first slot among those of several pools that evaluate together.
+        """
         ...
 
     @required

@@ -68,8 +68,7 @@ class SerialPool(EnvPool):
         self._config, self._slots, self.evaluation = config, slots, evaluation
         self._evaluation_ledger = evaluation_ledger
         self._batch_end, self._decorrelate = reset == "batch_end", max_decorrelation_steps
-        self.envs: list[Any] = []
-        self.tick = 0
+        self.envs, self.tick = list[Any](), 0
         try:
             for b in range(B):
                 self._note(b, MAKING)
@@ -130,9 +129,10 @@ class SerialPool(EnvPool):
         """Number of the first slot among those of all samplers of the run."""
         return self._slots.start
 
-    def for_evaluation(self, B: int) -> SerialPool:
+    def for_evaluation(self, B: int, first_slot: int = 0) -> SerialPool:
         ledger = None if self._evaluation_ledger is None else self._evaluation_ledger(B)
-        return SerialPool(self._config, self.seed, slice(0, B), evaluation=True, mark=self.mark, ledger=ledger)
+        slots = slice(first_slot, first_slot + B)
+        return SerialPool(self._config, self.seed, slots, evaluation=True, mark=self.mark, ledger=ledger)
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         (out,) = outs
@@ -417,7 +417,7 @@ def action_reader(spec: Tree, dtypes: Sequence[np.dtype[Any]] = ()) -> Callable[
     _, low, high = value_limits(leaf)
 
     def clipped(row: Any) -> Any:
-        return row.copy() if low is None and high is None else np.clip(row, low, high)
+        return row.copy() if low is None and high is None else row.clip(low, high)
 
     if not leaf.shape:
         return lambda row: [np.asarray(x) for x in clipped(row)]

@@ -1,0 +1,406 @@
+"""EnvRunnerGroup: a local worker that trains and remote workers that sample, replaced when they are lost.
+
+Every call to a runner has a deadline. A runner that dies, or does not answer in time, is killed; its successor is
+started in the background, with a time limit of its own, and takes part as soon as it has come up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.errors import ConfigError, EnvWorkerError, nearest
+from penstock.core.joining import concat_samples
+from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.distributed.backends.backend import Backend, RunnerError
+from penstock.distributed.cluster import MIN_STORE_BYTES
+from penstock.distributed.env_runner import (
+    EnvRunner,
+    Recipe,
+    ShippedRunner,
+    installed_copy,
+    shipped,
+    versions,
+)
+from penstock.distributed.packing import pack_parameters
+from penstock.run.experiment import Experiment
+from penstock.workers.faults import Fault, FaultPolicy, Faults
+
+BackendName = Literal["in-process", "processes", "ray"]
+
+
+def make_backend(
+    name: BackendName, runners: int, *, address: str = "local", num_cpus: float = 1.0, object_store_mb: int = 0
+) -> Backend:
+    """The backend of this name, with room for so many runners.
+
+    Args:
+        address: of a Ray cluster, see `start_ray`; a local one counts as many CPUs as the runners need.
+        num_cpus: that each runner takes of it. object_store_mb: of a local cluster; 0 for Ray's least.
+
+    Raises:
+        ConfigError: there is no such backend, or the cluster cannot be reached or is too small.
+    """
+    if name == "in-process":
+        from penstock.distributed.backends.in_process import InProcess  # each needs its own imports only
+
+        return InProcess()
+    if name == "processes":
+        from penstock.distributed.backends.processes import Processes
+
+        return Processes()
+    if name == "ray":
+        from penstock.distributed.backends.on_ray import Ray
+
+        needed = max(os.cpu_count() or 1, math.ceil(runners * num_cpus))
+        backend = Ray(address, num_cpus, needed, max(object_store_mb << 20, MIN_STORE_BYTES))
+        try:
+            backend.require_room(runners)
+        except ConfigError:
+            backend.close()
+            raise
+        print(f"penstock: {backend.cluster}", file=sys.stderr)
+        return backend
+    raise ConfigError(f"unknown backend {name!r}; {nearest(name, ('in-process', 'processes', 'ray'))}")
+
+
+class EnvRunnerGroup:
+    """`num_env_runners` remote workers, each with the experiment's sampler for its own slots, and a local worker.
+
+    Args:
+        made_from: an experiment, or the recipe of its first runner. backend: a name, or a Backend.
+        deadline_s: within which a runner must answer. start_timeout_s: the same while it starts.
+        fault_policy: as of workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
+        min_runners: below so many the group waits for a replacement.
+        options: of `make_backend`.
+
+    Raises:
+        ConfigError: the settings, the environment or the versions on a node do not fit. EnvWorkerError: the
+            environment's own code raised, or a runner did not come up.
+    """
+
+    def __init__(
+        self,
+        made_from: Experiment | Recipe,
+        num_env_runners: int = 2,
+        backend: BackendName | Backend = "ray",
+        *,
+        deadline_s: float = 60.0,
+        start_timeout_s: float = 300.0,
+        fault_policy: FaultPolicy = "auto",
+        restarts: int = 5,
+        min_runners: int = 1,
+        **options: Any,
+    ) -> None:
+        recipe = made_from if isinstance(made_from, Recipe) else Recipe.of(made_from)
+        if num_env_runners < 0 or min_runners > max(num_env_runners, 1):
+            raise ConfigError(
+                f"num_env_runners={num_env_runners} with min_runners={min_runners}; expected 0 or more runners, and "
+                "min_runners of at most as many"
+            )
+        self.fragment: BatchSpec = recipe.sampler.spec
+        """T and B of one runner."""
+        B = self.fragment.B
+        samplers, first = max(num_env_runners, 1), recipe.first_slot
+        total = max(recipe.total_slots or 0, first + samplers * B)
+        self._recipes = [recipe._replace(first_slot=first + i * B, total_slots=total) for i in range(samplers)]
+        self.slots = [slice(i * B, (i + 1) * B) for i in range(num_env_runners)]
+        """Columns of each runner in a batch of the whole group."""
+        self.deadline_s, self.start_timeout_s, self.min_runners = deadline_s, start_timeout_s, min_runners
+        self.faults = Faults(fault_policy, restarts, "runner")
+        self.losses: list[Callable[[int], None]] = []
+        """Called with the number of a runner that was lost."""
+        self.arrivals: list[Callable[[int], None]] = []
+        """Called with the number of one that has come up in its place."""
+        self.backend = make_backend(backend, num_env_runners, **options) if isinstance(backend, str) else backend
+        self._threads = torch.get_num_threads() if self.backend.name == "in-process" else 1
+        self._local: EnvRunner | None = None
+        self._agent: Any = None
+        self._where: list[str] = [""] * num_env_runners
+        self._starting: dict[int, tuple[float, Any]] = {}  # since when, and the last call of those that start
+        self._later: dict[int, float] = {}  # runners that wait out their delay, and until when
+        self._in_flight: dict[Any, int] = {}
+        self._pushes: dict[int, Any] = {}
+        self._version = 0
+        self._closed = False
+        self._remote: list[Any] = []
+        try:
+            self._remote = [self._start(i) for i in range(num_env_runners)]
+            self._describe()
+        except BaseException:
+            self.close()
+            raise
+
+    # What users of RLlib's groups know.
+
+    @property
+    def local_worker(self) -> EnvRunner:
+        """The runner of this process, which trains; it has environments of its own only where it samples itself."""
+        if self._local is None:
+            self._local = EnvRunner(self._recipes[0])
+        return self._local
+
+    @property
+    def remote_workers(self) -> list[Any]:
+        """Handles of those that sample: `worker.sample.remote()`; on Ray they are actors."""
+        return list(self._remote)
+
+    @property
+    def alive(self) -> list[int]:
+        """Numbers of the runners that take part."""
+        return [i for i in range(len(self._remote)) if i not in self._starting and i not in self._later]
+
+    def get(self, calls: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+        """The results of calls to remote workers, in their order, as `ray.get`.
+
+        Raises:
+            RunnerError: one of them failed, or is late (`deadline_s` if none is given).
+        """
+        until = time.monotonic() + (self.deadline_s if timeout_s is None else timeout_s)
+        return [self.backend.result(call, max(until - time.monotonic(), 0.0)) for call in calls]
+
+    def foreach(self, function: Callable[..., Any], *args: Any, local: bool = False) -> list[Any]:
+        """`function(runner, *args)` of every remote worker that is alive, and with `local` of the local one first."""
+        found = [function(self.local_worker, *args)] if local else []
+        calls = {i: self.backend.call(self._remote[i], "apply", function, *args) for i in self.alive}
+        done = self.collect(calls)
+        return found + [done[i] for i in sorted(done)]
+
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """One fragment of every remote worker, side by side; without remote workers one of the local worker.
+
+        A runner that is lost or late is named in a warning and counted in `faults`; its slots are missing from the
+        batch.
+        """
+        if not self._remote:
+            return self.local_worker.sample()
+        self.welcome()
+        done = self.collect({i: self.backend.call(self._remote[i], "sample") for i in self.alive})
+        if not done:
+            raise EnvWorkerError(f"none of {len(self._remote)} runners returned a fragment; the warnings say why")
+        return concat_samples([done[i] for i in sorted(done)])
+
+    def sample_async(self, max_in_flight: int = 1) -> Iterator[SampleBatch | MultiAgentBatch]:
+        """Yields fragments as they come, for ever; a runner is asked again at once, with the newest weights.
+
+        Args:
+            max_in_flight: requests that wait at a runner, at most.
+        """
+        weights, sent = None, -1
+        while True:
+            self.welcome()
+            if sent != self._version:
+                weights, sent = self.publish(self.local_worker.policy.agent), self._version
+            for i in self.alive:
+                for _ in range(max_in_flight - sum(j == i for j in self._in_flight.values())):
+                    self.backend.call(self._remote[i], "take_weights", weights, self._version)
+                    self._in_flight[self.backend.call(self._remote[i], "sample")] = i
+            ready = self.backend.wait(list(self._in_flight), self.deadline_s)
+            if not ready:
+                for i in set(self._in_flight.values()):
+                    self.lost(i, RunnerError("timeout", f"no fragment within {self.deadline_s:g} s"))
+            for call in ready[:1]:
+                i = self._in_flight.pop(call)
+                try:
+                    fragment = self.backend.result(call, self.deadline_s)
+                except RunnerError as error:
+                    self.lost(i, error)
+                else:
+                    yield fragment
+
+    def sync_weights(self) -> None:
+        """Sends the local worker's weights to every remote one: one versioned copy, with which it samples next.
+
+        Does not wait for them; a runner that has not taken the copy before is waited for first.
+        """
+        pushed, self._pushes = self._pushes, {}
+        self.collect(pushed)
+        self._version += 1
+        weights = self.publish(self.local_worker.policy.agent)
+        self._pushes = {i: self.call(i, "take_weights", weights, self._version) for i in self.alive}
+
+    def stop(self) -> None:
+        """Ends the runners. A second call does nothing."""
+        self.close()
+
+    def __enter__(self) -> EnvRunnerGroup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # What a RunnerSampler asks.
+
+    def install(self, agent: Agent, runners: Sequence[int]) -> None:
+        """Gives these runners a copy of the agent, and their replacements too."""
+        self._agent = installed_copy(agent)
+        blob = self.backend.put(self._agent)
+        alive = [i for i in runners if i in self.alive]
+        self.collect({i: self.call(i, "install", blob) for i in alive}, self.start_timeout_s)
+
+    def publish(self, agent: Agent) -> Any:
+        """One copy of the agent's weights, as an argument of any number of calls."""
+        return self.backend.put(pack_parameters(agent))
+
+    def call(self, i: int, method: str, *args: Any) -> Any:
+        """Sends a call to runner i."""
+        return self.backend.call(self._remote[i], method, *args)
+
+    def collect(
+        self, calls: dict[int, Any], timeout_s: float | None = None, then: Callable[[int, Any], None] | None = None
+    ) -> dict[int, Any]:
+        """The results of calls by runner; runners that fail or are late are lost, and missing from them.
+
+        Args:
+            then: called with each result as it comes, in the place of keeping it.
+        """
+        limit_s = self.deadline_s if timeout_s is None else timeout_s
+        until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
+        while waiting:
+            ready = self.backend.wait(list(waiting.values()), max(until - time.monotonic(), 0.0))
+            for i, call in [(i, call) for i, call in waiting.items() if any(call is x for x in ready)]:
+                del waiting[i]
+                try:
+                    result = self.backend.result(call, self.deadline_s)
+                except RunnerError as error:
+                    self.lost(i, error)
+                else:
+                    found[i] = result if then is None else then(i, result)
+            if not ready and time.monotonic() >= until:
+                for i in list(waiting):
+                    del waiting[i]
+                    self.lost(i, RunnerError("timeout", f"no answer within {limit_s:g} s"))
+        return found
+
+    def lost(self, i: int, error: RunnerError) -> None:
+        """Kills a runner that failed, and has it replaced as the policy says.
+
+        Raises:
+            EnvWorkerError, ConfigError: the policy or the budget says so; the message has the runner's traceback.
+        """
+        self.backend.kill(self._remote[i])
+        for call in [call for call, j in self._in_flight.items() if j == i]:
+            del self._in_flight[call]
+        self._starting.pop(i, None)
+        self._pushes.pop(i, None)
+        first = self._recipes[i].first_slot
+        place = f"runner {i}{self._where[i]}, slots {first} to {first + self._recipes[i].sampler.spec.B - 1}"
+        trace = f"\n{error.trace}" if error.trace else ""
+        kind: Any = "exit" if error.kind == "node" else error.kind
+        if error.error_type in ("ConfigError", "NativeEnvError", "MissingExtraError"):
+            kind = "config"
+        if error.error_type == "EnvContractError":
+            kind = "contract"
+        wait_s = self.faults.decide(i, Fault(kind, f"{place}: {error}{trace}"))
+        for told in self.losses:
+            told(i)
+        self._later[i] = float("inf") if wait_s is None else time.monotonic() + wait_s
+
+    def welcome(self) -> list[int]:
+        """Starts replacements that are due, and returns those that have come up; waits below `min_runners`."""
+        up: list[int] = []
+        until = time.monotonic() + self.start_timeout_s
+        while True:
+            now = time.monotonic()
+            for i in [i for i, due in self._later.items() if due <= now]:
+                del self._later[i]
+                self._remote[i] = self._start(i)
+                self._starting[i] = (now, self._first_call(i))
+            short = len(self.alive) < self.min_runners
+            if not self._starting and not short:
+                return up
+            if not self._starting and all(due == float("inf") for due in self._later.values()):
+                raise EnvWorkerError(
+                    f"{len(self.alive)} of {len(self._remote)} runners are left and min_runners={self.min_runners}; "
+                    "fault_policy='restart' replaces those that are lost"
+                )
+            calls = [call for _, call in self._starting.values()]
+            ready = self.backend.wait(calls, 0.2 if short else 0.0) if calls else []
+            if not calls:
+                time.sleep(0.02)
+            for i in [i for i, (_, call) in self._starting.items() if any(call is x for x in ready)]:
+                _, call = self._starting.pop(i)
+                try:
+                    self._check(i, self.backend.result(call, self.deadline_s))
+                except RunnerError as error:
+                    self.lost(i, error)
+                else:
+                    up.append(i)
+                    for told in self.arrivals:
+                        told(i)
+            for i in [i for i, (since, _) in self._starting.items() if now - since > self.start_timeout_s]:
+                self.lost(i, RunnerError("timeout", f"it has not come up within {self.start_timeout_s:g} s"))
+            if not short:
+                return up
+            if now > until:
+                raise EnvWorkerError(
+                    f"{len(self.alive)} of {len(self._remote)} runners are up and min_runners={self.min_runners}, "
+                    f"for {self.start_timeout_s:g} s; look at the cluster, or lower min_runners"
+                )
+
+    def warn(self, i: int, texts: Sequence[str]) -> None:
+        """Shows warnings of a runner."""
+        for text in texts:
+            warnings.warn(f"runner {i}{self._where[i]}: {text}", stacklevel=3)
+
+    def close(self) -> None:
+        """Ends the runners and what the backend started. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._local is not None:
+            self._local.close()
+        self.backend.close()
+
+    def _start(self, i: int) -> Any:
+        path, payload = shipped(self._recipes[i])
+        return self.backend.start(ShippedRunner, (path, payload, self._threads), f"runner {i}")
+
+    def _first_call(self, i: int) -> Any:
+        """Sends what a runner must answer before it takes part; returns the last of these calls."""
+        if self._agent is not None:
+            self.backend.call(self._remote[i], "install", self.backend.put(self._agent))
+        return self.backend.call(self._remote[i], "describe")
+
+    def _describe(self) -> None:
+        """Waits for all runners, and takes the spaces from them."""
+        if not self._remote:
+            return
+        calls = {i: self._first_call(i) for i in range(len(self._remote))}
+        self._starting = {i: (time.monotonic(), call) for i, call in calls.items()}
+        found = dict[int, Any]()
+
+        def up(i: int, made: dict[str, Any]) -> None:
+            self._check(i, made)
+            found[i] = made
+            del self._starting[i]
+
+        self.collect(calls, self.start_timeout_s, up)
+        while not found:
+            for i in self.welcome():
+                found[i] = self.get([self.call(i, "describe")], self.start_timeout_s)[0]
+        made = found[min(found)]
+        self.spec = EnvSpec.from_plain(made["spec"])
+        self.info_keys = tuple(made["info_keys"])
+        self.evaluation_slots: int = made["evaluation_slots"]
+        """1, or the slots that a runner of native batched environments evaluates with, whatever is asked for."""
+
+    def _check(self, i: int, made: dict[str, Any]) -> None:
+        """Raises ConfigError if a runner has other versions than this process."""
+        own, theirs = versions(), made["versions"]
+        odd = [f"{name} {theirs.get(name)} (here {own[name]})" for name in own if theirs.get(name) != own[name]]
+        if odd:
+            raise ConfigError(
+                f"runner {i} on {made['host']} has {', '.join(odd)}; install the same versions on every node, e.g. "
+                "with the same constraints.txt or image"
+            )
+        self._where[i] = f" ({made['host']}, pid {made['pid']})"

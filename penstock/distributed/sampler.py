@@ -1,0 +1,112 @@
+"""RunnerSampler: the slots of a run spread over runners, in this process, in local processes or on Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.core.config import known_names
+from penstock.core.errors import ConfigError
+from penstock.core.limits import Count, NotNegative, Positive, Whole, check_settings
+from penstock.core.spec import BatchSpec
+from penstock.core.tree import tree_leaves
+from penstock.distributed.backends.backend import Backend
+from penstock.distributed.group import BackendName, make_backend
+from penstock.distributed.live import ReadyLive, RoundsLive
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.samplers.serial import SerialSampler
+from penstock.workers.checking import check_apart
+from penstock.workers.faults import FaultPolicy
+
+
+@dataclass(frozen=True)
+class RunnerSampler:
+    """Settings of a sampler whose slots are played by `runners` actors, each with `inner` for its own."""
+
+    __new__ = known_names
+
+    runners: Count = 2
+    """How many, usually one for each machine or for each few cores."""
+    inner: Any = SerialSampler()
+    """Settings of the sampler in each runner: T, and the B of one runner."""
+    backend: BackendName = "ray"
+    """Where runners live: `ray`; `processes` of this machine, without Ray; `in-process`, to step through them."""
+    mode: Literal["rounds", "ready"] = "rounds"
+    """`rounds`: a batch is a fragment of every runner, the same in every run. `ready`: it is the fragment that came
+    first, for IMPALA and APPO, whose targets need one at a time."""
+    depth: Whole = 0
+    """How many rounds the runners may be ahead, as of an AsyncSampler; in ready mode requests a runner has, at least
+    one."""
+    deadline_s: Positive = 60.0
+    """Seconds without an answer after which a runner counts as hung, and is killed and replaced."""
+    start_timeout_s: Positive = 300.0
+    """The same while it starts, makes its environments, or goes on from a checkpoint."""
+    fault_policy: FaultPolicy = "auto"
+    """After a runner is lost: `auto` raises what an environment raised and replaces what died; `raise`, `restart`;
+    `drop` goes on without it."""
+    restarts: Whole = 5
+    """Replacements of one runner within ten minutes, after which the run ends."""
+    min_runners: Count = 1
+    """With fewer the run waits for replacements."""
+    address: str = "local"
+    """Of a Ray cluster: `local` starts one for this run, `auto` joins this machine's, else host:port."""
+    num_cpus: NotNegative = 1.0
+    """CPUs that Ray counts for each runner; with workers of its own a runner needs more."""
+    object_store_mb: Whole = 0
+    """Shared memory of a local cluster in MB; 0: as the batches need it."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, "sampler.")
+        inner = self.inner
+        if (
+            hasattr(inner, "inner")
+            or not callable(getattr(inner, "build", None))
+            or not hasattr(inner, "journal_steps")
+        ):
+            raise ConfigError(
+                f"sampler.inner={inner!r}; expected a synchronous sampler's settings, e.g. ps.CpuSampler(T=128, B=16, "
+                "workers=2): rounds ahead are sampler.depth"
+            )
+        if self.min_runners > self.runners:
+            raise ConfigError(
+                f"sampler.min_runners={self.min_runners} with sampler.runners={self.runners}; expected at most as many"
+            )
+
+    @property
+    def spec(self) -> BatchSpec:
+        """T, and the slots of a batch: of all runners, in ready mode of one."""
+        T, B = self.inner.spec
+        return BatchSpec(T, B if self.mode == "ready" else B * self.runners)
+
+    def build(
+        self,
+        env: EnvConfig | str | Callable[..., Any],
+        seed: int = 0,
+        *,
+        first_slot: int = 0,
+        total_slots: int | None = None,
+    ) -> RoundsLive | ReadyLive:
+        """The live sampler, its runners started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
+
+        Args:
+            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
+            total_slots: of all of them, over which ladders of epsilon are spread; None for those of this one.
+
+        Raises:
+            ConfigError: the environment cannot be made or sent, does not fit these settings, or the cluster cannot be
+                reached or has too little. EnvWorkerError: the environment's own code raised while it was made.
+        """
+        kind = ReadyLive if self.mode == "ready" else RoundsLive
+        return kind(self, as_env_config(env), seed, first_slot, total_slots)
+
+    def made_backend(self, config: EnvConfig, seed: int) -> Backend:
+        """The backend, started; a local cluster has shared memory for the fragments of this environment."""
+        size = self.object_store_mb
+        if self.backend == "ray" and self.address == "local" and not size:
+            row = sum(leaf.null().nbytes for leaf in tree_leaves(check_apart(config, seed, self.inner).spec.obs))
+            rounds = 2 * (self.depth + 2)
+            size = 128 + (rounds * self.runners * self.inner.spec.size * (row + 64) >> 20)
+        return make_backend(
+            self.backend, self.runners, address=self.address, num_cpus=self.num_cpus, object_store_mb=size
+        )

@@ -1,0 +1,119 @@
+"""Runners give the bits of SerialSampler, whatever their number, their inner sampler and the place where they live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.distributed.sampler import RunnerSampler
+from penstock.testing.samplers import bits, check_resume, check_sampler
+from tests.samplers.placed import CASES, differences, live, run
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
+
+INNER: dict[str, Callable[..., Any]] = {
+    "serial": ps.SerialSampler,
+    "cpu": lambda T, B, **kwargs: ps.CpuSampler(T, B, workers=2, **kwargs),
+    "alternating": lambda T, B, **kwargs: ps.AlternatingSampler(T, B, workers=2, **kwargs),
+}
+
+
+def runners(n: int, inner: str, T: int, B: int, backend: Any = "in-process", depth: int = 0, **kwargs: Any) -> Any:
+    return RunnerSampler(runners=n, inner=INNER[inner](T, B // n, **kwargs), backend=backend, depth=depth)
+
+
+_SERIAL: dict[Any, Any] = {}
+
+
+def serial(case: str, T: int, B: int, updates: int, evaluate: bool = False, **kwargs: Any) -> Any:
+    key = case, T, B, updates, evaluate, tuple(kwargs.items())
+    if key not in _SERIAL:
+        _SERIAL[key] = run(ps.SerialSampler(T, B, **kwargs), *CASES[case], updates, evaluate)
+    return _SERIAL[key]
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_updates_are_equal_bit_for_bit(n: int, case: str) -> None:
+    updates = 8 if case not in ("cnn", "gsde") else 3
+    batches, parameters = serial(case, 9, 6, updates)
+    there, parameters_there = run(runners(n, "serial", 9, 6), *CASES[case], updates)
+    assert differences(batches, there) == []
+    assert parameters == parameters_there
+
+
+@pytest.mark.parametrize("inner", ["cpu", "alternating"])
+@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+def test_resets_decorrelation_and_evaluations_are_equal(inner: str, reset: str) -> None:
+    kwargs = {"reset": reset, "max_decorrelation_steps": 30}
+    batches, parameters = serial("lstm", 9, 6, 5, True, **kwargs)
+    there, parameters_there = run(runners(2, inner, 9, 6, **kwargs), *CASES["lstm"], 5, True)
+    assert differences(batches, there) == []
+    assert parameters == parameters_there
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rounds_ahead_are_those_of_an_async_sampler(depth: int) -> None:
+    batches, parameters = run(ps.AsyncSampler(ps.SerialSampler(9, 6), depth=depth), *CASES["lstm"], 6, True)
+    there, parameters_there = run(runners(2, "serial", 9, 6, depth=depth), *CASES["lstm"], 6, True)
+    assert differences(batches, there) == []
+    assert parameters == parameters_there
+
+
+@pytest.mark.parametrize(("reset", "decorrelated"), [("next_step", True), ("batch_end", False)])
+def test_the_contract(reset: Any, decorrelated: bool) -> None:
+    settings = runners(3, "serial", 7, 6, reset=reset, max_decorrelation_steps=9 * decorrelated)
+    check_sampler(settings.build, nested=True, reset=reset, decorrelated=decorrelated)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_resumes_exactly(depth: int) -> None:
+    check_resume(runners(2, "serial", 7, 6, depth=depth).build, before=2, after=3)
+
+
+PLACES: dict[str, Callable[[int], Any]] = {
+    "serial": lambda depth: ps.SerialSampler(8, 6),
+    "async": lambda depth: ps.AsyncSampler(ps.SerialSampler(8, 6), depth=depth),
+    "2": lambda depth: runners(2, "serial", 8, 6, depth=depth),
+    "3 of cpu": lambda depth: runners(3, "cpu", 8, 6, depth=depth),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "depth"),
+    [("2", "serial", 0), ("serial", "3 of cpu", 0), ("2", "3 of cpu", 0), ("2", "3 of cpu", 1), ("async", "2", 1),
+     ("2", "async", 1)],
+)  # fmt: skip
+def test_goes_on_under_another_number_of_runners_or_none(first: str, second: str, depth: int) -> None:
+    env, algo = CASES["lstm"]
+    one, _ = live(PLACES[first](depth), env, algo)
+    two, _ = live(PLACES[second](depth), env, algo)
+    try:
+        for itr in range(3):
+            one.obtain_samples(itr)
+        two.load_state_dict(one.state_dict())
+        assert two.cut_slots == []
+        for itr in range(3, 7):
+            assert bits(one.obtain_samples(itr)[0]) == bits(two.obtain_samples(itr)[0])
+    finally:
+        one.shutdown()
+        two.shutdown()
+
+
+def test_native_batched_environments_evaluate_with_the_slots_that_they_have() -> None:
+    def vector() -> Any:
+        return gym.make_vec("CartPole-v1", 2, "sync", vector_kwargs={"autoreset_mode": "NextStep"})
+
+    sampler, _ = live(RunnerSampler(2, ps.SerialSampler(8, 2), "in-process"), vector, ps.PPO())
+    try:
+        for itr in range(2):
+            assert sampler.obtain_samples(itr)[0].valid.any()
+        episodes = sampler.evaluate_agent(0, 8)
+        assert np.bincount(episodes.slot).tolist() == [2, 2, 2, 2]
+    finally:
+        sampler.shutdown()
