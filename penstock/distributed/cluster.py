@@ -6,20 +6,18 @@ import contextlib
 import importlib
 import os
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.distributed.addresses import Found, find_cluster, listeners_of, require_loopback
-from penstock.distributed.guard import start_guard
-from penstock.workers.killing import MARK, kill_marked, new_mark
+from penstock.distributed.guard import end_cluster, start_guard
+from penstock.workers.killing import MARK, new_mark
 from penstock.workers.process import ONE_THREAD
 
 MIN_STORE_BYTES = 80 << 20
@@ -140,13 +138,12 @@ def _start(ray: Any, num_cpus: float | None, store_bytes: int) -> Cluster:
     marks = {MARK: os.environ.get(MARK, "") + mark}
     before = set(listeners_of(os.getpid()))
     with contextlib.ExitStack() as undo:
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
         undo.callback(start_guard(mark, folder))
+        undo.callback(end_cluster, mark, folder)
         undo.enter_context(_environment(_settings("local")))
         undo.enter_context(_refreshed(ray))
-        undo.callback(kill_marked, mark)
         undo.callback(ray.shutdown)
-        with _environment(marks), _loopback(ray, True), _kept_signals():
+        with _environment(marks), _loopback(ray, True), _kept_manners():
             try:
                 ray.init(
                     "local",
@@ -172,7 +169,7 @@ def _join(ray: Any, found: Found) -> Cluster:
         undo.enter_context(_environment(_settings(found.address)))
         undo.enter_context(_refreshed(ray))
         undo.callback(ray.shutdown)
-        with _loopback(ray, found.loopback), _kept_signals():
+        with _loopback(ray, found.loopback), _kept_manners():
             try:
                 ray.init(found.address, log_to_driver=False, logging_level="ERROR")
             except ray.exceptions.AuthenticationError as error:
@@ -238,11 +235,16 @@ def _loopback(ray: Any, wanted: bool) -> Generator[None]:
 
 
 @contextlib.contextmanager
+def _kept_manners() -> Generator[None]:
+    """Restores the handlers of signals and of `breakpoint()`, which Ray replaces and never gives back."""
+    with _environment({"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT", "")}), _kept_signals():
+        yield
+
+
+@contextlib.contextmanager
 def _kept_signals() -> Generator[None]:
-    """Restores the handlers of signals, which Ray replaces and never gives back."""
     if threading.current_thread() is not threading.main_thread():
-        with warnings.catch_warnings():
-            yield  # only the main thread can set handlers, Ray too
+        yield  # only the main thread can set handlers, Ray too
         return
     kept = {number: signal.getsignal(number) for number in _SIGNALS}
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ class Ray:
             raise ConfigError(
                 f"{runners} runners with num_cpus={self._num_cpus:g} each never fit on the cluster at "
                 f"{self.cluster.address}: its {len(sizes)} node(s) have {cpus} CPUs; "
-                f"{fewer}{_share(sizes, runners):.2g}, or add nodes"
+                f"{fewer}{math.floor(_share(sizes, runners) * 1000) / 1000:g}, or add nodes"
             )
 
     def start(self, cls: type, args: Sequence[Any], name: str) -> Any:
@@ -161,11 +162,9 @@ def _why(error: TypeError) -> str:
 
 
 def _share(sizes: list[float], runners: int) -> float:
-    """CPUs of each runner with which so many fit on nodes of these sizes."""
-    share = max(sizes, default=0.0)
-    while share > 1e-3 and sum(int(size / share + 1e-6) for size in sizes) < runners:
-        share *= 0.9
-    return share
+    """Most CPUs for each runner with which so many fit on nodes of these sizes."""
+    shares = [size / n for size in sizes for n in range(1, runners + 1) if size]
+    return max((x for x in shares if sum(int(size / x + 1e-6) for size in sizes) >= runners), default=0.0)
 
 
 def _raised(lines: list[str]) -> str:
