@@ -68,7 +68,7 @@ _current: list[Cluster] = []
 def start_ray(
     address: str = "local",
     *,
-    num_cpus: float | None = None,
+    num_cpus: int | None = None,
     store_bytes: int = MIN_STORE_BYTES,
     timeout_s: float = 20.0,
 ) -> Cluster:
@@ -130,7 +130,7 @@ def _settings(address: str) -> dict[str, str]:
     }
 
 
-def _start(ray: Any, num_cpus: float | None, store_bytes: int) -> Cluster:
+def _start(ray: Any, num_cpus: int | None, store_bytes: int) -> Cluster:
     mark = new_mark()
     # Ray opens its own folder to all users: it lies in one that is closed to them.
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 24 else "/tmp"  # a socket's path has 107 characters
@@ -182,7 +182,8 @@ def _join(ray: Any, found: Found) -> Cluster:
             except (Exception, SystemExit) as error:
                 raise ConfigError(
                     f"the cluster at {found.address} cannot be joined: {type(error).__name__}: {error}; this process "
-                    f"has Ray {ray.__version__}, Python {sys.version.split()[0]}"
+                    f"has Ray {ray.__version__} and Python {sys.version.split()[0]}, which must be the nodes' too, and "
+                    "so must its token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token)"
                 ) from error
         listeners = tuple(x for x in listeners_of(os.getpid(), children=False) if x not in before)
         cluster = Cluster(ray, "joined", listeners, "")

@@ -39,11 +39,11 @@ class Ray:
         self,
         address: str = "local",
         num_cpus: float = 1.0,
-        cluster_cpus: float | None = None,
+        cluster_cpus: int | None = None,
         store_bytes: int = MIN_STORE_BYTES,
     ) -> None:
         self.cluster = start_ray(address, num_cpus=cluster_cpus, store_bytes=store_bytes)
-        self._ray, self._num_cpus = self.cluster.ray, num_cpus
+        self._ray, self._num_cpus, self._closed = self.cluster.ray, num_cpus, False
         self._actors: dict[type, Any] = {}
         """Each class as Ray's own, which is shipped to the cluster once."""
         self._runners: dict[str, Any] = {}
@@ -117,7 +117,9 @@ class Ray:
             self._runners.clear()
         for runner in list(self._runners.values()):
             self.kill(runner)
-        self.cluster.close()
+        if not self._closed:
+            self._closed = True
+            self.cluster.close()
 
     def _told(self, key: str, error: Any, timeout_s: float) -> RunnerError:
         """What an error of Ray's means, in a line, with the runner's traceback or the end of its standard error."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -168,6 +169,20 @@ def test_answers_are_never_unpickled() -> None:
     """The owner's side reads answers by `penstock.core.wire`; cloudpickle only writes there."""
     for module in (local_process, link):
         assert not re.search(r"pickle\.loads?", Path(module.__file__).read_text())
+
+
+def test_a_packet_that_its_sender_can_still_change_is_refused() -> None:
+    """To read a file that is cut short meanwhile is a bus error, which would end the owner."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        before = open_fds()
+        fd = os.memfd_create("open")
+        os.write(fd, b"x" * 100)
+        socket.send_fds(theirs, [link._HEAD.pack(1, 100, True)], [fd])
+        os.close(fd)
+        with pytest.raises(ConnectionError, match="can still change"):
+            link.receive(ours)
+        assert open_fds() == before
 
 
 DRIVER = """
