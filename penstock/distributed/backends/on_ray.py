@@ -130,6 +130,8 @@ class Ray:
             return RunnerError("timeout", f"{name}: no result within {timeout_s:g} s{self._crowded()}")
         if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):
             return RunnerError("exception", f"{name} raised {last}", text)
+        if key in self._names and key not in self._runners:  # Ray may say that it died, whoever was first to see it
+            return RunnerError("exit", f"{name} was killed by its owner", text)
         if isinstance(error, kinds.OutOfMemoryError) or "NODE_OUT_OF_MEMORY" in text:
             return RunnerError("oom", f"{name} was killed for want of memory: {lines[0]}", text)
         kind, why = _cause(type(error).__name__, text, last)
@@ -179,8 +181,6 @@ def _cause(error: str, text: str, last: str) -> tuple[DeathKind, str]:
     """The kind of a death, and what is known of it; Ray tells it in words alone."""
     if error in _NODE or "node has died" in text or "node was terminated" in text:
         return "node", f"is gone with its node: {last.strip()}"
-    if "ray.kill" in text:
-        return "exit", "was killed by its owner"
     code = re.search(r"exits with an exit code (-?\d+)", text)
     if code is not None:
         return "exit", f"ended with exit code {code[1]}"
