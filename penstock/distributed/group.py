@@ -27,6 +27,7 @@ from penstock.distributed.env_runner import (
     EnvRunner,
     Recipe,
     ShippedRunner,
+    TrainsFor,
     installed_copy,
     shipped,
     versions,
@@ -146,7 +147,10 @@ class EnvRunnerGroup:
     def local_worker(self) -> EnvRunner:
         """The runner of this process, which trains; it has environments of its own only where it samples itself."""
         if self._local is None:
-            self._local = EnvRunner(self._recipes[0])
+            T, B = self.fragment
+            batch = BatchSpec(T, B * len(self._remote))
+            group = TrainsFor(self.spec, self.info_keys, batch) if self._remote else None
+            self._local = EnvRunner(self._recipes[0], group=group)
         return self._local
 
     @property
