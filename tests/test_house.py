@@ -35,6 +35,7 @@ BOUNDED_ELSEWHERE = {
         (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
         for name in ("process", "control", "tie", "supervisor")
     },
+    ("penstock/distributed/guard.py", "select.poll"): "the same",
 }
 MAY_UNPICKLE = {
     (f"penstock/workers/{name}.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd"
