@@ -6,6 +6,9 @@ started in the background, with a time limit of its own, and takes part as soon 
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +22,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.joining import concat_samples
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.distributed.backends.backend import Backend, RunnerError
+from penstock.distributed.cluster import MIN_STORE_BYTES
 from penstock.distributed.env_runner import (
     EnvRunner,
     Recipe,
@@ -34,12 +38,17 @@ from penstock.workers.faults import Fault, FaultPolicy, Faults
 BackendName = Literal["in-process", "processes", "ray"]
 
 
-def make_backend(name: BackendName, address: str = "local", num_cpus: float = 1.0, object_store_mb: int = 0) -> Backend:
-    """The backend of this name.
+def make_backend(
+    name: BackendName, runners: int, *, address: str = "local", num_cpus: float = 1.0, object_store_mb: int = 0
+) -> Backend:
+    """The backend of this name, with room for so many runners.
 
     Args:
-        address: of a Ray cluster, see `start_ray`. num_cpus: that each runner takes of it. object_store_mb: of a local
-            cluster; 0 for Ray's own choice.
+        address: of a Ray cluster, see `start_ray`; a local one counts as many CPUs as the runners need.
+        num_cpus: that each runner takes of it. object_store_mb: of a local cluster; 0 for Ray's least.
+
+    Raises:
+        ConfigError: there is no such backend, or the cluster cannot be reached or is too small.
     """
     if name == "in-process":
         from penstock.distributed.backends.in_process import InProcess  # each needs its own imports only
@@ -50,9 +59,17 @@ def make_backend(name: BackendName, address: str = "local", num_cpus: float = 1.
 
         return Processes()
     if name == "ray":
-        from penstock.distributed.backends.on_ray import OnRay
+        from penstock.distributed.backends.on_ray import Ray
 
-        return OnRay(address, num_cpus=num_cpus, object_store_mb=object_store_mb)
+        needed = max(os.cpu_count() or 1, math.ceil(runners * num_cpus))
+        backend = Ray(address, num_cpus, needed, max(object_store_mb << 20, MIN_STORE_BYTES))
+        try:
+            backend.require_room(runners)
+        except ConfigError:
+            backend.close()
+            raise
+        print(f"penstock: {backend.cluster}", file=sys.stderr)
+        return backend
     raise ConfigError(f"unknown backend {name!r}; {nearest(name, ('in-process', 'processes', 'ray'))}")
 
 
@@ -104,7 +121,7 @@ class EnvRunnerGroup:
         """Called with the number of a runner that was lost."""
         self.arrivals: list[Callable[[int], None]] = []
         """Called with the number of one that has come up in its place."""
-        self.backend = make_backend(backend, **options) if isinstance(backend, str) else backend
+        self.backend = make_backend(backend, num_env_runners, **options) if isinstance(backend, str) else backend
         self._threads = torch.get_num_threads() if self.backend.name == "in-process" else 1
         self._local: EnvRunner | None = None
         self._agent: Any = None

@@ -37,6 +37,9 @@ class RunnersLive:
         parts: the runners of each LiveSampler.
     """
 
+    _whole = True
+    """One LiveSampler accounts for all runners."""
+
     def __init__(
         self,
         settings: RunnerSampler,
@@ -62,7 +65,7 @@ class RunnersLive:
         T, B = inner.spec
         total = max(total_slots or 0, first_slot + settings.runners * B)
         try:
-            self._pools = [RunnerPool(self.workers, part) for part in parts]
+            self._pools = [RunnerPool(self.workers, part, whole=self._whole) for part in parts]
             self._lives = [
                 LiveSampler(
                     BatchSpec(T, len(part) * B),
@@ -245,6 +248,8 @@ class ReadyLive(RunnersLive):
     The order is that of arrival, so two runs are equal only where fragments come in an equal order.
     """
 
+    _whole = False
+
     def __init__(
         self, settings: RunnerSampler, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None
     ) -> None:
@@ -296,6 +301,7 @@ class ReadyLive(RunnersLive):
         return {
             "runners": [live.state_dict() for live in self._lives],
             "numbers": list(self._numbers),
+            "faults": dict(self.workers.faults.counts),
             "waiting": [
                 {"runner": i, "rows": [x.copy() for x in tree_leaves(batch)], "episodes": episodes.to_plain()}
                 for i, batch, episodes in self._waiting
@@ -311,6 +317,8 @@ class ReadyLive(RunnersLive):
                 f"runners={len(self._lives)}, and mode='ready' goes on with as many"
             )
         self._numbers = list(state["numbers"])
+        self.workers.faults.counts.clear()
+        self.workers.faults.counts.update(state["faults"])
         self.cut_slots = []
         for i, (live, kept) in enumerate(zip(self._lives, state["runners"])):
             live.load_state_dict(kept)
@@ -325,13 +333,11 @@ class ReadyLive(RunnersLive):
     def metrics(self) -> dict[str, float]:
         """Those of the group, waits of the runners' samplers averaged over runners."""
         found = [live.metrics() for live in self._lives]
-        out = dict(found[0])
-        for name in {name for one in found for name in one}:
+        out = self.workers.faults.metrics()
+        for name in dict.fromkeys(name for one in found for name in one):
             values = [one[name] for one in found if name in one]
-            if name == "group/runners":
-                out[name] = sum(values)
-            elif not name.startswith("faults/"):
-                out[name] = sum(values) / len(values)
+            counted = name.startswith("faults/") or name in ("group/runners", "env/out_of_bounds")
+            out[name] = out.get(name, 0.0) + sum(values) if counted else sum(values) / len(values)
         return {**out, **self._lag}
 
     def _request(self, weights: Any, itr: int) -> None:

@@ -14,7 +14,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
 from penstock.core.tree import Tree, tree_leaves
 
-INLINE_BYTES = 1 << 20
+INLINE_BYTES = 256 << 10
 """Fragments up to this size travel as one string of bytes; of larger ones each array is copied once on its way."""
 _ALIGNMENT = 8
 Bytes = npt.NDArray[np.uint8]

@@ -34,11 +34,11 @@ class RunnerPool(EnvPool):
     """Some runners of a group, whose fragments fill the columns of a batch.
 
     Args:
-        runners: their numbers, which follow each other. seed: of the run.
+        runners: their numbers, which follow each other. whole: the group's own faults are counted as the pool's.
     """
 
-    def __init__(self, workers: EnvRunnerGroup, runners: Sequence[int]) -> None:
-        self.workers, self.runners = workers, list(runners)
+    def __init__(self, workers: EnvRunnerGroup, runners: Sequence[int], whole: bool = True) -> None:
+        self.workers, self.runners, self._whole = workers, list(runners), whole
         start = workers.slots[self.runners[0]].start
         self._columns = {i: slice(workers.slots[i].start - start, workers.slots[i].stop - start) for i in self.runners}
         B = self._columns[self.runners[-1]].stop
@@ -147,8 +147,9 @@ class RunnerPool(EnvPool):
     ) -> list[int]:
         self._opened[:], self._ticks = np.maximum(state.episode, 0), state.tick
         self._restored, self._previous = Counter(state.faults), outs[0]
-        self.workers.faults.counts.clear()
         self._gone.clear()
+        if self._whole:
+            self.workers.faults.counts.clear()
         calls = {}
         for i, slots in self._columns.items():
             if i in self.workers.alive:
@@ -198,7 +199,7 @@ class RunnerPool(EnvPool):
         self._states = states
 
     def _faults(self) -> Counter[str]:
-        counts = self._restored + self._gone + self.workers.faults.counts
+        counts = self._restored + self._gone + (self.workers.faults.counts if self._whole else Counter())
         for found in self._runner_metrics.values():
             counts.update({name[len("faults/") :]: int(n) for name, n in found.items() if name.startswith("faults/")})
         return counts

@@ -107,4 +107,6 @@ class RunnerSampler:
             row = sum(leaf.null().nbytes for leaf in tree_leaves(check_apart(config, seed, self.inner).spec.obs))
             rounds = 2 * (self.depth + 2)
             size = 128 + (rounds * self.runners * self.inner.spec.size * (row + 64) >> 20)
-        return make_backend(self.backend, address=self.address, num_cpus=self.num_cpus, object_store_mb=size)
+        return make_backend(
+            self.backend, self.runners, address=self.address, num_cpus=self.num_cpus, object_store_mb=size
+        )

@@ -119,7 +119,7 @@ class Ray:
         if isinstance(error, kinds.GetTimeoutError):
             return RunnerError("timeout", f"{name}: no result within {timeout_s:g} s{self._crowded()}")
         if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):
-            return RunnerError("exception", f"{name} raised {last}", text)
+            return RunnerError("exception", f"{name} raised {last}", text, last.partition(":")[0].rpartition(".")[2])
         if isinstance(error, kinds.OutOfMemoryError) or "NODE_OUT_OF_MEMORY" in text:
             return RunnerError("oom", f"{name} was killed for want of memory: {lines[0]}", text)
         kind, why = _cause(type(error).__name__, text, last)
