@@ -38,6 +38,8 @@ _WHERE = {
     "DiscreteSAC": "penstock.algos.discrete_sac",
     "EnvConfig": "penstock.envs.make",
     "EnvContractError": "penstock.core.errors",
+    "EnvRunner": "penstock.distributed.env_runner",
+    "EnvRunnerGroup": "penstock.distributed.group",
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
@@ -68,6 +70,7 @@ _WHERE = {
     "ResultDict": "penstock.learn.algorithm",
     "Run": "penstock.run.loop",
     "RunConfig": "penstock.run.experiment",
+    "RunnerSampler": "penstock.distributed.sampler",
     "SAC": "penstock.algos.sac",
     "SampleBatch": "penstock.core.batch",
     "Schedule": "penstock.core.schedule",
@@ -99,6 +102,7 @@ _MODULES = (
     "algos",
     "core",
     "datasets",
+    "distributed",
     "envs",
     "learn",
     "ops",
@@ -148,6 +152,9 @@ if TYPE_CHECKING:
     from penstock.core.placement import Placement as Placement
     from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear
     from penstock.core.spec import BatchSpec as BatchSpec, EnvSpec as EnvSpec
+    from penstock.distributed.env_runner import EnvRunner as EnvRunner
+    from penstock.distributed.group import EnvRunnerGroup as EnvRunnerGroup
+    from penstock.distributed.sampler import RunnerSampler as RunnerSampler
     from penstock.envs.check import check_env as check_env
     from penstock.envs.make import EnvConfig as EnvConfig
     from penstock.learn.algorithm import Loss as Loss, ResultDict as ResultDict

@@ -51,15 +51,18 @@ class Parser(argparse.ArgumentParser):
         leaves = [text.lstrip("-").rpartition(".")[2].replace("-", "_") for text in known]
         path = our_path(name.rpartition(".")[2].lstrip("-").replace("-", "_"), leaves) if name.startswith("--") else ""
         close = [f"--{path}"] if path else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        part, _, leaf = (path or name.removeprefix("--")).rpartition(".")
+        within = [text for text in known if text.startswith(f"--{part}.") and text.endswith(f".{leaf}")] if part else []
+        close = within or close  # such as --sampler.inner.B for --sampler.B
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        if path and f"--{path}" not in known:
+        if path and not within:
             hint = f"; it is --{path} of other algorithms or samplers"
-        place, _, leaf = (path or name.lstrip("-")).rpartition(".")
-        if place == "sampler" and f"--sampler.{leaf}" not in known and "--sampler.T" in known:
-            from penstock.samplers import samplers_with  # torch, which a command line with such an option has loaded
+        at = next((at for at in ("--sampler", "--sampler.inner") if f"{at}.T" in known), "")
+        if part == "sampler" and at and not within and f"--sampler.{leaf}" not in known:
+            from penstock.samplers import INNER, samplers_with  # torch, which a line with such an option has loaded
 
-            owners = samplers_with(leaf.replace("-", "_"))
-            hint = f"; it is --sampler.{leaf} of --sampler {', '.join(owners)}: name one of them" if owners else hint
+            owners = [o for o in samplers_with(leaf.replace("-", "_")) if at == "--sampler" or o in INNER]
+            hint = f"; it is {at}.{leaf} of {at} {', '.join(owners)}: name one of them" if owners else hint
         self.exit(2, f"{self.prog}: unknown option {option}{hint}\n")
 
     def add_import(self, why: str) -> None:

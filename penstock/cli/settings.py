@@ -22,6 +22,7 @@ ALGO comes first: ppo, a2c, ... (penstock algos), or module:NAME of your own.
   penstock train ppo --env CartPole-v1
   penstock train ppo --env Pendulum-v1 --algo.lr "linear(1e-3, 0)" --run.steps 200000 --run.seed 1 --run.dir runs/a
   penstock train dqn --env ALE/Pong-v5 --sampler cpu --sampler.workers 3
+  penstock train ppo --env CartPole-v1 --sampler runners --sampler.runners 4 --sampler.inner cpu --sampler.backend ray
   penstock train my_module:MyAlgo --env MiniGrid-Empty-5x5-v0 --import minigrid --env-drop mission --seeds 1,2,3
 
   penstock train --config my_settings.toml --run.seed 2
@@ -45,8 +46,15 @@ def train_parser() -> Parser:
     parser.add_argument(
         "--sampler",
         metavar="NAME",
-        help="serial, cpu, gpu, alternating, no-overlap-alternating, async-serial, async-cpu, async-gpu, "
-        "async-alternating, offline, module:NAME, or auto: the fastest here, measured once in 20 s",
+        help="serial, cpu, gpu, alternating, no-overlap-alternating, async, async-serial, async-cpu, async-gpu, "
+        "async-alternating, runners, offline, module:NAME, or auto: the fastest here, measured once in 20 s",
+    )
+    parser.add_argument(
+        "--sampler.inner",
+        dest="inner",
+        metavar="NAME",
+        help="the sampler inside that of --sampler async or runners: serial, cpu, gpu, alternating, "
+        "no-overlap-alternating; its settings are --sampler.inner.X",
     )
     parser.add_argument("--preset", metavar="NAME", help="another preset, or none (default: the environment's)")
     parser.add_argument(
@@ -92,7 +100,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
     from penstock.core.config import import_object, override
     from penstock.run.bench.search import base_sampler
     from penstock.run.presets import find_preset, is_full_name, named_preset, preset_of_file, with_preset
-    from penstock.samplers import find_sampler, sized
+    from penstock.samplers import INNER_NAME, NAME, placed
 
     found, kwargs = None, key_values(args.env_kwargs, "--env-kwargs")
     if args.config is not None:
@@ -111,8 +119,10 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
         exp = with_preset(algo, args.env or "", found)
     if args.sampler == "auto":
         exp = replace(exp, sampler=base_sampler(exp))
-    elif args.sampler is not None:
-        exp = replace(exp, sampler=sized(find_sampler(args.sampler)(), exp.sampler_settings.spec))
+    name = None if args.sampler == "auto" else args.sampler
+    names = {key: value for key, value in ((NAME, name), (INNER_NAME, args.inner)) if value is not None}
+    if changes := {**_of_sampler(rest), **names}:
+        exp = replace(exp, sampler=placed(exp.sampler_settings, changes)[0])
     settings = _settings(exp, list(rest))
     exp = replace(
         exp,
@@ -179,6 +189,17 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     if unknown:
         train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known)
     return override(given, nested)
+
+
+def _of_sampler(rest: Sequence[str]) -> dict[str, str]:
+    """The values of `--sampler.X`, as text by X, in which `-` is `_`."""
+    words = [part for word in rest for part in word.split("=", 1)]
+    start = "--sampler."
+    return {
+        option[len(start) :].replace("-", "_"): value
+        for option, value in zip(words, words[1:])
+        if option.startswith(start)
+    }
 
 
 def _options(settings: Any, path: str) -> list[str]:

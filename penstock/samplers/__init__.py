@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
-from penstock.core.config import import_object
+from penstock.core.config import import_object, override, whole
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.spec import BatchSpec
 
@@ -15,13 +16,22 @@ SAMPLERS = {
     "gpu": "penstock.samplers.gpu:GpuSampler",
     "alternating": "penstock.samplers.gpu:AlternatingSampler",
     "no-overlap-alternating": "penstock.samplers.gpu:NoOverlapAlternatingSampler",
+    "async": "penstock.samplers.asynchronous:AsyncSampler",
     "async-serial": "penstock.samplers.asynchronous:AsyncSerialSampler",
     "async-cpu": "penstock.samplers.asynchronous:AsyncCpuSampler",
     "async-gpu": "penstock.samplers.asynchronous:AsyncGpuSampler",
     "async-alternating": "penstock.samplers.asynchronous:AsyncAlternatingSampler",
+    "runners": "penstock.distributed.sampler:RunnerSampler",
     "offline": "penstock.samplers.offline:OfflineSampler",
 }
 """Samplers by the name that the command line knows."""
+INNER = ("serial", "cpu", "gpu", "alternating", "no-overlap-alternating")
+"""Those that may stand inside another one."""
+NAME, INNER_NAME = "name", "inner.name"
+"""Keys of `placed` for what is no setting but names a sampler."""
+_EARLY = ("min_runners", "runners", "mode")
+_KEPT = ("max_decorrelation_steps", "reset", "discount", "journal_steps", "depth", "weights")
+"""Settings that decide what is in a batch, besides T and B; all others are of its place and its speed."""
 
 
 def find_sampler(name: str) -> Any:
@@ -37,12 +47,95 @@ def samplers_with(setting: str) -> list[str]:
 
 
 def sized(sampler: Any, spec: BatchSpec) -> Any:
-    """The settings with this T and B, inner sampler included; fewer workers and groups where B demands it."""
+    """The settings with this T and B, inner sampler included; fewer workers and groups where B demands it.
+
+    Raises:
+        ConfigError: B cannot be divided among the runners of a RunnerSampler.
+    """
     if hasattr(sampler, "inner"):
-        return replace(sampler, inner=sized(sampler.inner, spec))
+        parts = sampler.spec.B // sampler.inner.spec.B
+        if spec.B % parts:
+            each = -(-spec.B // parts)
+            more = "more runners than slots make no sense, " if spec.B < parts else ""
+            raise ConfigError(
+                f"sampler.runners={parts} for the B={spec.B} of a batch; {more}expected a number that divides {spec.B}; "
+                f"or set the slots of each runner, e.g. sampler.inner.B={each} for {each * parts} in all"
+            )
+        return replace(sampler, inner=sized(sampler.inner, spec._replace(B=spec.B // parts)))
     changes: dict[str, Any] = {"T": spec.T, "B": spec.B}
     if hasattr(sampler, "groups"):
         changes["groups"] = min(sampler.groups, spec.B)
     if hasattr(sampler, "workers"):
         changes["workers"] = max(min(sampler.workers, spec.B // changes.get("groups", 1)), 1)
     return replace(sampler, **changes)
+
+
+def placed(sampler: Any, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The same slots in another sampler, which `changes` name, and the changes that remain.
+
+    T, B and all that decides the content of a batch stay as they are, however many runners share the slots.
+
+    Args:
+        sampler: the settings so far.
+        changes: values by path below the settings, as for `override`. `name` and `inner.name` name the sampler and the
+            one in it.
+
+    Raises:
+        ConfigError: an unknown name, or slots that the runners cannot share.
+    """
+    rest = dict(changes)
+    name, inner = rest.pop(NAME, None), rest.pop(INNER_NAME, None)
+    found = sampler if name is None else _in_place_of(sampler, find_sampler(name))
+    if inner is not None:
+        if not hasattr(found, "inner"):
+            raise ConfigError(
+                f"sampler.inner={inner!r} with {type(found).__name__}, which has no sampler inside it; those that have "
+                f"one: --sampler {', '.join(samplers_with('inner'))}"
+            )
+        cls, of = _find_inner(inner), get_type_hints(type(found))["inner"]
+        if of is not Any and cls is not of:
+            raise ConfigError(
+                f"sampler.inner={inner!r} with {type(found).__name__}, which is around a {of.__name__}; for another one "
+                "use --sampler async (ps.AsyncSampler)"
+            )
+        found = replace(found, inner=_in_place_of(found.inner, cls))
+    early = {key: rest[key] for key in _EARLY if key in rest and hasattr(found, key)}
+    if not (early or name or inner):
+        return found, rest
+    found = override({"sampler": found}, {f"sampler.{key}": value for key, value in early.items()})["sampler"]
+    spec = sampler.spec
+    if hasattr(found, "runners") and "inner.B" in rest:
+        parts = found.spec.B // found.inner.spec.B
+        spec = spec._replace(B=_number(rest["inner.B"]) * parts)
+    return sized(found, spec), rest
+
+
+def content(sampler: Any) -> dict[str, Any]:
+    """The settings that decide what is in a batch: two samplers with equal ones collect the same batches."""
+    found: dict[str, Any] = {"T": sampler.spec.T, "B": sampler.spec.B, "mode": "rounds", "depth": 0, "weights": "exact"}
+    for settings in (getattr(sampler, "inner", sampler), sampler):
+        found |= {key: getattr(settings, key) for key in (*_KEPT, "mode") if hasattr(settings, key)}
+    return found
+
+
+def _in_place_of(old: Any, cls: Any) -> Any:
+    """Settings of this class with what decides the content of a batch as in `old`."""
+    if type(old) is cls:
+        return old
+    new = cls()
+    if hasattr(new, "inner"):
+        new = replace(new, inner=_in_place_of(getattr(old, "inner", old), type(new.inner)))
+    elif hasattr(old, "inner"):
+        old = old.inner
+    own = {f.name for f in fields(new)}
+    return replace(new, **{key: getattr(old, key) for key in _KEPT if key in own and hasattr(old, key)})
+
+
+def _find_inner(name: str) -> Any:
+    if ":" not in name and name not in INNER:
+        raise ConfigError(f"sampler.inner={name!r}; {nearest(name, INNER)}")
+    return find_sampler(name)
+
+
+def _number(value: Any) -> int:
+    return whole(value) if isinstance(value, str) else value

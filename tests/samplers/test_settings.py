@@ -88,7 +88,7 @@ def test_settings_of_ones_own_are_found_by_module_and_name() -> None:
     [
         ("gpuu", r"^unknown sampler 'gpuu'; did you mean .*'gpu'"),
         ("alternate", r"^unknown sampler 'alternate'; did you mean .*'alternating'"),
-        ("xyzzy", r"^unknown sampler 'xyzzy'; known: alternating, async-alternating, .*serial$"),
+        ("xyzzy", r"^unknown sampler 'xyzzy'; known: alternating, async, async-alternating, .*runners, serial$"),
         ("penstock.samplers.gpu:GpuSamplers", r"GpuSamplers"),
         ("no_such_module:Sampler", r"no_such_module"),
     ],
