@@ -101,8 +101,12 @@ def faults(manifest: dict[str, Any]) -> list[str]:
     """The complaints of the schema about a manifest."""
     spec = KINDS[manifest["apiVersion"], manifest["kind"]]
     name = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}
-    whole = table("apiVersion kind metadata spec", apiVersion=ANY, kind=ANY, metadata=table("name", name=name), spec=spec)
-    return [f"{list(e.absolute_path)}: {e.message}" for e in jsonschema.Draft202012Validator(whole).iter_errors(manifest)]
+    whole = table(
+        "apiVersion kind metadata spec", apiVersion=ANY, kind=ANY, metadata=table("name", name=name), spec=spec
+    )
+    return [
+        f"{list(e.absolute_path)}: {e.message}" for e in jsonschema.Draft202012Validator(whole).iter_errors(manifest)
+    ]
 
 
 def commands(text: str, **variables: str) -> list[list[str]]:
@@ -144,7 +148,7 @@ def ray_up() -> tuple[str, dict[str, Any]]:
 def test_the_manifests_are_what_kubernetes_and_kuberay_take() -> None:
     found = manifests()
     assert set(found) == {kind for _, kind in KINDS}
-    assert {name: faults(x) for name, x in found.items()} == dict.fromkeys(found, [])
+    assert {name: faults(x) for name, x in found.items()} == {name: [] for name in found}
 
 
 @pytest.mark.parametrize(
