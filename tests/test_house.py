@@ -35,12 +35,15 @@ BOUNDED_ELSEWHERE = {
         (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
         for name in ("process", "control", "tie", "supervisor")
     },
-    ("penstock/distributed/guard.py", "select.poll"): "the same",
+    **{
+        (f"penstock/distributed/{name}.py", "select.poll"): "the same"
+        for name in ("guard", "backends/local_process", "backends/processes")
+    },
 }
 MAY_UNPICKLE = {
     (f"penstock/workers/{name}.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd"
     for name in ("host", "checking")
-}
+} | {("penstock/distributed/backends/runner_process.py", "cloudpickle.loads"): "the same, by a socket pair"}
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
 MAY_DATE = {"penstock/run/log.py": "TensorBoard's events carry the date"}
 

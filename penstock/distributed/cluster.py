@@ -20,12 +20,12 @@ from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.distributed.addresses import Found, find_cluster, listeners_of, require_loopback
 from penstock.distributed.guard import start_guard
 from penstock.workers.killing import MARK, kill_marked, new_mark
+from penstock.workers.process import ONE_THREAD
 
 MIN_STORE_BYTES = 80 << 20
 """Smallest object store that Ray accepts, with some to spare."""
 _INLINE_BYTES = 512 << 10
 """Results up to this travel with their message: 200 KB take 1.0 ms so and 2.5 by the store, 1 MB 4.7 and 2.7."""
-_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, *([signal.SIGALRM] if hasattr(signal, "SIGALRM") else []))
 
 Origin = Literal["started", "joined", "found"]
@@ -128,7 +128,7 @@ def _settings(address: str) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else every process listens on all interfaces, whatever is asked for
         "RAY_worker_niceness": "0",
         "RAY_max_direct_call_object_size": str(_INLINE_BYTES),
-        **_THREADS,
+        **ONE_THREAD,
     }
 
 
@@ -178,9 +178,9 @@ def _join(ray: Any, found: Found) -> Cluster:
             except ray.exceptions.AuthenticationError as error:
                 raise ConfigError(
                     f"the cluster at {found.address} does not let this process in: {str(error).strip()}. Start every "
-                    "node with the token of this user (`ray get-auth-token --generate`, then RAY_AUTH_MODE=token ray start "
-                    "...), and copy it here; or say RAY_AUTH_MODE=disabled, where everyone who reaches a port of the "
-                    "cluster may run code as you"
+                    "node with the token of this user (`ray get-auth-token --generate`, then RAY_AUTH_MODE=token ray "
+                    "start ...), and copy it here; or say RAY_AUTH_MODE=disabled, where everyone who reaches a port "
+                    "of the cluster may run code as you"
                 ) from error
             except (Exception, SystemExit) as error:
                 raise ConfigError(

@@ -191,6 +191,7 @@ class EnvRunner:
         return {
             "spec": self._live.spec.to_plain(),
             "info_keys": list(self._live.info_keys),
+            "evaluation_slots": self._live.pool.evaluation_slots(1),
             "versions": versions(),
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -129,6 +129,7 @@ class EnvRunnerGroup:
         self._starting: dict[int, tuple[float, Any]] = {}  # since when, and the last call of those that start
         self._later: dict[int, float] = {}  # runners that wait out their delay, and until when
         self._in_flight: dict[Any, int] = {}
+        self._pushes: dict[int, Any] = {}
         self._version = 0
         self._closed = False
         self._remote: list[Any] = []
@@ -217,11 +218,15 @@ class EnvRunnerGroup:
                     yield fragment
 
     def sync_weights(self) -> None:
-        """Sends the local worker's weights to every remote one: one versioned copy, which `sample` then acts with."""
+        """Sends the local worker's weights to every remote one: one versioned copy, with which it samples next.
+
+        Does not wait for them; a runner that has not taken the copy before is waited for first.
+        """
+        pushed, self._pushes = self._pushes, {}
+        self.collect(pushed)
         self._version += 1
         weights = self.publish(self.local_worker.policy.agent)
-        done = {i: self.backend.call(self._remote[i], "take_weights", weights, self._version) for i in self.alive}
-        self.collect(done)
+        self._pushes = {i: self.call(i, "take_weights", weights, self._version) for i in self.alive}
 
     def stop(self) -> None:
         """Ends the runners. A second call does nothing."""
@@ -286,6 +291,7 @@ class EnvRunnerGroup:
         for call in [call for call, j in self._in_flight.items() if j == i]:
             del self._in_flight[call]
         self._starting.pop(i, None)
+        self._pushes.pop(i, None)
         first = self._recipes[i].first_slot
         place = f"runner {i}{self._where[i]}, slots {first} to {first + self._recipes[i].sampler.spec.B - 1}"
         trace = f"\n{error.trace}" if error.trace else ""
@@ -385,6 +391,8 @@ class EnvRunnerGroup:
         made = found[min(found)]
         self.spec = EnvSpec.from_plain(made["spec"])
         self.info_keys = tuple(made["info_keys"])
+        self.evaluation_slots: int = made["evaluation_slots"]
+        """1, or the slots that a runner of native batched environments evaluates with, whatever is asked for."""
 
     def _check(self, i: int, made: dict[str, Any]) -> None:
         """Raises ConfigError if a runner has other versions than this process."""

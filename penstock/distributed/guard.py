@@ -11,10 +11,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import penstock.core.errors as errors
 from penstock.workers.killing import kill_marked
+from penstock.workers.process import environment_of_children
 
 _STOP_S = 10.0
 
@@ -26,14 +25,12 @@ def start_guard(mark: str, folder: str) -> Callable[[], None]:
         mark: borne by every process of the cluster.
         folder: the cluster's, removed when the driver is gone.
     """
-    parent = str(Path(errors.__file__).parent.parent.parent)
-    path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
     guard = subprocess.Popen(
         [sys.executable, "-P", "-m", "penstock.distributed.guard", str(os.getpid()), mark, folder],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # a signal to the driver's group is not for it
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment_of_children(),
     )
 
     def stop() -> None:

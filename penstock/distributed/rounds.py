@@ -174,6 +174,10 @@ class RunnerPool(EnvPool):
         """Slots of an evaluation, dealt among the runners that are alive."""
         return EvaluationRunners(self, B)
 
+    def evaluation_slots(self, wanted: int) -> int:
+        fixed = self.workers.evaluation_slots
+        return wanted if fixed == 1 else fixed * len(self.workers.alive)
+
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
         return self._warmup
 

@@ -25,7 +25,8 @@ from penstock.workers.descriptors import read_all, write_all
 from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.messages import Boot, Start
 
-_THREAD_SETTINGS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment variables of a process whose libraries use one thread."""
 REAP_S = 60.0
 """Longest wait for a process that was killed, which on a busy machine comes late to its end."""
 _LIMITS = {
@@ -75,8 +76,6 @@ class WorkerProcess:
         self.write(start)
         self.start_at, self.oom_before = None, oom_kills()
         self.token, self.moved_at = b"", time.monotonic()
-        parent = str(Path(errors.__file__).parent.parent.parent)
-        path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
         marks = os.environ.get(MARK, "") + self.mark
         try:
             self.process = subprocess.Popen(
@@ -84,7 +83,7 @@ class WorkerProcess:
                 pass_fds=boot.fds(),
                 process_group=0,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **_THREAD_SETTINGS, "PYTHONPATH": path, MARK: marks},
+                env={**environment_of_children(), **ONE_THREAD, MARK: marks},
             )
         except OSError as error:
             raise errors.ConfigError(
@@ -152,6 +151,13 @@ class WorkerProcess:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def environment_of_children() -> dict[str, str]:
+    """The environment variables of this process, by which a child finds the penstock that runs here."""
+    parent = str(Path(errors.__file__).parent.parent.parent)
+    path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def pickled(message: Any) -> bytes:

@@ -31,7 +31,6 @@ from penstock.workers.shares import Shared
 
 SLABS = 5
 """Shared files that every worker inherits, empty at first: batches and ledger of two pools, and parameters."""
-_THREAD_SETTINGS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LONGEST_SLEEP_S = 0.25
 _SHUTDOWN_S = 5.0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -101,3 +103,17 @@ def test_goes_on_under_another_number_of_runners_or_none(first: str, second: str
     finally:
         one.shutdown()
         two.shutdown()
+
+
+def test_native_batched_environments_evaluate_with_the_slots_that_they_have() -> None:
+    def vector() -> Any:
+        return gym.make_vec("CartPole-v1", 2, "sync", vector_kwargs={"autoreset_mode": "NextStep"})
+
+    sampler, _ = live(RunnerSampler(2, ps.SerialSampler(8, 2), "in-process"), vector, ps.PPO())
+    try:
+        for itr in range(2):
+            assert sampler.obtain_samples(itr)[0].valid.any()
+        episodes = sampler.evaluate_agent(0, 8)
+        assert np.bincount(episodes.slot).tolist() == [2, 2, 2, 2]
+    finally:
+        sampler.shutdown()

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from penstock.core.errors import EnvWorkerError
+from penstock.core.errors import ConfigError, EnvWorkerError
 
 DeathKind = Literal["exception", "exit", "signal", "oom", "timeout", "node"]
 
@@ -26,6 +26,14 @@ class RunnerError(EnvWorkerError):
         self.trace, self.error_type = trace, error_type
 
 
+def cannot_travel(what: str, why: str) -> ConfigError:
+    """The error of arguments that cannot be pickled."""
+    return ConfigError(
+        f"the arguments of {what} cannot be sent to another process: {why}; make files, locks, sockets and the like "
+        "there, as inside an environment's factory, or use the in-process backend"
+    )
+
+
 class Backend(Protocol):
     """Starts objects of a class elsewhere and calls their methods.
 
@@ -34,6 +42,10 @@ class Backend(Protocol):
     """
 
     name: str
+
+    def require_room(self, runners: int) -> None:
+        """Raises ConfigError if so many runners can never live here together; asked before the first one is started."""
+        ...
 
     def start(self, cls: type, args: Sequence[Any], name: str) -> Any:
         """Returns the handle of a new `cls(*args)` at once; it is made elsewhere, and calls wait for it there.
@@ -45,7 +57,8 @@ class Backend(Protocol):
     def put(self, data: np.ndarray[Any, Any]) -> Any:
         """Returns what stands for these bytes [n] uint8 as an argument of any number of calls: one copy a machine.
 
-        A method receives a read-only uint8 array [n], or bytes. `data` may be overwritten after this returns.
+        It stands among the arguments themselves, not inside one of them. A method receives a read-only uint8 array [n],
+        or bytes. `data` may be overwritten after this returns.
         """
         ...
 
@@ -54,7 +67,7 @@ class Backend(Protocol):
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Returns the calls that have ended, in order of sending: at least one, or none after `timeout_s`."""
+        """Returns the calls that have ended, in the order of `calls`: at least one, or none after `timeout_s`."""
         ...
 
     def result(self, call: Any, timeout_s: float) -> Any:
@@ -66,7 +79,7 @@ class Backend(Protocol):
         ...
 
     def kill(self, runner: Any) -> None:
-        """Ends a runner and all its processes now, whatever it does."""
+        """Ends a runner and its processes now, whatever it does; what was sent to it ends with an error (`exit`)."""
         ...
 
     def close(self) -> None:

@@ -47,6 +47,9 @@ class InProcess:
     def __init__(self) -> None:
         self._runners: list[LocalHandle] = []
 
+    def require_room(self, runners: int) -> None:
+        """Does nothing: there is no limit but memory."""
+
     def start(self, cls: type, args: Sequence[Any], name: str) -> LocalHandle:
         """Makes `cls(*args)` now."""
         made = _carry_out(f"{name}: {cls.__name__}()", cls, *args)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.distributed.backends.backend import DeathKind, RunnerError
+from penstock.distributed.backends.backend import DeathKind, RunnerError, cannot_travel
 from penstock.distributed.cluster import MIN_STORE_BYTES, start_ray
+from penstock.workers.process import ONE_THREAD
 
 INLINE_BYTES = 64 << 10
 """Weights up to this travel inside each call, and above as one object of the store: 0.8 ms against 2.4 for 37 KB."""
-_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _TAIL = 2000
 """Characters of a dead runner's standard error that are shown."""
 _COLOUR = re.compile(r"\x1b\[\d+m")
@@ -70,9 +70,12 @@ class Ray:
         if cls not in self._actors:
             options: dict[str, Any] = {"num_cpus": self._num_cpus, "max_restarts": 0, "max_task_retries": 0}
             if self.cluster.origin != "started":  # of ours every process has one thread
-                options["runtime_env"] = {"env_vars": _THREADS}
+                options["runtime_env"] = {"env_vars": ONE_THREAD}
             self._actors[cls] = self._ray.remote(**options)(cls)
-        runner = self._actors[cls].remote(*args)
+        try:
+            runner = self._actors[cls].remote(*args)
+        except TypeError as error:
+            raise cannot_travel(f"{name}: {cls.__name__}()", _why(error)) from error
         key = runner._actor_id.hex()
         self._runners[key], self._names[key] = runner, name
         return runner
@@ -83,7 +86,11 @@ class Ray:
 
     def call(self, runner: Any, method: str, *args: Any) -> Any:
         """Sends a call; the answer is a reference of Ray's, which `ray.get` takes too."""
-        return getattr(runner, method).remote(*args)
+        try:
+            return getattr(runner, method).remote(*args)
+        except TypeError as error:
+            name = self._names.get(runner._actor_id.hex(), "a runner")
+            raise cannot_travel(f"{name}.{method}()", _why(error)) from error
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """Returns the calls that have ended, in the order of `calls`."""
@@ -145,6 +152,12 @@ class Ray:
         lines = [line for file in files for line in file.read_text(errors="replace").splitlines() if line[:1] != ":"]
         said = "\n".join(lines)[-_TAIL:].strip()  # Ray's own lines begin with colons
         return f"{text}\nThe end of its standard error:\n{said}" if said else text
+
+
+def _why(error: TypeError) -> str:
+    """The reason within Ray's page about something that cannot be pickled."""
+    found = re.search(r"serialization: (.+)", _COLOUR.sub("", str(error)))
+    return found[1] if found else str(error)
 
 
 def _share(sizes: list[float], runners: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,14 +13,16 @@ import numpy as np
 import psutil
 import pytest
 
+from penstock.core.errors import ConfigError
 from penstock.distributed.backends.backend import RunnerError
 from penstock.distributed.backends.in_process import InProcess
 from penstock.distributed.backends.on_ray import INLINE_BYTES, Ray
+from penstock.distributed.backends.processes import Processes
 from tests.distributed.backends.echo import Echo
 
 pytestmark = pytest.mark.timeout(200)
 PATIENCE_S = 60.0
-KINDS = ["in-process", "ray"]
+KINDS = ["in-process", "processes", "ray"]
 APART = KINDS[1:]
 
 
@@ -35,7 +38,7 @@ def cluster() -> Iterator[Any]:
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "ray":
         request.getfixturevalue("cluster")
-    made = {"in-process": InProcess, "ray": Ray}[request.param]()
+    made = {"in-process": InProcess, "processes": Processes, "ray": Ray}[request.param]()
     yield made
     made.close()
 
@@ -175,6 +178,18 @@ def test_a_runner_that_hangs_times_out_and_can_be_killed_with_what_it_started(ba
         until(lambda: ended(pids[1]))
     else:
         psutil.Process(pids[1]).kill()
+
+
+@apart
+def test_what_cannot_travel_is_named_and_the_runner_lives(backend: Any) -> None:
+    runner = backend.start(Echo, (), "runner 4")
+    error = failure(backend, runner.nothing_that_travels.remote())
+    assert error.kind == "exception" and "runner 4" in str(error) and "lock" in str(error)
+    with pytest.raises(ConfigError, match=r"runner 4.*cannot be sent to another process.*lock"):
+        backend.call(runner, "echo", threading.Lock())
+    with pytest.raises(ConfigError, match=r"runner 5.*cannot be sent to another process.*lock"):
+        backend.start(Echo, (threading.Lock(),), "runner 5")
+    assert backend.result(runner.echo.remote(1), PATIENCE_S) == 1
 
 
 @apart

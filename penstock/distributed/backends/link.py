@@ -1,0 +1,93 @@
+"""Packets between a runner's process and its owner: short ones in a local socket, long ones in a memfd beside it."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.workers.descriptors import read_all, write_all
+
+_HEAD = struct.Struct("<QQ?")
+"""Number of the call, bytes of the body, and whether they lie in the first descriptor."""
+_INLINE_BYTES = 32 << 10
+MAX_FDS = 250
+"""Linux lets a message carry 253."""
+
+
+class Packet(NamedTuple):
+    """A call or an answer."""
+
+    number: int
+    body: bytes
+    fds: list[int]
+    """Descriptors that travel with it; the receiver closes them."""
+
+
+class Shared:
+    """Bytes in a sealed memfd, which every process that is sent it maps; freed when the last one lets go.
+
+    Args:
+        data: [n] uint8, copied.
+    """
+
+    def __init__(self, data: np.ndarray[Any, Any]) -> None:
+        self.fd = os.memfd_create("penstock-put", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.fd)
+        plain: Any = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        write_all(self.fd, plain)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+
+
+class Place(NamedTuple):
+    """Stands for a `Shared` among the arguments of a call: which descriptor of its packet it is."""
+
+    which: int
+
+
+def mapped(fd: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """The bytes of a `Shared`, read-only, [n] uint8; the descriptor is closed."""
+    try:
+        size = os.fstat(fd).st_size
+        return np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b"", np.uint8)
+    finally:
+        os.close(fd)
+
+
+def send(link: socket.socket, number: int, body: bytes, fds: Sequence[int] = ()) -> None:
+    """Sends a packet whole, or raises BlockingIOError where the link is full and does not wait."""
+    long = len(body) > _INLINE_BYTES
+    beside = os.memfd_create("penstock-packet", os.MFD_CLOEXEC) if long else -1
+    try:
+        if long:
+            write_all(beside, body)
+        parts = [_HEAD.pack(number, len(body), long), b"" if long else body]
+        socket.send_fds(link, parts, [*([beside] if long else []), *fds])
+    finally:
+        if long:
+            os.close(beside)
+
+
+def receive(link: socket.socket) -> Packet | None:
+    """Returns the next packet; None where the other end is closed. Raises BlockingIOError where there is none yet."""
+    room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+    data, extra, _, _ = link.recvmsg(_HEAD.size + _INLINE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        return None
+    fds = array.array("i")
+    for _, _, numbers in extra:
+        fds.frombytes(numbers[: len(numbers) - len(numbers) % fds.itemsize])
+    number, size, long = _HEAD.unpack_from(data)
+    if not long:
+        return Packet(number, data[_HEAD.size :], list(fds))
+    body = read_all(fds[0], size)
+    os.close(fds[0])
+    return Packet(number, body, list(fds[1:]))

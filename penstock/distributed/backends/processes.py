@@ -1,0 +1,127 @@
+"""Processes: runners are processes of this machine, without Ray; they die with this process, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.wire import decode
+from penstock.distributed.backends.backend import RunnerError
+from penstock.distributed.backends.handle import Handle
+from penstock.distributed.backends.link import Shared
+from penstock.distributed.backends.local_process import Call, LocalProcess
+from penstock.workers.descriptors import hold_standard_streams
+from penstock.workers.process import require_linux
+
+INLINE_BYTES = 64 << 10
+"""What is put and not longer travels inside each call, and longer in memory that all runners share."""
+
+
+class Processes:
+    """Backend whose runners are processes of one thread, which Ctrl-C does not reach.
+
+    Calls travel pickled from here to them; answers come back as plain data, which is never unpickled: nested dicts,
+    lists, tuples, numbers, text, bytes, None and arrays of numbers. What runners print is kept from the terminal; its
+    end is shown when one dies.
+    """
+
+    name = "processes"
+
+    def __init__(self) -> None:
+        require_linux()
+        hold_standard_streams()
+        self._processes: dict[Handle, LocalProcess] = {}
+        self._alive = list(os.pipe2(os.O_CLOEXEC))
+        """The pipe whose second end is open as long as this process, and keeps the runners alive."""
+        self._finalizer = weakref.finalize(self, _abandon, self._processes, self._alive)
+        _watch_forks()
+        _running.add(self)
+
+    def require_room(self, runners: int) -> None:
+        """Does nothing: any number of processes can be started, as long as the system lets them."""
+
+    def start(self, cls: type, args: Sequence[Any], name: str) -> Handle:
+        """Starts a process; its import of penstock and of the class goes on meanwhile."""
+        handle = Handle(name, self.call)
+        self._processes[handle] = LocalProcess(name, cls, args, self._alive[0])
+        return handle
+
+    def put(self, data: np.ndarray[Any, Any]) -> Any:
+        """Returns bytes, or a memory file that every runner maps and that is freed after the last call with it."""
+        return data.tobytes() if data.nbytes <= INLINE_BYTES else Shared(data)
+
+    def call(self, runner: Handle, method: str, *args: Any) -> Call:
+        """Sends a call, whatever the runner does."""
+        return self._processes[runner].call(method, args)
+
+    def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
+        """Returns the calls that have ended, in the order of `calls`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            waiting = {call.process for call in calls if not call.ended}
+            for process in waiting:
+                process.progress()
+            found = [call for call in calls if call.ended]
+            left = deadline - time.monotonic()
+            if found or not calls or left <= 0:
+                return found
+            poll = select.poll()
+            for process in waiting:
+                process.register(poll)
+            poll.poll(left * 1000 + 1)
+
+    def result(self, call: Call, timeout_s: float) -> Any:
+        """Returns the result of a call."""
+        name = call.process.name
+        if not self.wait([call], timeout_s):
+            raise RunnerError("timeout", f"{name}: no result of {call.method}() within {timeout_s:g} s")
+        if call.answer is None:
+            assert call.error is not None
+            raise call.error
+        found = decode(call.answer)
+        if "error" in found:
+            raise RunnerError("exception", f"{name}.{call.method}() raised {found['error']}", found["trace"])
+        return found["value"]
+
+    def kill(self, runner: Handle) -> None:
+        """Ends a process, its process group, and whatever else it started."""
+        self._processes[runner].kill()
+
+    def close(self) -> None:
+        """Kills every runner."""
+        _running.discard(self)
+        self._finalizer()
+
+    def forget(self) -> None:
+        """Lets go of the runners in a fork of this process: they are not its own, and must not live as long as it."""
+        self._finalizer.detach()
+        os.close(self._alive[1])
+
+
+def _abandon(processes: dict[Handle, LocalProcess], alive: list[int]) -> None:
+    for process in processes.values():
+        process.kill()
+    for fd in alive:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+_running: weakref.WeakSet[Processes] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    def forget() -> None:
+        for backend in list(_running):
+            backend.forget()
+        _running.clear()
+
+    os.register_at_fork(after_in_child=forget)
