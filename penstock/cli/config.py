@@ -11,7 +11,7 @@ from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.run.experiment import Experiment
 from penstock.run.presets import flat_settings, read_toml, with_preset
-from penstock.samplers import find_sampler, sized
+from penstock.samplers import placed
 
 _ENV = {
     "id": "env",
@@ -30,8 +30,8 @@ def experiment_from(
 ) -> Experiment:
     """The experiment of a settings file.
 
-    A TOML file has the tables env (or just an id), algo and sampler (`name` says which) and run; what it does not name
-    is the default, and no preset applies. It is its reader's own word, as a script is: the modules that it names are
+    A TOML file has the tables env (or just an id), algo and sampler (`name` says which, `inner.name` the one inside it)
+    and run; what it does not name is the default, and no preset applies. It is its reader's own word, as a script is: the modules that it names are
     imported. The config.json of a run (or its directory) is read as `resume` reads it, and begins a new directory.
 
     Args:
@@ -62,13 +62,11 @@ def experiment_from(
     if name is None:
         raise ConfigError(f'{path} names no algorithm; add algo = {{name = "ppo"}}, or say it: penstock train ppo ...')
     _refuse_another(path, algo, name)
-    sampler = changes.pop("sampler.name", None)
     exp = with_preset(name, env or where.pop("env", ""), None)
     where.pop("env", None)
     try:
-        if sampler is not None:
-            exp = replace(exp, sampler=sized(find_sampler(sampler)(), exp.sampler_settings.spec))
-        return override(exp, {**where, **changes})
+        sampler, changes = placed(exp.sampler_settings, changes)
+        return override(replace(exp, sampler=sampler), {**where, **changes})
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

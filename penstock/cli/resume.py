@@ -11,8 +11,11 @@ _DESCRIPTION = """Goes on with a run from its newest good checkpoint, as if it h
 
   penstock resume runs/a
   penstock resume runs/a --run.steps 400000      extends a finished run
+  penstock resume runs/a --sampler.runners 3     goes on with other runners
+  penstock resume runs/a --sampler serial        or with none
 
-Only settings of the run (--run.X, not seed or dir) may change.
+Only settings of the run (--run.X, not seed or dir) may change, and the sampler (--sampler NAME, --sampler.X) where it
+collects the same batches: the slots of a batch are as many, and divided anew.
 """
 
 
@@ -21,11 +24,15 @@ def run(argv: list[str]) -> int:
     parser = Parser("resume", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_import(", because it registers environments")
+    parser.add_argument("--sampler", metavar="NAME", help="another sampler, as of penstock train")
+    parser.add_argument("--sampler.inner", dest="inner", metavar="NAME", help="another sampler inside it")
     parser.add_trust()
     args, rest = parser.parse_known_args(argv)
     from penstock.run.experiment import RunConfig
 
-    changes = dotted(rest, parser, [f"--run.{f.name}" for f in fields(RunConfig)])
+    names = {"sampler": args.sampler, "sampler.inner": args.inner}
+    changes = {path: name for path, name in names.items() if name is not None}
+    changes |= dotted(rest, parser, [f"--run.{f.name}" for f in fields(RunConfig)])
     import_modules(args.imports, args.run, args.trust)
     from penstock.cli.train import draw_curve
     from penstock.run.loop import resume

@@ -100,7 +100,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
     from penstock.core.config import import_object, override
     from penstock.run.bench.search import base_sampler
     from penstock.run.presets import find_preset, is_full_name, named_preset, preset_of_file, with_preset
-    from penstock.samplers import INNER_NAME, NAME, placed
+    from penstock.samplers import placed
 
     found, kwargs = None, key_values(args.env_kwargs, "--env-kwargs")
     if args.config is not None:
@@ -119,9 +119,8 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
         exp = with_preset(algo, args.env or "", found)
     if args.sampler == "auto":
         exp = replace(exp, sampler=base_sampler(exp))
-    name = None if args.sampler == "auto" else args.sampler
-    names = {key: value for key, value in ((NAME, name), (INNER_NAME, args.inner)) if value is not None}
-    if changes := {**_of_sampler(rest), **names}:
+    names = {"sampler": None if args.sampler == "auto" else args.sampler, "sampler.inner": args.inner}
+    if changes := {**_of_sampler(rest), **{path: name for path, name in names.items() if name is not None}}:
         exp = replace(exp, sampler=placed(exp.sampler_settings, changes)[0])
     settings = _settings(exp, list(rest))
     exp = replace(
@@ -192,14 +191,10 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
 
 
 def _of_sampler(rest: Sequence[str]) -> dict[str, str]:
-    """The values of `--sampler.X`, as text by X, in which `-` is `_`."""
+    """The values of `--sampler.X`, as text by path."""
     words = [part for word in rest for part in word.split("=", 1)]
-    start = "--sampler."
-    return {
-        option[len(start) :].replace("-", "_"): value
-        for option, value in zip(words, words[1:])
-        if option.startswith(start)
-    }
+    pairs = zip(words, words[1:])
+    return {option[2:].replace("-", "_"): value for option, value in pairs if option.startswith("--sampler.")}
 
 
 def _options(settings: Any, path: str) -> list[str]:

@@ -21,6 +21,7 @@ from penstock.run.files.sizes import check_batch, check_processes, limited_tenso
 from penstock.run.files.stored import CONFIG, StoredConfig, named, read_config, read_json, undamaged
 from penstock.run.files.trust import remember
 from penstock.run.trainer import Trainer
+from penstock.samplers import content, placed
 
 _OTHERS = "or it is not of these settings, or of another version"
 
@@ -66,16 +67,18 @@ def reopened(
     run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None, eval_env: Any, trust: bool
 ) -> Generator[Trainer]:
     """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
-    refused = [key for key in changes or {} if not key.startswith("run.") or key in ("run.seed", "run.dir")]
+    changes = dict(changes or {})
+    own = [key for key in changes if key.startswith("run.") and key not in ("run.seed", "run.dir")]
+    refused = [key for key in changes if key not in own and key.partition(".")[0] != "sampler"]
     if refused:
         raise ConfigError(
             f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
-            f"settings may change, not seed or dir; for anything else start anew with init={str(run_dir)!r} "
-            "(--init)"
+            "settings may change, not seed or dir, and the sampler where it collects the same batches; for anything "
+            f"else start anew with init={str(run_dir)!r} (--init)"
         )
     config = read_config(run_dir, trust)
     stored = config.to_resume(env, agent, eval_env)
-    exp = override(stored, dict(changes or {}))
+    exp = override(_placed(stored, changes), {key: changes[key] for key in own})
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     _check_each(exp)
     extended = (exp.run.steps, exp.run.stop) != (stored.run.steps, stored.run.stop)
@@ -97,6 +100,25 @@ def reopened(
             else:
                 remember(config.path, config.digest)
             yield trainer
+
+
+def _placed(stored: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    """The experiment with the sampler that the changes name. Raises ConfigError if that collects other batches."""
+    asked = {key: value for key, value in changes.items() if key.partition(".")[0] == "sampler"}
+    if not asked:
+        return stored
+    before = stored.sampler_settings
+    found, rest = placed(before, asked)
+    exp = override(replace(stored, sampler=found), rest)
+    old, new = content(before), content(exp.sampler_settings)
+    odd = [name for name in (*old, *new) if old.get(name) != new.get(name)]
+    if odd:
+        raise ConfigError(
+            f"resume with {type(exp.sampler).__name__} would make other batches: {odd[0]} is {new.get(odd[0])!r}, and "
+            f"was {old.get(odd[0])!r} with {type(before).__name__}; the sampler may change where T, B, depth and all "
+            "else that decides what is in a batch stay"
+        )
+    return exp
 
 
 def _newest(run_dir: Path) -> Path:

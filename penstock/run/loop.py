@@ -54,7 +54,8 @@ def resume(
     """Goes on with a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
 
     Args:
-        changes: of `run.*` settings only, e.g. {"run.steps": 400_000} to extend a finished run.
+        changes: of `run.*` settings, e.g. {"run.steps": 400_000} to extend a finished run; and of the sampler where
+            that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2}.
         env, agent, eval_env: environment or agent function again, where it could not be stored (a lambda).
         trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
 

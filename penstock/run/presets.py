@@ -14,7 +14,7 @@ from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.envs.ids import import_path_of, is_raw
 from penstock.run.experiment import Experiment
-from penstock.samplers import find_sampler, sized
+from penstock.samplers import find_sampler, placed, sized
 
 _FOLDER = Path(__file__).parent.parent / "presets"
 _NOTES = ("why",)
@@ -27,7 +27,8 @@ class Preset:
     name: str
     """`ALGO/TABLE`, e.g. `ppo/CartPole-v1`."""
     changes: Mapping[str, Any]
-    """Values by dotted path, for `override`; `sampler.name` names the sampler if it is not the serial one."""
+    """Values by dotted path, for `override`; `sampler.name` names the sampler if it is not the serial one, and
+    `sampler.inner.name` the one inside it."""
     why: str
     path: Path
 
@@ -136,8 +137,9 @@ def with_preset(algo: str, env: str, found: Preset | None) -> Experiment:
         )
     settings = find_algo(algo)()
     changes = dict(found.changes) if found else {}
-    sampler = sized(find_sampler(changes.pop("sampler.name", "serial"))(), settings.batch)
+    sampler = sized(find_sampler("serial")(), settings.batch)
     try:
+        sampler, changes = placed(sampler, changes)
         return override(Experiment(env=env, algo=settings, sampler=sampler), changes)
     except ConfigError as error:
         raise ConfigError(f"preset {found.name if found else None}: {error}") from error

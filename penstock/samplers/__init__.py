@@ -27,9 +27,8 @@ SAMPLERS = {
 """Samplers by the name that the command line knows."""
 INNER = ("serial", "cpu", "gpu", "alternating", "no-overlap-alternating")
 """Those that may stand inside another one."""
-NAME, INNER_NAME = "name", "inner.name"
-"""Keys of `placed` for what is no setting but names a sampler."""
-_EARLY = ("min_runners", "runners", "mode")
+_EARLY = ("sampler.min_runners", "sampler.runners", "sampler.mode")
+"""Settings on which the slots of each runner depend."""
 _KEPT = ("max_decorrelation_steps", "reset", "discount", "journal_steps", "depth", "weights")
 """Settings that decide what is in a batch, besides T and B; all others are of its place and its speed."""
 
@@ -71,50 +70,42 @@ def sized(sampler: Any, spec: BatchSpec) -> Any:
 
 
 def placed(sampler: Any, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The same slots in another sampler, which `changes` name, and the changes that remain.
+    """The same slots in the sampler that `changes` name, and the changes that remain for `override`.
 
     T, B and all that decides the content of a batch stay as they are, however many runners share the slots.
 
     Args:
         sampler: the settings so far.
-        changes: values by path below the settings, as for `override`. `name` and `inner.name` name the sampler and the
-            one in it.
+        changes: values by path, of an experiment. `sampler` or `sampler.name` names a sampler or is its settings,
+            `sampler.inner` or `sampler.inner.name` the one inside it.
 
     Raises:
         ConfigError: an unknown name, or slots that the runners cannot share.
     """
     rest = dict(changes)
-    name, inner = rest.pop(NAME, None), rest.pop(INNER_NAME, None)
-    found = sampler if name is None else _in_place_of(sampler, find_sampler(name))
+    name, inner = (rest.pop(f"{path}.name", rest.pop(path, None)) for path in ("sampler", "sampler.inner"))
+    found = sampler
+    if name is not None:
+        found = _in_place_of(sampler, find_sampler(name)) if isinstance(name, str) else name
     if inner is not None:
-        if not hasattr(found, "inner"):
-            raise ConfigError(
-                f"sampler.inner={inner!r} with {type(found).__name__}, which has no sampler inside it; those that have "
-                f"one: --sampler {', '.join(samplers_with('inner'))}"
-            )
-        cls, of = _find_inner(inner), get_type_hints(type(found))["inner"]
-        if of is not Any and cls is not of:
-            raise ConfigError(
-                f"sampler.inner={inner!r} with {type(found).__name__}, which is around a {of.__name__}; for another one "
-                "use --sampler async (ps.AsyncSampler)"
-            )
-        found = replace(found, inner=_in_place_of(found.inner, cls))
-    early = {key: rest[key] for key in _EARLY if key in rest and hasattr(found, key)}
-    if not (early or name or inner):
+        found = replace(found, inner=_inside(found, inner))
+    early = {path: rest[path] for path in _EARLY if path in rest and hasattr(found, path.partition(".")[2])}
+    if not (early or isinstance(name, str) or inner is not None):
         return found, rest
-    found = override({"sampler": found}, {f"sampler.{key}": value for key, value in early.items()})["sampler"]
-    spec = sampler.spec
-    if hasattr(found, "runners") and "inner.B" in rest:
+    found, spec = override({"sampler": found}, early)["sampler"], sampler.spec
+    if hasattr(found, "runners") and (B := rest.get("sampler.inner.B")) is not None:
         parts = found.spec.B // found.inner.spec.B
-        spec = spec._replace(B=_number(rest["inner.B"]) * parts)
+        spec = spec._replace(B=parts * (whole(B) if isinstance(B, str) else B))
     return sized(found, spec), rest
 
 
 def content(sampler: Any) -> dict[str, Any]:
-    """The settings that decide what is in a batch: two samplers with equal ones collect the same batches."""
+    """The settings that decide what is in a batch: of two samplers with equal ones each can go on for the other."""
     found: dict[str, Any] = {"T": sampler.spec.T, "B": sampler.spec.B, "mode": "rounds", "depth": 0, "weights": "exact"}
     for settings in (getattr(sampler, "inner", sampler), sampler):
         found |= {key: getattr(settings, key) for key in (*_KEPT, "mode") if hasattr(settings, key)}
+    if not found["depth"]:  # an AsyncSampler that waits has checkpoints of its own form
+        found["asynchronous"] = hasattr(sampler, "inner") and not hasattr(sampler, "runners")
     return found
 
 
@@ -131,11 +122,21 @@ def _in_place_of(old: Any, cls: Any) -> Any:
     return replace(new, **{key: getattr(old, key) for key in _KEPT if key in own and hasattr(old, key)})
 
 
-def _find_inner(name: str) -> Any:
-    if ":" not in name and name not in INNER:
-        raise ConfigError(f"sampler.inner={name!r}; {nearest(name, INNER)}")
-    return find_sampler(name)
-
-
-def _number(value: Any) -> int:
-    return whole(value) if isinstance(value, str) else value
+def _inside(outer: Any, inner: Any) -> Any:
+    """Settings of the inner sampler of this name, with what decides the content of a batch as in the one so far."""
+    if not hasattr(outer, "inner"):
+        raise ConfigError(
+            f"sampler.inner={inner!r} with {type(outer).__name__}, which has no sampler inside it; those that have one: "
+            f"--sampler {', '.join(samplers_with('inner'))}"
+        )
+    if not isinstance(inner, str):
+        return inner
+    if ":" not in inner and inner not in INNER:
+        raise ConfigError(f"sampler.inner={inner!r}; {nearest(inner, INNER)}")
+    cls, of = find_sampler(inner), get_type_hints(type(outer))["inner"]
+    if of is not Any and cls is not of:
+        raise ConfigError(
+            f"sampler.inner={inner!r} with {type(outer).__name__}, which is around a {of.__name__}; for another one "
+            "use --sampler async (ps.AsyncSampler)"
+        )
+    return _in_place_of(outer.inner, cls)

@@ -117,7 +117,8 @@ def base_sampler(exp: Experiment | None) -> SerialSampler:
     if exp is None:
         return SerialSampler()
     found = getattr(exp.sampler, "inner", exp.sampler_settings)
-    return SerialSampler(**{f.name: getattr(found, f.name) for f in fields(SerialSampler) if hasattr(found, f.name)})
+    shared = {f.name: getattr(found, f.name) for f in fields(SerialSampler) if hasattr(found, f.name)}
+    return SerialSampler(**{**shared, **exp.sampler_settings.spec._asdict()})
 
 
 def candidates(

@@ -66,6 +66,8 @@ def _of_text(text: str, where: str, files: bool) -> list[str]:
     key = where.rpartition(".")[2].partition("[")[0]
     if key in _PLAIN or (key == "device" and _DEVICE.fullmatch(text)):
         return []
+    if key == "address":
+        return [] if text == "local" else [f"{where}={text} (a cluster, which would run what this process sends it)"]
     if ":" in text and not (key == "reward_fn" and is_builtin_env(text)):
         return [f"{where}={text}"]
     named = key in _FILES or "/" in text or "\\" in text or text.startswith(("~", ".."))

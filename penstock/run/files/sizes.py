@@ -59,20 +59,22 @@ def check_batch(exp: Experiment, stored: StoredConfig) -> None:
     leaves = tree_leaves((stored.spec.obs, stored.spec.action))
     row = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves)
     needed, free = B * (T * row + _SLOT_BYTES), free_memory()
-    if needed > free:
-        raise CheckpointError(
-            f"{stored.path}: sampler.T={T}, B={B} need {needed / 1e9:,.1f} GB; free is {free / 1e9:,.1f} GB"
-        )
+    store = getattr(exp.sampler_settings, "object_store_mb", 0)
+    for what, size in ((f"sampler.T={T}, B={B} need", needed), (f"sampler.object_store_mb={store} is", store * 1e6)):
+        if size > free:
+            raise CheckpointError(f"{stored.path}: {what} {size / 1e9:,.1f} GB; free is {free / 1e9:,.1f} GB")
 
 
 def check_processes(exp: Experiment, stored: StoredConfig) -> None:
     """Raises CheckpointError if more processes or threads are asked for than this machine can run."""
     settings: Any = exp.sampler_settings
+    runners = getattr(settings, "runners", 1)
     while hasattr(settings, "inner"):
         settings = settings.inner
     most = _PER_CORE * (os.cpu_count() or 1)
     counts = {
-        "sampler.workers": getattr(settings, "workers", 0),
+        "sampler.runners": runners,
+        "sampler.workers": runners * getattr(settings, "workers", 0),
         "sampler.groups": getattr(settings, "groups", 0),
         "run.learner_threads": exp.run.learner_threads,
     }

@@ -60,8 +60,11 @@ class StoredConfig:
             run, sampler = self.plain["run"], self.plain["sampler"]
             plain = {**self.plain, "run": {key: run[key] for key in _PLAYED if key in run}}
             if not self.trusted and foreign(sampler, files=False):
-                serial = "penstock.samplers.serial:SerialSampler"
-                plain["sampler"] = {"class": serial, **{key: sampler[key] for key in ("T", "B") if key in sampler}}
+                inmost, runners = sampler.get("inner", sampler), sampler.get("runners", 1)
+                plain["sampler"] = {
+                    "class": "penstock.samplers.serial:SerialSampler",
+                    **{key: inmost[key] * (runners if key == "B" else 1) for key in ("T", "B") if key in inmost},
+                }
             return self._experiment(plain, env, None, env, files=False)
 
     def to_resume(self, env: Any = None, agent: AgentFn | None = None, eval_env: Any = None) -> Experiment:
