@@ -79,8 +79,9 @@ class PPO(InMinibatches):
     """How far the probability ratio may move, usually 0.1 to 0.3."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
-    value_coef: NotNegative = 0.5
-    """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
+    value_coef: NotNegative = 1.0
+    """Weight of half the squared value error, usually 0.5 to 1 (where others weigh the whole, half of that); besides a
+    shared body it matters where gradients are scaled down together."""
     target_kl: Positive | None = None
     """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
     None: they do not."""

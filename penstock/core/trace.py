@@ -21,9 +21,10 @@ import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
 
-KINDS = 7
-STEP, ACT, WAIT, LEARN, SERVE, SEND, SERVER_WAIT = range(KINDS)
-"""Kinds of span. The last three are an action server's, which may share a process with the learner."""
+KINDS = 8
+STEP, ACT, WAIT, LEARN, SERVE, SEND, SERVER_WAIT, SAMPLE = range(KINDS)
+"""Kinds of span. SERVE to SERVER_WAIT are an action server's, which may share a process with the learner; SAMPLE is a
+whole fragment of a runner that notes nothing itself."""
 VARIABLE = "PENSTOCK_TRACE"
 """Environment variable with the folder of the rings."""
 CAPACITY = 1 << 16
@@ -31,6 +32,7 @@ CAPACITY = 1 << 16
 
 _COUNT, _CLOSED, _HEAD = 0, 1, 8
 _SHORTEST_NS = 1_000
+_BEYOND_PIDS = 1 << 22  # the kernel's largest
 _SPAN = 3
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -46,9 +48,9 @@ class Ring:
             self._memory = mmap.mmap(file.fileno(), size)
         self._words = memoryview(self._memory).cast("q")
 
-    def add(self, kind: int, started: int) -> None:
-        """Notes a span from `started` until now."""
-        words, now = self._words, time.perf_counter_ns()
+    def add(self, kind: int, started: int, stopped: int = 0) -> None:
+        """Notes a span from `started` until `stopped`, or now."""
+        words, now = self._words, stopped or time.perf_counter_ns()
         if words[_CLOSED] or now - started < _SHORTEST_NS:
             return
         n = words[_COUNT]
@@ -67,6 +69,15 @@ def enter(name: str) -> None:
     folder = os.environ.get(VARIABLE)
     if folder and os.path.isdir(folder):
         ring = Ring(Path(folder) / f"{os.getpid()}.{name}")
+
+
+def of_another(name: str, number: int) -> Ring | None:
+    """A ring of this process for spans that another one reports, while a trace is active; else None.
+
+    Args:
+        number: of it among the others with such a ring, for it may be on another machine.
+    """
+    return None if ring is None else Ring(Path(os.environ[VARIABLE]) / f"{_BEYOND_PIDS + number}.{name}")
 
 
 def timed(kind: int, function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import struct
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
+
+from penstock.core.batch import SampleBatch
 
 _HEAD = struct.Struct("<Q")
 _ALIGNMENT = 8
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of nested dicts, lists, tuples, numbers, text, bytes, None and arrays.
+    """The bytes of nested dicts, lists, tuples, numbers, text, bytes, None, arrays and sample batches.
 
     Raises:
         TypeError: there is anything else, such as an array of objects.
@@ -32,17 +34,16 @@ def decode(data: bytes) -> Any:
 
 
 def _plain(value: Any, parts: list[bytes]) -> Any:
+    if isinstance(value, SampleBatch):
+        return {"$batch": {f.name: _plain(getattr(value, f.name), parts) for f in fields(value)}}
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc":
             raise TypeError(f"an array of dtype {value.dtype} cannot be sent; numbers and bools can")
-        at = sum(map(len, parts))
-        raw = np.ascontiguousarray(value).tobytes()
-        parts.append(raw + b" " * (-len(raw) % _ALIGNMENT))
-        return {"$array": [value.dtype.str, list(value.shape), at]}
+        return {"$array": [value.dtype.str, list(value.shape), _put(np.ascontiguousarray(value).tobytes(), parts)]}
     if isinstance(value, np.generic):
         return _plain(np.asarray(value), parts) | {"$scalar": True}
     if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
+        return {"$bytes": [_put(value, parts), len(value)]}
     if isinstance(value, dict):
         if any(not isinstance(key, str) for key in value):
             return {"$items": [[_plain(k, parts), _plain(v, parts)] for k, v in value.items()]}
@@ -54,6 +55,13 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{type(value).__name__} cannot be sent; arrays, numbers, text, bytes, dicts and lists can")
+
+
+def _put(raw: bytes, parts: list[bytes]) -> int:
+    """Where in the joined parts these bytes will lie."""
+    at = sum(map(len, parts))
+    parts.append(raw + b" " * (-len(raw) % _ALIGNMENT))
+    return at
 
 
 def _value(plain: Any, arrays: memoryview) -> Any:
@@ -68,7 +76,10 @@ def _value(plain: Any, arrays: memoryview) -> Any:
         array = np.frombuffer(arrays, dtype, count, at).reshape(shape).copy()
         return array[()] if plain.get("$scalar") else array
     if "$bytes" in plain:
-        return base64.b64decode(plain["$bytes"])
+        at, size = plain["$bytes"]
+        return bytes(arrays[at : at + size])
+    if "$batch" in plain:
+        return SampleBatch(**{name: _value(item, arrays) for name, item in plain["$batch"].items()})
     if "$items" in plain:
         return {_value(key, arrays): _value(item, arrays) for key, item in plain["$items"]}
     if "$tuple" in plain:

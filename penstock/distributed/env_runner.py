@@ -19,7 +19,7 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
-from penstock.core import VERSION
+from penstock.core import VERSION, trace
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
@@ -216,9 +216,10 @@ class EnvRunner:
 
         Returns:
             rows: the leaves of the batch. warmup: of the first fragment, the random steps before it. metrics, sample_s:
-            of the sampler, and seconds of work. warnings: those of the environment's that were not shown yet.
+            of the sampler, and seconds of work. warnings: those of the environment's that were not shown yet. span:
+            begin and end in ns of this machine's clock, or None if this process notes what it does in a trace.
         """
-        begun = time.perf_counter()
+        begun = time.perf_counter_ns()
         if version != self._version:
             unpack_parameters(weights, self._acting)
             self._version = version
@@ -226,12 +227,14 @@ class EnvRunner:
             warnings.simplefilter("default")
             batch = self._live.fill(itr, version)
         warmup, self._fresh = self._live.pool.warmup() if self._fresh else None, False
+        rows, now = pack_rows(batch), time.perf_counter_ns()
         return {
-            "rows": pack_rows(batch),
+            "rows": rows,
             "warmup": warmup,
             "metrics": self._live.metrics(),
             "warnings": self._new(caught),
-            "sample_s": time.perf_counter() - begun,
+            "sample_s": (now - begun) / 1e9,
+            "span": [begun, now] if trace.ring is None else None,
         }
 
     def pool_state(self) -> dict[str, Any]:
@@ -301,6 +304,8 @@ class ShippedRunner(EnvRunner):
         recipe, entry = cloudpickle.loads(payload)
         if entry is not None and entry.id not in gym.registry:
             gym.registry[entry.id] = entry
+        if trace.ring is None:  # else the driver's process is this one
+            trace.enter(f"runner {recipe.first_slot // recipe.sampler.spec.B}")
         super().__init__(recipe)
 
 

@@ -18,12 +18,16 @@ from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import Noise
+from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.distributed.group import EnvRunnerGroup
 from penstock.distributed.packing import unpack_rows
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState
 from penstock.samplers.installed import last_row
 from penstock.workers.shares import carry_columns, cut, even_split
+
+_SAME_CLOCK_NS = 60 * 10**9
+"""A fragment that ended so long ago by its runner's clock ended by another clock."""
 
 
 class EvaluationBroken(EnvWorkerError):
@@ -55,6 +59,8 @@ class RunnerPool(EnvPool):
         self._restored: Counter[str] = Counter()
         self._times: dict[str, float] = {}
         self._slowest_s = 0.0
+        rows = {i: of_another(f"runner {i}", i) for i in self.runners}
+        self._rows = {i: row for i, row in rows.items() if row is not None}
         workers.losses.append(self._lost)
         workers.arrivals.append(self._take_over)
 
@@ -92,9 +98,11 @@ class RunnerPool(EnvPool):
             if reply["warmup"] is not None:
                 self._warmup[self._columns[i]] = reply["warmup"]
             self.workers.warn(i, reply["warnings"])
+            if i in self._rows and reply["span"] is not None:
+                self._note(self._rows[i], *reply["span"])
             copied += time.perf_counter() - start
 
-        self.workers.collect(self._calls.pop(itr), then=take)
+        timed(WAIT, self.workers.collect)(self._calls.pop(itr), then=take)
         for i in self._columns:
             if i not in arrived:
                 self._absent(i, batch)
@@ -106,6 +114,12 @@ class RunnerPool(EnvPool):
             "group/copy_ms": copied * 1e3,
             "group/slowest_ms": self._slowest_s * 1e3,
         }
+
+    def _note(self, row: Ring, started: int, stopped: int) -> None:
+        """Notes the span of a fragment; by a clock other than ours it ended when it came."""
+        now = time.perf_counter_ns()
+        shift = 0 if 0 <= now - stopped < _SAME_CLOCK_NS else now - stopped
+        row.add(SAMPLE, started + shift, stopped + shift)
 
     # The rest of a pool.
 

@@ -12,18 +12,28 @@ from typing import Any
 from penstock.core import trace
 from penstock.core.errors import ConfigError
 from penstock.core.files import write_atomic
-from penstock.core.trace import ACT, LEARN, SEND, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
+from penstock.core.trace import ACT, LEARN, SAMPLE, SEND, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
 from penstock.run.plots.looks import INK, STYLE
 
 WARM_UP, WINDOW = 3, 20
 """Batches before the trace begins, and batches in it."""
-NAMES = {STEP: "step", ACT: "act", WAIT: "wait", LEARN: "learn", SERVE: "serve", SEND: "send", SERVER_WAIT: "wait"}
+NAMES = {
+    STEP: "step",
+    ACT: "act",
+    WAIT: "wait",
+    LEARN: "learn",
+    SERVE: "serve",
+    SEND: "send",
+    SERVER_WAIT: "wait",
+    SAMPLE: "sample",
+}
 _SERVER = "action server"
 _EXPLAINED = {
     "step": "step: environments",
     "act": "act: forward, own agent",
     "serve": "serve: forward for workers",
     "send": "send: waking workers",
+    "sample": "sample: a runner's fragment",
     "learn": "learn",
     "wait": "wait",
 }
@@ -32,6 +42,7 @@ _COLOURS = {
     "act": "#E69F00",
     "serve": "#D55E00",
     "send": "#CC79A7",
+    "sample": "#56B4E9",
     "learn": "#009E73",
     "wait": "#DDDDDD",
 }

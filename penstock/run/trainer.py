@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from penstock.agents.parameters import require_device
+from penstock.agents.preparation import RewardScaler
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
@@ -67,12 +68,7 @@ class Trainer:
         if init is not None:
             self.policy.load_parameters(init)
         check_teacher(exp.algo, settings, self.policy.replay_schedule is not None)
-        depth = getattr(settings, "depth", 0)
-        if depth and not getattr(exp.algo, "takes_stale", False):
-            raise ConfigError(
-                f"sampler.depth={depth} with {type(exp.algo).__name__}, which learns from nothing but batches of its "
-                "present policy; use depth=0, a synchronous sampler, or PPO"
-            )
+        check_stale(exp.algo, settings, self.policy)
         self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
         try:
             settings = with_discount(settings, getattr(exp.algo, "discount", None))
@@ -307,6 +303,29 @@ class Trainer:
         except OSError as error:
             return f"the batch could not be saved in {path}: {error.strerror or error}"
         return f"the batch it happened on is in {path}"
+
+
+def check_stale(algo: Any, settings: Any, policy: Policy) -> None:
+    """Raises ConfigError for an algorithm that does not learn from the stale batches or fragments of its sampler."""
+    depth, name = getattr(settings, "depth", 0), type(algo).__name__
+    if getattr(settings, "mode", "rounds") == "ready":
+        why = ""
+        if not getattr(algo, "takes_fragments", False):
+            why = f"{name} learns from whole batches, whose slots follow each other from one to the next"
+        elif policy.replay_schedule is not None:
+            why = f"{name} keeps a replay, whose slots follow each other from one batch to the next"
+        elif any(isinstance(module, RewardScaler) for module in policy.agent.modules()):
+            why = "net.normalize_reward keeps a running return of each slot from one batch to the next"
+        if why:
+            raise ConfigError(
+                f"sampler.mode='ready' makes a batch of the runner that is ready first, and {why}; use mode='rounds' "
+                "with any depth, or IMPALA or APPO without them"
+            )
+    elif depth and not getattr(algo, "takes_stale", False):
+        raise ConfigError(
+            f"sampler.depth={depth} with {name}, which learns from nothing but batches of its present policy; use "
+            "depth=0, a synchronous sampler, or PPO"
+        )
 
 
 def with_discount(settings: SamplerSettings, discount: float | None) -> SamplerSettings:

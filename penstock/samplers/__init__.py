@@ -27,8 +27,8 @@ SAMPLERS = {
 """Samplers by the name that the command line knows."""
 INNER = ("serial", "cpu", "gpu", "alternating", "no-overlap-alternating")
 """Those that may stand inside another one."""
-_EARLY = ("sampler.min_runners", "sampler.runners", "sampler.mode")
-"""Settings on which the slots of each runner depend."""
+_EARLY = ("sampler.mode", "sampler.runners", "sampler.min_runners")
+"""Settings on which the slots of each runner depend, and one that depends on them."""
 _KEPT = ("max_decorrelation_steps", "reset", "discount", "journal_steps", "depth", "weights")
 """Settings that decide what is in a batch, besides T and B; all others are of its place and its speed."""
 
@@ -92,7 +92,10 @@ def placed(sampler: Any, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any
     early = {path: rest[path] for path in _EARLY if path in rest and hasattr(found, path.partition(".")[2])}
     if not (early or isinstance(name, str) or inner is not None):
         return found, rest
-    found, spec = override({"sampler": found}, early)["sampler"], sampler.spec
+    spec = sampler.spec
+    if hasattr(found, "runners"):  # each is checked with the one before, and not with the number that it replaces
+        early.setdefault("sampler.min_runners", found.min_runners)
+        found = override({"sampler": replace(found, min_runners=1)}, early)["sampler"]
     if hasattr(found, "runners") and (B := rest.get("sampler.inner.B")) is not None:
         parts = found.spec.B // found.inner.spec.B
         spec = spec._replace(B=parts * (whole(B) if isinstance(B, str) else B))

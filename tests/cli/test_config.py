@@ -109,3 +109,39 @@ def test_presets_of_the_users_own(tmp_path: Path) -> None:
         meant("--env", "X-v0", "--preset-file", str(file), "--preset", "othr", algo="ppo")
     with pytest.raises(ConfigError, match="no such file"):
         meant("--env", "X-v0", "--preset-file", str(tmp_path / "no.toml"), algo="ppo")
+
+
+RUNNERS = """
+env = "CartPole-v1"
+algo = {name = "ppo"}
+
+[sampler]
+name = "runners"
+runners = 4
+depth = 1
+backend = "in-process"
+inner = {name = "cpu", workers = 2}
+"""
+
+
+def test_a_file_says_runners_and_what_is_in_them(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(RUNNERS)
+    T, B = ps.PPO().batch
+    inner = ps.CpuSampler(T=T, B=B // 4, workers=2)
+    assert experiment_from(file).sampler == ps.RunnerSampler(4, inner, "in-process", depth=1)
+    exp, _ = meant("--config", str(file), "--sampler.runners", "2", "--sampler.inner", "serial")
+    assert exp.sampler == ps.RunnerSampler(2, ps.SerialSampler(T, B // 2), "in-process", depth=1)
+    file.write_text(RUNNERS.replace("workers = 2", "T = 5, B = 3"))
+    assert experiment_from(file).sampler_settings.spec == (5, 12)
+    file.write_text(RUNNERS.replace('name = "cpu"', 'name = "cpuu"'))
+    with pytest.raises(ConfigError, match=r"x\.toml: sampler.inner='cpuu'; did you mean 'cpu'"):
+        experiment_from(file)
+
+
+def test_a_preset_of_runners(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    table = '{name = "runners", runners = 3, inner = {name = "serial", T = 4, B = 2}}'
+    file.write_text(f'["Cart*"]\nwhy = "mine"\nsampler = {table}\n')
+    exp = meant("--env", "CartPole-v1", "--preset-file", str(file), algo="ppo")[0]
+    assert exp.sampler == ps.RunnerSampler(3, ps.SerialSampler(4, 2))

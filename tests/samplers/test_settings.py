@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
-from penstock.samplers import SAMPLERS, find_sampler, sized
+from penstock.samplers import SAMPLERS, content, find_sampler, placed, sized
 from tests.workers.first_batches import PLACES, TWO_KINDS, no_process_is_left
 
 __all__ = ["no_process_is_left"]
@@ -121,3 +121,100 @@ def test_the_size_of_an_asynchronous_sampler_is_that_of_its_inner_one() -> None:
     settings = ps.AsyncCpuSampler(ps.CpuSampler(128, 16, workers=8), depth=2)
     assert sized(settings, BatchSpec(5, 4)) == ps.AsyncCpuSampler(ps.CpuSampler(5, 4, workers=4), depth=2)
     assert settings.spec == (128, 16)
+
+
+# Shared among runners.
+
+
+def test_the_slots_of_a_batch_are_divided_among_runners() -> None:
+    settings = ps.RunnerSampler(3, ps.CpuSampler(128, 16, workers=8))
+    assert sized(settings, BatchSpec(5, 12)) == ps.RunnerSampler(3, ps.CpuSampler(5, 4, workers=4))
+    ready = ps.RunnerSampler(3, ps.SerialSampler(128, 16), mode="ready")
+    assert sized(ready, BatchSpec(5, 4)).spec == (5, 4)  # of one runner, as is its batch
+
+
+@pytest.mark.parametrize(
+    ("B", "message"),
+    [
+        (8, r"sampler.runners=3 for the B=8 .*a number that divides 8; .*sampler.inner.B=3 for 9 in all$"),
+        (2, r"sampler.runners=3 for the B=2 .*more runners than slots make no sense.*sampler.inner.B=1 for 3 in all$"),
+    ],
+)
+def test_slots_that_runners_cannot_share_are_refused(B: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sized(ps.RunnerSampler(3), BatchSpec(5, B))
+
+
+SERIAL = ps.SerialSampler(9, 12, reset="batch_end", max_decorrelation_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "rest"),
+    [
+        ({}, SERIAL, {}),
+        ({"sampler.T": 3, "algo.lr": 1}, SERIAL, {"sampler.T": 3, "algo.lr": 1}),
+        ({"sampler": "cpu"}, ps.CpuSampler(9, 12, reset="batch_end", max_decorrelation_steps=4), {}),
+        (
+            {"sampler.name": "runners", "sampler.runners": 4},
+            ps.RunnerSampler(4, replace(SERIAL, B=3)), {"sampler.runners": 4},
+        ),
+        (
+            {"sampler": "runners", "sampler.runners": "6", "sampler.min_runners": 6, "sampler.inner": "cpu"},
+            ps.RunnerSampler(6, ps.CpuSampler(9, 2, 2, reset="batch_end", max_decorrelation_steps=4), min_runners=6),
+            {"sampler.runners": "6", "sampler.min_runners": 6},
+        ),
+        (
+            {"sampler": "runners", "sampler.runners": 5, "sampler.inner.B": "7"},
+            ps.RunnerSampler(5, replace(SERIAL, B=7)), {"sampler.runners": 5, "sampler.inner.B": "7"},
+        ),
+        (
+            {"sampler": "runners", "sampler.mode": "ready"},
+            ps.RunnerSampler(2, SERIAL, mode="ready"), {"sampler.mode": "ready"},
+        ),
+        (
+            {"sampler": "async", "sampler.inner.name": "cpu"},
+            ps.AsyncSampler(ps.CpuSampler(9, 12, reset="batch_end", max_decorrelation_steps=4)), {},
+        ),
+        ({"sampler": ps.SerialSampler(1, 2)}, ps.SerialSampler(1, 2), {}),
+    ],
+)  # fmt: skip
+def test_another_place_has_the_slots_and_the_content_of_the_one_before(changes: Any, found: Any, rest: Any) -> None:
+    assert placed(SERIAL, changes) == (found, rest)
+
+
+def test_a_sampler_named_again_keeps_its_settings_and_depth_goes_along() -> None:
+    runners = ps.RunnerSampler(2, ps.SerialSampler(9, 6), depth=2, deadline_s=7.0)
+    assert placed(runners, {"sampler": "runners"})[0] == runners
+    assert placed(runners, {"sampler": "async-serial"})[0] == ps.AsyncSerialSampler(ps.SerialSampler(9, 12), depth=2)
+    assert placed(runners, {"sampler.runners": 4})[0] == replace(runners, runners=4, inner=ps.SerialSampler(9, 3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampler": "runner"}, r"unknown sampler 'runner'; did you mean .*'runners'"),
+        ({"sampler": "runners", "sampler.inner": "alternate"}, r"sampler.inner='alternate'; did you mean .*'alternating'"),
+        ({"sampler": "runners", "sampler.inner": "async"}, r"sampler.inner='async'; known: alternating, cpu, .*serial$"),
+        ({"sampler.inner": "cpu"}, r"'cpu' with SerialSampler, which has no sampler inside it.*--sampler async.*runners$"),
+        ({"sampler": "async-cpu", "sampler.inner": "gpu"}, r"AsyncCpuSampler, which is around a CpuSampler.*--sampler async"),
+        ({"sampler": "runners", "sampler.runners": "many"}, r"^sampler.runners='many'.*expected a whole number"),
+    ],
+)  # fmt: skip
+def test_a_place_that_does_not_fit_brings_the_fix(changes: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        placed(SERIAL, changes)
+
+
+def test_samplers_whose_checkpoints_each_other_can_take_have_equal_content() -> None:
+    serial = content(ps.SerialSampler(9, 12))
+    assert content(ps.RunnerSampler(3, ps.CpuSampler(9, 4))) == serial
+    assert content(ps.AlternatingSampler(9, 12)) == serial
+    ahead = content(ps.AsyncSampler(ps.CpuSampler(9, 12), depth=1))
+    assert content(ps.RunnerSampler(2, ps.SerialSampler(9, 6), depth=1)) == ahead
+    others: list[Any] = [
+        ps.SerialSampler(9, 13), ps.SerialSampler(8, 12), ps.SerialSampler(9, 12, reset="batch_end"),
+        ps.SerialSampler(9, 12, max_decorrelation_steps=1), ps.AsyncSampler(ps.SerialSampler(9, 12), depth=0),
+        ps.RunnerSampler(1, ps.SerialSampler(9, 12), mode="ready"),
+        ps.AsyncSampler(ps.SerialSampler(9, 12), weights="newest"),
+    ]  # fmt: skip
+    assert all(content(other) not in (serial, ahead) for other in others)

@@ -41,6 +41,8 @@ Forge = Callable[[Path], Path]
 EVERY = {"load", "evaluate", "record", "resume", "init"}
 PLAYED = {"evaluate", "record", "resume"}
 SHELL = {"env": "os:system", "env_kwargs": {"command": "touch EXECUTED"}}
+INNER = {"class": "penstock.samplers.serial:SerialSampler", "T": 8, "B": 1}
+RUNNERS = {"class": "penstock.distributed.sampler:RunnerSampler", "runners": 2, "inner": INNER, "backend": "in-process"}
 FORGED: dict[str, tuple[Forge, set[str]]] = {
     # The code that a run names.
     "env": (with_config(lambda s: s.update(SHELL)), PLAYED),
@@ -70,6 +72,8 @@ FORGED: dict[str, tuple[Forge, set[str]]] = {
     "algorithm": (with_config(lambda s: s["algo"].update({"class": "sentinel:Algo"})), EVERY),
     "a class in a setting": (with_config(lambda s: s["algo"].update(net={"class": "sentinel:Net"})), EVERY),
     "sampler": (with_config(lambda s: s["sampler"].update({"class": "sentinel:Sampler"})), {"resume"}),
+    "a cluster to join": (with_config(lambda s: s.update(sampler={**RUNNERS, "address": "auto"})), {"resume"}),
+    "a cluster elsewhere": (with_config(lambda s: s.update(sampler={**RUNNERS, "address": "10.0.0.1"})), {"resume"}),
     "reward of goals": (with_config(lambda s: s["algo"]["replay"].update(hindsight=1, reward_fn="sentinel:f")), EVERY),
     # The files that it names.
     "env_kwargs with a file": (with_config(lambda s: s.update(env="Ant-v5", env_kwargs={"xml_file": "/x/ant.xml"})),
@@ -83,6 +87,10 @@ FORGED: dict[str, tuple[Forge, set[str]]] = {
     "slots": (with_config(lambda s: s["sampler"].update(B=10**9)), {"resume"}),
     "workers": (with_config(lambda s: s["sampler"].update({"class": "penstock.samplers.cpu:CpuSampler",
                                                           "workers": 10**5, "B": 10**5})), {"resume"}),
+    "runners": (with_config(lambda s: s.update(sampler={**RUNNERS, "runners": 10**5})), {"resume"}),
+    "workers of runners": (with_config(lambda s: s.update(sampler={**RUNNERS, "runners": 100, "inner": {
+        **INNER, "class": "penstock.samplers.cpu:CpuSampler", "workers": 100, "B": 100}})), {"resume"}),
+    "an object store": (with_config(lambda s: s.update(sampler={**RUNNERS, "object_store_mb": 10**9})), {"resume"}),
     "observations": (huge_spec, EVERY),
     # Checkpoints.
     "an array of 40 TB": (with_array({"descr": "<f8", "shape": (5 * 10**12,)}), {"resume", "replay"}),

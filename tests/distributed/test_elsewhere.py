@@ -1,4 +1,4 @@
-"""The same bits on Ray, in one cluster; faults of its actors; what its processes listen on."""
+"""The same bits from runners in other processes and on Ray, there in one cluster; faults of both."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ import psutil
 import pytest
 
 import penstock as ps
+from penstock.distributed.group import EnvRunnerGroup
 from penstock.distributed.sampler import RunnerSampler
+from penstock.envs.make import EnvConfig
 from penstock.testing.samplers import bits
 from tests.distributed.test_faults import Seeded
 from tests.distributed.test_placement import runners
 from tests.samplers.placed import CASES, differences, live, run
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("ray")]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """One cluster for all tests of this file, which the samplers find and leave."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
     from penstock.distributed.cluster import start_ray
 
     found = start_ray(num_cpus=8)
@@ -33,25 +35,28 @@ def cluster() -> Iterator[Any]:
     found.close()
 
 
-def on_ray(n: int, inner: str, T: int, B: int, depth: int = 0, **kwargs: Any) -> Any:
-    return runners(n, inner, T, B, "ray", depth, **kwargs)
+@pytest.fixture(params=["processes", "ray"])
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+    return request.param
 
 
 @pytest.mark.parametrize(
     ("case", "n", "inner", "depth"),
-    [("lstm", 2, "serial", 0), ("pendulum", 3, "cpu", 0), ("cartpole", 1, "alternating", 0), ("lstm", 2, "cpu", 1)],
+    [("pendulum", 3, "cpu", 0), ("cartpole", 1, "alternating", 0), ("lstm", 2, "serial", 1)],
 )
-def test_updates_are_equal_bit_for_bit(case: str, n: int, inner: str, depth: int) -> None:
+def test_updates_are_equal_bit_for_bit(case: str, n: int, inner: str, depth: int, backend: str) -> None:
     one = ps.AsyncSampler(ps.SerialSampler(9, 6), depth=depth) if depth else ps.SerialSampler(9, 6)
     batches, parameters = run(one, *CASES[case], 5, True)
-    there, parameters_there = run(on_ray(n, inner, 9, 6, depth), *CASES[case], 5, True)
+    there, parameters_there = run(runners(n, inner, 9, 6, backend, depth), *CASES[case], 5, True)
     assert differences(batches, there) == []
     assert parameters == parameters_there
 
 
-def test_goes_on_without_ray_and_back() -> None:
+def test_goes_on_without_runners_and_back(backend: str) -> None:
     env, algo = CASES["lstm"]
-    one, _ = live(on_ray(2, "serial", 8, 6), env, algo)
+    one, _ = live(runners(2, "serial", 8, 6, backend), env, algo)
     two, _ = live(ps.SerialSampler(8, 6), env, algo)
     try:
         for itr in range(3):
@@ -89,11 +94,9 @@ class Ends(Seeded):
 
 @pytest.mark.filterwarnings("ignore:runner .*the runner is replaced")
 @pytest.mark.parametrize("how", ["exit", "hang", "kill"])
-def test_a_runner_is_lost_and_replaced(how: str, tmp_path: Any) -> None:
-    from penstock.envs.make import EnvConfig
-
+def test_a_runner_is_lost_and_replaced(how: str, backend: Any, tmp_path: Any) -> None:
     env = EnvConfig(Ends, {"how": how, "path": str(tmp_path / "count")})
-    settings = RunnerSampler(runners=2, inner=ps.SerialSampler(8, 1), deadline_s=2.0, object_store_mb=80)
+    settings = RunnerSampler(2, ps.SerialSampler(8, 1), backend, deadline_s=2.0, object_store_mb=80)
     sampler, policy = live(settings, env, ps.PPO(epochs=1))
     try:
         slowest, whole = 0.0, 0
@@ -115,11 +118,9 @@ def test_a_runner_is_lost_and_replaced(how: str, tmp_path: Any) -> None:
     assert slowest < (2.0 + 1.5 if how == "hang" else 1.5)
 
 
-def test_an_exception_reaches_the_driver(tmp_path: Any) -> None:
-    from penstock.envs.make import EnvConfig
-
+def test_an_exception_reaches_the_driver(backend: Any, tmp_path: Any) -> None:
     env = EnvConfig(Ends, {"how": "raise", "path": str(tmp_path / "count")})
-    sampler, _ = live(RunnerSampler(runners=2, inner=ps.SerialSampler(8, 1), object_store_mb=80), env, ps.PPO())
+    sampler, _ = live(RunnerSampler(2, ps.SerialSampler(8, 1), backend, object_store_mb=80), env, ps.PPO())
     try:
         with pytest.raises(ps.EnvWorkerError, match=r"(?s)runner \d .*the arm is stuck"):
             for itr in range(20):
@@ -128,33 +129,45 @@ def test_an_exception_reaches_the_driver(tmp_path: Any) -> None:
         sampler.shutdown()
 
 
-def test_a_wrong_environment_is_a_config_error() -> None:
+def test_a_wrong_environment_is_a_config_error(backend: Any) -> None:
     with pytest.raises(ps.ConfigError, match="NoSuchEnv"):
-        RunnerSampler(runners=2, inner=ps.SerialSampler(8, 1)).build("NoSuchEnv-v0")
+        RunnerSampler(2, ps.SerialSampler(8, 1), backend, object_store_mb=80).build("NoSuchEnv-v0")
 
 
-def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.distributed import group
 
     monkeypatch.setattr(group, "versions", lambda: {"penstock": "9.9", "torch": "2.0"})
     with pytest.raises(ps.ConfigError, match=r"runner \d on .* has penstock .* \(here 9.9\)"):
-        RunnerSampler(runners=1, inner=ps.SerialSampler(8, 1)).build(Seeded)
+        RunnerSampler(1, ps.SerialSampler(8, 1), backend).build(Seeded)
 
 
-def test_the_seeds_loop() -> None:
+@pytest.mark.usefixtures("cluster")
+def test_the_loop_over_actors() -> None:
     import ray
-
-    from penstock.distributed.group import EnvRunnerGroup
 
     exp = ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.SerialSampler(16, 4))
     with EnvRunnerGroup(exp, num_env_runners=2) as workers:
-        for _ in range(3):
+        for _ in range(2):
             batch = ps.concat_samples(ray.get([w.sample.remote() for w in workers.remote_workers]))
             assert tuple(batch.spec) == (16, 8) and batch.valid.any()
             result = ps.train_one_step(workers.local_worker.policy, batch)
             assert np.isfinite(result["train/loss"])
             weights = ray.put(workers.local_worker.get_weights())
             ray.get([w.set_weights.remote(weights) for w in workers.remote_workers])
+        own = workers.local_worker.get_weights()
+        for there in workers.foreach(lambda runner: runner.get_weights()):
+            assert all(np.array_equal(own[name], there[name]) for name in own)
+
+
+def test_the_loop_over_processes() -> None:
+    exp = ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.SerialSampler(16, 4))
+    with EnvRunnerGroup(exp, num_env_runners=2, backend="processes") as workers:
+        for _ in range(2):
+            batch = ps.concat_samples(workers.get([w.sample.remote() for w in workers.remote_workers]))
+            assert tuple(batch.spec) == (16, 8) and batch.valid.any()
+            ps.train_one_step(workers.local_worker.policy, batch)
+            workers.sync_weights()
         own = workers.local_worker.get_weights()
         for there in workers.foreach(lambda runner: runner.get_weights()):
             assert all(np.array_equal(own[name], there[name]) for name in own)
