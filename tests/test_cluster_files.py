@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def commands(text: str, **variables: str) -> list[list[str]]:
         text = text.replace(f'"${name}"', value)
     found: list[list[str]] = []
     for match in re.finditer(r"\bpenstock ((?:train|resume) [^\n;&\"']*)", text):
-        found.append(shlex.split(match[1]))
+        found.append(shlex.split(match[1], comments=True))
     return found
 
 
@@ -203,6 +204,16 @@ def test_the_scripts_are_what_bash_takes(tmp_path: Path) -> None:
     for path in (FOLDER / "slurm.sh", tmp_path / "entrypoint.sh", tmp_path / "ray-up.sh"):
         done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, timeout=20)
         assert (done.returncode, done.stderr) == (0, ""), path.name
+
+
+def test_the_commands_of_the_page_are_understood() -> None:
+    found = [x for x in commands((FOLDER.parents[1] / "docs" / "cluster.md").read_text()) if "..." not in x]
+    trained = [experiment(argv).sampler_settings for argv in found if argv[0] == "train"]
+    assert len(trained) >= 6
+    assert all(isinstance(sampler, RunnerSampler) for sampler in trained)
+    known = {"--sampler", *(f"--sampler.{f.name.replace('_', '-')}" for f in fields(RunnerSampler))}
+    changed = {word for argv in found if argv[0] == "resume" for word in argv[2:] if word.startswith("--")}
+    assert changed == {"--sampler", "--sampler.runners", "--sampler.address"} & known
 
 
 def check(argv: list[str], nodes: int, cpus: int) -> RunnerSampler:
