@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -81,7 +82,7 @@ POLICY = table(
     "podSelector",
     podSelector=SELECTOR,
     policyTypes={"type": "array", "items": {"enum": ["Ingress", "Egress"]}},
-    ingress=listed(table(**{"from": listed(PEER), "ports": listed(table(port=COUNT))})),
+    ingress=listed({**table(), "properties": {"from": listed(PEER), "ports": listed(table(port=COUNT))}}),
 )
 CLAIM = table(
     accessModes=listed({"enum": ["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"]}),
@@ -252,3 +253,10 @@ def test_the_command_for_ray_up_is_understood_and_fits_its_machines() -> None:
     cpus = re.search(r"--num-cpus=(\d+)", cluster["worker_start_ray_commands"][-1])
     assert cpus
     check(train, len(cluster["provider"]["worker_ips"]), int(cpus[1]))
+
+
+def test_the_pictures_are_those_that_their_script_draws() -> None:
+    images = FOLDER.parents[1] / "docs" / "images"
+    script: Any = runpy.run_path(str(images / "runners.py"))
+    assert (images / "runners.svg").read_text() == script["flow"]()
+    assert (images / "runners-time.svg").read_text() == script["times"]()
