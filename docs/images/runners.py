@@ -155,7 +155,7 @@ def flow() -> str:
         text(514, 207, "runner 1", font_weight="bold"),
     ]
     held = (
-        (36, 56, "local_worker.policy", "agent, optimizers, version; replay"),
+        (36, 56, "learner: the policy", "agent, optimizers, version; replay"),
         (36, 218, "the run", "statistics, journal, metrics, checkpoints"),
         (36, 284, "EnvRunnerGroup", "deadlines, faults, replacements"),
     )
