@@ -43,6 +43,8 @@ ALGOS = {
         "replay=ps.ReplaySettings(capacity=1000, index='prioritized'))",
     ),
     "a2c": ("CartPole-v1", "ps.A2C()"),
+    "impala": ("CartPole-v1", "ps.IMPALA()"),
+    "appo": ("CartPole-v1", "ps.APPO(epochs=2, minibatch=32)"),
     "td3": ("Pendulum-v1", f"ps.TD3(net=ps.Net{SMALL}, learning_starts=64, batch_size=64, replay_ratio=32)"),
     "ddpg": ("Pendulum-v1", f"ps.DDPG(net=ps.Net{SMALL}, learning_starts=64, batch_size=64, replay_ratio=32)"),
     "discrete-sac": ("CartPole-v1", f"ps.DiscreteSAC(net=ps.Net{SMALL}, learning_starts=64, batch_size=64, replay_ratio=32)"),

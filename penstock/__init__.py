@@ -19,6 +19,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # line's help and environment workers never load torch.
 _WHERE = {
     "A2C": "penstock.algos.a2c",
+    "APPO": "penstock.algos.appo",
     "ActorCritic": "penstock.agents.actor_critic",
     "Agent": "penstock.agents.agent",
     "AlternatingSampler": "penstock.samplers.gpu",
@@ -47,6 +48,7 @@ _WHERE = {
     "Experiment": "penstock.run.experiment",
     "ExportableAgent": "penstock.agents.export",
     "GpuSampler": "penstock.samplers.gpu",
+    "IMPALA": "penstock.algos.impala",
     "Inputs": "penstock.core.batch",
     "Iteration": "penstock.run.loop",
     "Loss": "penstock.learn.algorithm",
@@ -123,11 +125,13 @@ if TYPE_CHECKING:
     from penstock.agents.networks import Net as Net
     from penstock.agents.q_agent import QAgent as QAgent, q_agent as q_agent
     from penstock.algos.a2c import A2C as A2C
+    from penstock.algos.appo import APPO as APPO
     from penstock.algos.bc import BC as BC
     from penstock.algos.cql import CQL as CQL
     from penstock.algos.ddpg import DDPG as DDPG
     from penstock.algos.discrete_sac import DiscreteSAC as DiscreteSAC
     from penstock.algos.dqn import DQN as DQN
+    from penstock.algos.impala import IMPALA as IMPALA
     from penstock.algos.marwil import MARWIL as MARWIL
     from penstock.algos.ppo import PPO as PPO
     from penstock.algos.r2d1 import R2D1 as R2D1

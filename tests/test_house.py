@@ -254,7 +254,9 @@ def test_the_lazy_table_and_the_typed_imports_agree() -> None:
     assert typed == table
 
 
-@pytest.mark.parametrize("name", ["A2C", "PPO", "RunConfig", "Experiment", "EnvConfig", "SerialSampler", "Net"])
+@pytest.mark.parametrize(
+    "name", ["A2C", "PPO", "IMPALA", "APPO", "RunConfig", "Experiment", "EnvConfig", "SerialSampler", "Net"]
+)
 def test_every_setting_is_explained_at_its_field(name: str) -> None:
     cls = getattr(ps, name)
     body = ast.parse(inspect.getsource(cls)).body[0]

@@ -26,6 +26,8 @@ NET = ps.Net(hidden=(16,), activation="relu")
 CASES = {
     "ppo": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32)),
     "a2c": ("CartPole-v1", ps.A2C()),
+    "impala": ("CartPole-v1", ps.IMPALA()),
+    "appo": ("CartPole-v1", ps.APPO(epochs=2, minibatch=32)),
     "ppo-normalised-boxes": (
         "Pendulum-v1",
         ps.PPO(minibatch=32, net=ps.Net(normalize_obs=True, normalize_reward=True)),

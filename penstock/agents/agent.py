@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD
 from penstock.core.protocols import require_members, required
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree
+from penstock.core.tree import Tree, tree_map
 
 _PAGE = "docs/writing-an-algorithm.md"
 
@@ -119,6 +119,19 @@ def output_of(agent: Agent, found: Any, name: str) -> Any:
             "penstock.Output(dist, value), or another NamedTuple with both"
         )
     return getattr(found, name)
+
+
+def logp_and_values(agent: Agent, batch: SampleBatch) -> tuple[Tensor, Tensor]:
+    """log pi(action | obs) [T, B] in nats and V(obs) [T+1, B] of a whole batch, without gradient, in one forward."""
+    T, B = batch.valid.shape
+    action = tree_map(lambda x: torch.cat((x[1:], x[-1:])), batch.prev_action)  # row T has none: its own is left out
+    with torch.no_grad():
+        if batch.state is not None:
+            found = agent(batch.inputs, batch.state)
+        else:
+            found, action = agent(batch.inputs.flat(), None), tree_map(lambda x: x.flatten(0, 1), action)
+        logp, value = output_of(agent, found, "dist").log_prob(action), output_of(agent, found, "value")
+        return logp.reshape(T + 1, B)[:-1], value.reshape(T + 1, B)
 
 
 def check_agent_members(agent: object) -> None:

@@ -9,11 +9,13 @@ from penstock.core.errors import ConfigError, nearest
 
 ALGOS = {
     "a2c": "penstock.algos.a2c:A2C",
+    "appo": "penstock.algos.appo:APPO",
     "bc": "penstock.algos.bc:BC",
     "cql": "penstock.algos.cql:CQL",
     "ddpg": "penstock.algos.ddpg:DDPG",
     "discrete-sac": "penstock.algos.discrete_sac:DiscreteSAC",
     "dqn": "penstock.algos.dqn:DQN",
+    "impala": "penstock.algos.impala:IMPALA",
     "marwil": "penstock.algos.marwil:MARWIL",
     "ppo": "penstock.algos.ppo:PPO",
     "r2d1": "penstock.algos.r2d1:R2D1",

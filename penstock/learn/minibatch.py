@@ -31,8 +31,8 @@ def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, ep
     assert data.valid is not None
     T, B = data.valid.shape
     if data.state is not None:
-        parts = part_count(T, B, size, columns=True)
-        for _ in range(epochs):
+        parts = part_count(T, B, size, columns=True) if data.valid.any() else 0
+        for _ in range(epochs if parts else 0):
             order = np.arange(B) if size is None else rng.permutation(B)
             for columns in np.array_split(order, parts):
                 yield _columns(data, torch.from_numpy(columns).to(data.valid.device))

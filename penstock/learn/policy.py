@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -106,6 +106,8 @@ class Policy:
         """Gradient steps taken."""
         self.skipped = 0
         """Gradient steps refused because loss or gradient was not finite."""
+        self.stale_rows = 0
+        """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = 0
         self._predictions = 0
         self.progress = 0.0
@@ -151,11 +153,17 @@ class Policy:
     def postprocess(self, batch: SampleBatch | TrainBatch) -> TrainBatch:
         """The post-processed rows for the loss, of a sampler's batch [T, B, ...], or of a sample of replay.
 
+        Rows of a batch that are more than `settings.max_lag` training steps old are not valid in it.
+
         Raises:
             ConfigError: the batch lacks an info key, or the rows would broadcast in a loss.
         """
         if isinstance(batch, SampleBatch) and isinstance(batch.valid, np.ndarray):
             batch = as_tensors(batch, self.device)
+        if isinstance(batch, SampleBatch) and (max_lag := getattr(self.settings, "max_lag", None)) is not None:
+            fresh = batch.valid & (batch.version >= self.version - max_lag)
+            self.stale_rows += int(batch.valid.sum() - fresh.sum())
+            batch = replace(batch, valid=fresh)
         try:
             data = self.postprocess_fn(self.agent, batch, self.settings)
         except KeyError as error:
@@ -257,6 +265,7 @@ class Policy:
                 "skipped": self.skipped,
                 "skips_in_a_row": self._skips_in_a_row,
                 "predictions": self._predictions,
+                "stale_rows": self.stale_rows,
             },
             **({} if self.replay_schedule is None else {"experience": self.replay_schedule.state_dict()}),
         }
@@ -276,6 +285,7 @@ class Policy:
         counters = state["counters"]
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]
         self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]
+        self.stale_rows = counters.get("stale_rows", 0)  # checkpoints before 0.2 have none
         if self.replay_schedule is not None:
             self.replay_schedule.load_state_dict(state["experience"], arrays or {})
 

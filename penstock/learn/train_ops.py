@@ -167,6 +167,8 @@ def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:
     results["train/n_updates"] = float(policy.updates)
     if policy.skipped:
         results["train/skipped_updates"] = float(policy.skipped)
+    if policy.stale_rows:
+        results["train/stale_rows"] = float(policy.stale_rows)
     if (lr := getattr(policy.settings, "lr", None)) is not None:
         results["train/learning_rate"] = float(lr)
     return results

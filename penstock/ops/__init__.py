@@ -2,7 +2,7 @@
 
 from penstock.ops.distributional import categorical_cross_entropy, project_categorical, quantile_huber
 from penstock.ops.losses import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized, squared_error
-from penstock.ops.returns import continues, discounted_return, discounted_sum, gae, td_error
+from penstock.ops.returns import continues, discounted_return, discounted_sum, gae, td_error, vtrace
 from penstock.ops.value_learning import (
     double_q,
     dueling,
@@ -41,4 +41,5 @@ __all__ = [
     "td_error",
     "value_rescale",
     "value_unscale",
+    "vtrace",
 ]

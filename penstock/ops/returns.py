@@ -5,6 +5,7 @@ Arrays are torch tensors. `x_t` covers rows [0, T-1]; `x_tp1` covers rows [1, T]
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
@@ -83,6 +84,51 @@ def discounted_return(
     Equal to `gae(..., gae_lambda=1)[1]`; pass zeros as `value` for a Monte-Carlo return that ignores what follows.
     """
     return gae(reward, value, terminated, truncated, valid, discount=discount, gae_lambda=1.0)[1]
+
+
+def vtrace(
+    log_ratio: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    *,
+    discount: float,
+    vtrace_lambda: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace targets, and advantages for the policy gradient (Espeholt et al. 2018, arXiv:1802.01561).
+
+        delta_t = rho_t (r_t + discount V_{t+1} - V_t),         rho_t = min(rho_bar, pi / mu)
+        v_t - V_t = delta_t + discount c_t (v_{t+1} - V_{t+1}),   c_t = vtrace_lambda min(c_bar, pi / mu)   (eq. 1)
+        A_t = rho_t (r_t + discount q_{t+1} - V_t),           q_{t+1} = V_{t+1} + vtrace_lambda (v_{t+1} - V_{t+1})
+
+    The paper has lambda in the targets (its remark on TD(lambda)) and not in the advantages (section 4.2), so with
+    lambda 1 these are its own. With ratios of 1, both are those of `gae` with this lambda. A trace stops where GAE's
+    does, and v_T = V_T. The paper assumes c_bar <= rho_bar.
+
+    Args:
+        log_ratio: [T, B] float, log pi(a|s) - log mu(a|s): of the policy to evaluate and of the one that acted.
+        reward: [T, B] float. value: [T+1, B], V(obs). All without gradient.
+        terminated, truncated, valid: [T, B] bool.
+
+    Returns:
+        target [T, B], and advantage [T, B], 0 on invalid rows.
+    """
+    if value.shape[0] != reward.shape[0] + 1:
+        raise ConfigError(
+            f"vtrace got value of shape {tuple(value.shape)} for reward {tuple(reward.shape)}; expected [T+1, B]"
+        )
+    _check_rows(log_ratio, reward=reward, valid=valid)
+    ratio = log_ratio.masked_fill(~valid, 0.0).exp()
+    rho = ratio.clamp(max=rho_bar)
+    error = td_error(reward, value[:-1], value[1:], terminated, discount=discount).masked_fill(~valid, 0.0)
+    decay = continues(terminated, truncated, valid).to(error.dtype) * (discount * vtrace_lambda)
+    correction = discounted_sum(rho * error, decay * ratio.clamp(max=c_bar))  # v - V
+    following = torch.cat((correction[1:], torch.zeros_like(correction[:1])))
+    return value[:-1] + correction, rho * (error + decay * following)
 
 
 def _check_rows(first: Tensor, **others: Tensor) -> None:

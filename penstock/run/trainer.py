@@ -324,7 +324,7 @@ def check_stale(algo: Any, settings: Any, policy: Policy) -> None:
     elif depth and not getattr(algo, "takes_stale", False):
         raise ConfigError(
             f"sampler.depth={depth} with {name}, which learns from nothing but batches of its present policy; use "
-            "depth=0, a synchronous sampler, or PPO"
+            "depth=0, a synchronous sampler, or PPO, APPO or IMPALA"
         )
 
 

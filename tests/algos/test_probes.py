@@ -11,6 +11,8 @@ import torch
 
 from penstock.agents.networks import Net
 from penstock.algos.a2c import A2C
+from penstock.algos.appo import APPO
+from penstock.algos.impala import IMPALA
 from penstock.algos.ppo import PPO
 from penstock.envs import toy
 from penstock.learn.policy import Policy, as_tensors
@@ -21,14 +23,17 @@ from penstock.samplers.serial import SerialSampler
 SEED = 0
 FAST = PPO(lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
 FAST_A2C = A2C(lr="linear(1e-2, 0)", discount=0.9, max_grad_norm=10.0, net=Net(hidden=(32,)))
-each_algorithm = pytest.mark.parametrize("algo", [FAST, FAST_A2C], ids=["ppo", "a2c"])
+FAST_IMPALA = IMPALA(lr="linear(1e-2, 0)", discount=0.9, entropy_coef=0.0, max_grad_norm=10.0, net=Net(hidden=(32,)))
+FAST_APPO = APPO(lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
+EACH = {"ppo": FAST, "a2c": FAST_A2C, "impala": FAST_IMPALA, "appo": FAST_APPO}
+each_algorithm = pytest.mark.parametrize("algo", EACH.values(), ids=EACH)
 
 
 def trained(
-    env: Callable[..., Any], algo: PPO | A2C, batches: int, T: int = 16, B: int = 16, reset: Any = "next_step"
+    env: Callable[..., Any], algo: Any, batches: int, T: int = 16, B: int = 16, reset: Any = "next_step"
 ) -> tuple[Policy, LiveSampler]:
-    """`batches` are PPO's; A2C, which updates once a batch, gets ten times as many of half the length."""
-    if isinstance(algo, A2C):
+    """`batches` are PPO's; A2C and IMPALA, which update once a batch, get ten times as many of half the length."""
+    if isinstance(algo, A2C | IMPALA):
         batches, T = 10 * batches, T // 2
     sampler = SerialSampler(T=T, B=B, reset=reset).build(env, SEED)
     policy = algo.build(sampler.spec, SEED)
@@ -55,24 +60,24 @@ def assert_values(
 
 
 @each_algorithm
-def test_one_reward_is_worth_one(algo: PPO | A2C):
+def test_one_reward_is_worth_one(algo: Any):
     assert_values(*trained(toy.Constant, algo, 20), lambda obs: 1)
 
 
 @each_algorithm
-def test_the_value_depends_on_what_is_seen(algo: PPO | A2C):
+def test_the_value_depends_on_what_is_seen(algo: Any):
     assert_values(*trained(toy.Sign, algo, 20), lambda obs: obs[:, 0])
 
 
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])
 @each_algorithm
-def test_a_step_of_delay_costs_the_discount(algo: PPO | A2C, reset: str):
+def test_a_step_of_delay_costs_the_discount(algo: Any, reset: str):
     policy, sampler = trained(toy.TwoStep, algo, 30, reset=reset)
     assert_values(policy, sampler, lambda obs: np.where(obs[:, 0] == 0, 0.9, 1.0))
 
 
 @each_algorithm
-def test_the_better_arm_is_pulled(algo: PPO | A2C):
+def test_the_better_arm_is_pulled(algo: Any):
     policy, sampler = trained(toy.Bandit, algo, 20)
     assert_values(policy, sampler, lambda obs: 1)
     actions = policy.predict(np.zeros((1000, 1), np.float32), deterministic=False)
@@ -80,7 +85,7 @@ def test_the_better_arm_is_pulled(algo: PPO | A2C):
 
 
 @each_algorithm
-def test_a_coin_is_worth_nothing(algo: PPO | A2C):
+def test_a_coin_is_worth_nothing(algo: Any):
     assert_values(*trained(toy.Coin, algo, 15), lambda obs: 0, tolerance=0.2)
 
 
@@ -92,7 +97,7 @@ def test_the_better_arm_is_pulled_at_any_scale_of_rewards(scale: float):
 
 
 @each_algorithm
-def test_the_action_depends_on_what_is_seen(algo: PPO | A2C):
+def test_the_action_depends_on_what_is_seen(algo: Any):
     policy, sampler = trained(toy.Match, algo, 25)
     assert_values(policy, sampler, lambda obs: 1)
     seen = np.repeat(np.array([[-1], [1]], np.float32), 500, 0)
@@ -102,14 +107,14 @@ def test_the_action_depends_on_what_is_seen(algo: PPO | A2C):
 
 @pytest.mark.parametrize(("limit", "reset"), [(10, "next_step"), (10, "batch_end"), (1, "next_step")])
 @each_algorithm
-def test_a_time_limit_is_not_an_end(algo: PPO | A2C, limit: int, reset: str):
+def test_a_time_limit_is_not_an_end(algo: Any, limit: int, reset: str):
     """Taken for one, it would show as 5.263 or 4.138 in place of 10 (limit 10)."""
     policy, sampler = trained(partial(toy.Endless, limit), algo, 40 if limit > 1 else 80, reset=reset)
     assert_values(policy, sampler, lambda obs: 10)
 
 
 @each_algorithm
-def test_an_end_is_an_end(algo: PPO | A2C):
+def test_an_end_is_an_end(algo: Any):
     assert_values(*trained(toy.ThreeStep, algo, 40), lambda obs: np.array([2.71, 1.9, 1.0])[obs[:, 0].astype(int)])
 
 

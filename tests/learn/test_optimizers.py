@@ -199,7 +199,8 @@ def test_the_settings_choose_the_optimizer(kind: Any, usual: Any):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "a2c", "bc", "marwil", "dqn", "r2d1", "sac", "td3", "ddpg", "discrete-sac", "cql"]
+    "name",
+    ["ppo", "a2c", "impala", "appo", "bc", "marwil", "dqn", "r2d1", "sac", "td3", "ddpg", "discrete-sac", "cql"],
 )
 def test_every_algorithm_obeys(name: str):
     boxes = name in ("sac", "td3", "ddpg", "cql")

@@ -29,6 +29,10 @@ ON_POLICY = {
     "ppo-lstm": ps.PPO(minibatch=16, epochs=2, net=LSTM),
     "ppo-normalized": ps.PPO(minibatch=16, epochs=2, net=NORMALIZED, lr="linear(1e-3, 0)"),
     "a2c": ps.A2C(net=NET),
+    "impala": ps.IMPALA(net=NET, max_lag=3, optimizer="rmsprop"),
+    "impala-lstm": ps.IMPALA(net=LSTM),
+    "appo": ps.APPO(minibatch=16, epochs=2, net=NORMALIZED, target_interval=2),
+    "appo-lstm": ps.APPO(minibatch=16, epochs=2, net=LSTM, target_interval=3),
 }
 OFF_POLICY = {
     "dqn": ps.DQN(replay=UNIFORM, **SMALL),
@@ -52,7 +56,7 @@ def test_every_built_in_algorithm_of_choices_keeps_its_promises(name: str) -> No
     check_algorithm({**ON_POLICY, **OFF_POLICY}[name], batch=BATCH)
 
 
-@pytest.mark.parametrize("name", [*BOXES, "ppo"])
+@pytest.mark.parametrize("name", [*BOXES, "ppo", "impala", "appo"])
 def test_every_built_in_algorithm_of_boxes_keeps_its_promises(name: str) -> None:
     check_algorithm({**ON_POLICY, **BOXES}[name], ContinuousBandit, batch=BATCH, iterations=5)
 

@@ -1,0 +1,152 @@
+"""APPO: PPO's clipped surrogate for stale batches, with V-trace to a slowly moving target policy.
+
+Luo et al. 2019, "IMPACT: importance weighted asynchronous architectures with clipped target networks",
+arXiv:1912.00167; the name is that of Ray RLlib, whose APPO it is. Differs from the paper: each batch is trained on in
+`epochs` passes at once instead of out of a circular buffer, the target policy is copied between batches, advantages
+are normalised over the batch, and truncated episodes bootstrap.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+
+from penstock import ops
+from penstock.agents.agent import Agent, logp_and_values
+from penstock.core.batch import SampleBatch, TrainBatch
+from penstock.core.errors import ConfigError
+from penstock.core.limits import Bound, Count, Limit, NotNegative, Positive, Rate, Unit, Weight, Whole
+from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.learn.algorithm import Loss
+from penstock.learn.optimizers import adam
+from penstock.learn.settings import Functions, InMinibatches
+
+
+def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
+    """The agent that `cfg.agent` makes, with a frozen copy as `target_policy` and the count of batches since it."""
+    agent = cfg.agent(spec, cfg)
+    agent.target_policy = copy.deepcopy(agent).requires_grad_(False)
+    agent.register_buffer("target_age", torch.zeros((), dtype=torch.int64))
+    return agent
+
+
+def follow_policy(agent: Agent, interval: int) -> None:
+    """Copies parameters and normalisers into the target policy before every `interval`-th batch."""
+    age = agent.get_buffer("target_age")
+    if age % interval == 0:
+        missing, _ = agent.get_submodule("target_policy").load_state_dict(agent.state_dict(), strict=False)
+        if missing:
+            raise ConfigError(
+                f"the target policy has {sorted(missing)[:3]}, which the policy lacks; expected the same names: do to "
+                "agent.target_policy what you do to the agent (pruning, parametrisations, other layers)"
+            )
+        age.zero_()
+    age += 1
+
+
+@torch.no_grad()
+def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: APPO) -> TrainBatch:
+    """V-trace of a batch [T, B] for the target policy, which stays while the batch is trained on: exact in any pass."""
+    follow_policy(agent, cfg.target_interval)
+    logp, _ = logp_and_values(agent.target_policy, batch)
+    value = agent.values(batch)
+    acted = batch.info["logp"]
+    log_ratio = logp - acted
+    target, advantage = ops.vtrace(
+        log_ratio,
+        agent.scaled_reward(batch.reward),
+        value,
+        agent.terminal(batch),
+        batch.truncated,
+        batch.valid,
+        discount=cfg.discount,
+        vtrace_lambda=cfg.vtrace_lambda,
+        rho_bar=cfg.rho_bar,
+        c_bar=cfg.c_bar,
+    )
+    if cfg.normalize_advantage:
+        advantage = ops.normalized(advantage, batch.valid)
+    ratio = log_ratio.exp()
+    metrics = {
+        "rho_mean": ops.masked_mean(ratio.clamp(max=cfg.rho_bar), batch.valid),
+        "rho_clipped": ops.masked_mean((ratio > 1.01 * cfg.rho_bar).float(), batch.valid),  # rounding aside
+        "explained_variance": ops.explained_variance(value[:-1], target, batch.valid),
+    }
+    # pi / mu * min(mu / pi_target, bar) is pi over the larger of pi_target and mu / bar.
+    reference = torch.maximum(logp, acted - math.log(cfg.target_ratio_bar))
+    rows = {"action": batch.action, "logp": reference, "advantage": advantage, "target": target}
+    return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
+
+
+def loss_fn(agent: Agent, x: TrainBatch, cfg: APPO) -> Loss:
+    """-min(ratio * A, clip(ratio) * A) + value_coef * (V - v)^2 / 2 - entropy_coef * H  (section 3.1)."""
+    dist, value = agent(x.inputs, x.state)
+    clip, entropy_coef = float(cfg.clip), float(cfg.entropy_coef)  # schedules are numbers by now
+    log_ratio = dist.log_prob(x["action"]) - x["logp"]
+    surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], clip)
+    policy_loss = ops.masked_mean(surrogate, x.valid)
+    value_loss = 0.5 * ops.squared_error(value, x["target"], x.valid)
+    entropy = ops.masked_mean(dist.entropy(), x.valid)
+    total = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
+    with torch.no_grad():
+        metrics = {
+            "policy_gradient_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy_loss": -entropy.detach(),
+            "loss": total.detach(),
+            "approx_kl": ops.masked_mean(ops.approx_kl(log_ratio, ratio), x.valid),
+            "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > clip).float(), x.valid),
+        }
+    return Loss(total, metrics)
+
+
+optimizer_fn = adam
+
+
+@dataclass(frozen=True)
+class APPO(InMinibatches):
+    """Settings of APPO."""
+
+    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)
+    batch = BatchSpec(T=64, B=16)
+    takes_stale: ClassVar[bool] = True
+    """V-trace allows for the lag, by the ratio to the recorded log-probabilities."""
+    takes_fragments: ClassVar[bool] = True
+    """Targets need one fragment at a time: a batch may be made of any fragments, of any versions."""
+
+    epochs: Count = 4
+    """Passes over each batch, usually 1 to 10."""
+    minibatch: Count = 256
+    """Rows of a gradient step, usually 32 to 512; a batch is cut into round(T * B / minibatch) parts, with a recurrent
+    net into whole columns of T rows, at least one each."""
+    vtrace_lambda: Unit = 0.95
+    """Bias against variance of targets and advantages, usually 0.9 to 1; 1 in the paper."""
+    rho_bar: Bound = 1.0
+    """Largest weight of a row, min(rho_bar, pi_target / mu)."""
+    c_bar: Positive = 1.0
+    """Largest ratio that carries a trace on, at most `rho_bar`: how far corrections reach back, at what variance."""
+    target_interval: Count = 2
+    """Batches between copies of the policy into the target policy, usually 1 to 8."""
+    target_ratio_bar: Annotated[float, Limit(1.0, math.inf)] = 2.0
+    """Largest mu / pi_target in the surrogate's ratio, pi / mu times it; the rho of the paper. inf: pi / pi_target."""
+    max_lag: Whole | None = None
+    """Rows that a version more than this many training steps old chose are left out; None for no bound."""
+    clip: Rate = 0.2
+    """How far the probability ratio may move from the target policy, usually 0.1 to 0.4."""
+    entropy_coef: Weight = 0.0
+    """Weight of the entropy bonus per nat, usually 0 to 0.02."""
+    value_coef: NotNegative = 0.5
+    """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
+    max_grad_norm: Bound = 0.5
+    """Gradients are scaled down to this norm."""
+    normalize_advantage: bool = True
+    """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.c_bar > self.rho_bar:
+            raise ConfigError(f"c_bar={self.c_bar}, rho_bar={self.rho_bar}; expected c_bar <= rho_bar")

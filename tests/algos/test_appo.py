@@ -1,0 +1,224 @@
+"""APPO's loss and ratios by hand, and its target policy: when it moves, that it is stored, that nothing trains it."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils import parametrizations
+
+import penstock as ps
+from penstock.agents.actor_critic import Output
+from penstock.agents.distributions import Categorical
+from penstock.agents.networks import Net
+from penstock.algos.appo import APPO, loss_fn, postprocess_fn
+from penstock.algos.ppo import PPO, postprocess_fn as ppo_postprocess_fn
+from penstock.core.batch import Inputs, TrainBatch, allocate_batch
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec
+from penstock.core.tree import tree_map
+from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.train_ops import train_one_step
+from tests.algos.test_impala import LSTM, SPEC, Known, collected
+from tests.algos.test_ppo import ROWS, VALUE, Fixed, P, minibatch
+
+NET = Net(hidden=(8,))
+
+
+def test_the_loss_by_hand():
+    rows = {name: x for name, x in ROWS.items() if name != "return"} | {"target": ROWS["return"]}
+    cfg = APPO(clip=0.2, value_coef=0.5, entropy_coef=0.1)
+    loss = loss_fn(Fixed(P, VALUE), minibatch(**rows), cfg)  # pyright: ignore
+    policy_loss = -(1.2 * 2 + 0.8 * -3 + 1.0 * 1) / 3  # clipped above, clipped below, free
+    value_loss = 0.5 * (1 + 4 + 0) / 3
+    entropy = -sum(p * math.log(p) for row in P.tolist() for p in row) / 3
+    assert {name: float(value) for name, value in loss.metrics.items()} == {
+        "policy_gradient_loss": pytest.approx(policy_loss),
+        "value_loss": pytest.approx(value_loss),
+        "entropy_loss": pytest.approx(-entropy),
+        "loss": pytest.approx(policy_loss + 0.5 * value_loss - 0.1 * entropy),
+        "approx_kl": pytest.approx((0.25 - math.log(1.25) - 0.5 - math.log(0.5)) / 3),
+        "clip_fraction": pytest.approx(2 / 3),
+    }
+    assert isinstance(loss.total, torch.Tensor)
+    assert loss.total.item() == pytest.approx(loss.metrics["loss"].item())
+    assert all(not m.requires_grad for m in loss.metrics.values())
+    valid = torch.tensor([False, True, True])
+    masked = loss_fn(Fixed(P, VALUE), minibatch(valid, **rows), replace(cfg, entropy_coef=0.0))  # pyright: ignore
+    assert float(masked.metrics["loss"]) == pytest.approx(-(0.8 * -3 + 1) / 2 + 0.5 * 0.5 * 4 / 2)
+
+
+class Pair(torch.nn.Module):
+    """An agent and its target policy with given probabilities; values are the agent's."""
+
+    def __init__(self, p: torch.Tensor, target_p: torch.Tensor, value: torch.Tensor) -> None:
+        super().__init__()
+        self.known, self.target_policy = Known(p, value), Known(target_p, value + 100)
+        self.register_buffer("target_age", torch.ones((), dtype=torch.int64))
+
+    def values(self, batch: Any) -> torch.Tensor:
+        return self.known.value
+
+    def scaled_reward(self, reward: torch.Tensor) -> torch.Tensor:
+        return 2 * reward
+
+    def terminal(self, batch: Any) -> torch.Tensor:
+        return batch.terminated
+
+    def needed(self, inputs: Inputs) -> Inputs:
+        return inputs
+
+
+def test_postprocess_by_hand():
+    """As IMPALA's, with ratios of the target policy, 1/2, 3, -, 1/5, and values of the online one."""
+    batch = allocate_batch(SPEC, BatchSpec(4, 1), {"logp": np.float32(0)})
+    batch.reward[:, 0] = [1, 2, 0, 3]
+    batch.terminated[1, 0] = True
+    batch.valid[:, 0] = [True, True, False, True]
+    batch.info["logp"][:, 0] = np.log([0.5, 0.2, 0.1, 0.5])
+    batch.action[:, 0] = [1, 2, 0, 1]
+    target_p = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2], [0.7, 0.1, 0.2], [0.1, 0.1, 0.8]])
+    value = torch.tensor([[1.0], [2.0], [50.0], [4.0], [8.0]])
+    agent: Any = Pair(target_p.flip(-1).unsqueeze(1), target_p.unsqueeze(1), value)
+    cfg = APPO(discount=0.5, vtrace_lambda=0.5, rho_bar=2.0, c_bar=1.0, normalize_advantage=False, target_interval=9)
+    data = postprocess_fn(agent, tree_map(torch.from_numpy, batch), cfg)
+    assert data["target"][:, 0].tolist() == pytest.approx([1 + 1 + 0.25 * 0.5 * 4, 2 + 4, 50, 4 + 0.2 * 6])
+    assert data["advantage"][:, 0].tolist() == pytest.approx([0.5 * (2 + 0.25 * 4), 4, 0, 0.2 * 6])
+    # pi / mu * min(mu / pi_target, 2): over pi_target, but over mu / 2 = 0.25 where mu / pi_target is 5
+    assert data["logp"].exp()[[0, 1, 3], 0].tolist() == pytest.approx([0.25, 0.6, 0.25])
+    free = postprocess_fn(agent, tree_map(torch.from_numpy, batch), replace(cfg, target_ratio_bar=math.inf))
+    assert free["logp"].exp()[[0, 1, 3], 0].tolist() == pytest.approx([0.25, 0.6, 0.1])
+    scaled = postprocess_fn(agent, tree_map(torch.from_numpy, batch), replace(cfg, normalize_advantage=True))
+    assert scaled["advantage"][[0, 1, 3], 0].mean().abs() < 1e-6
+    assert data.metrics is not None
+    assert float(data.metrics["rho_mean"]) == pytest.approx((0.5 + 2 + 0.2) / 3)
+    assert float(data.metrics["rho_clipped"]) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("net", [NET, LSTM], ids=["mlp", "lstm"])
+def test_in_step_and_with_interval_1_its_rows_are_those_of_ppo(net: Net):
+    policy, batch = collected(APPO(net=net, lr=1e-2, target_interval=1, minibatch=32), "CartPole-v1", batches=3)
+    tensors = as_tensors(batch, torch.device("cpu"))
+    data = policy.postprocess(tensors)
+    plain: Any = ppo_postprocess_fn(policy.agent, tensors, PPO())  # pyright: ignore
+    valid = tensors.valid
+    for name, other in (("advantage", "advantage"), ("logp", "logp"), ("target", "return")):
+        torch.testing.assert_close(data[name][valid], plain[other][valid], rtol=1e-3, atol=1e-3)
+
+
+def bits(policy: Policy, prefix: str) -> dict[str, bytes]:
+    """Parameters and buffers of the target policy, or of all else; what scales rewards carries is the online one's."""
+    state = policy.agent.state_dict()
+    return {
+        name.removeprefix("target_policy."): x.numpy().tobytes()
+        for name, x in state.items()
+        if name.startswith("target_policy.") == (prefix == "target")
+        and name != "target_age"
+        and "_extra_state" not in name
+    }
+
+
+@pytest.mark.parametrize("net", [LSTM, Net(hidden=(8,), normalize_obs=True, normalize_reward=True)])
+@pytest.mark.parametrize("interval", [1, 3])
+def test_the_target_policy_is_that_of_the_last_interval_normalisers_included(net: Net, interval: int):
+    sampler = ps.SerialSampler(T=8, B=4).build("CartPole-v1", 0)
+    policy = APPO(net=net, target_interval=interval, minibatch=16, epochs=2).build(sampler.spec, 0)
+    sampler.initialize(policy.agent)
+    assert bits(policy, "target") == bits(policy, "policy")
+    first = 1 if policy.agent.needs_statistics else 0  # a batch that only sets the normalisers is no batch here
+    before: list[dict[str, bytes]] = []
+    for itr in range(9):
+        before.append(bits(policy, "policy"))
+        train_one_step(policy, sampler.obtain_samples(itr)[0])
+        if itr >= first:
+            assert bits(policy, "target") == before[first + (itr - first) // interval * interval]
+    assert len({tuple(x.values()) for x in before}) == 9
+    sampler.shutdown()
+
+
+def test_ratios_of_every_pass_are_to_one_policy():
+    """Whatever the passes have changed: `logp`, targets and advantages of a batch are computed once."""
+    policy, batch = collected(
+        APPO(net=NET, lr=0.05, minibatch=1000, epochs=3, target_ratio_bar=math.inf), "CartPole-v1"
+    )
+    target = [x.clone() for x in policy.agent.get_submodule("target_policy").parameters()]
+    seen: list[TrainBatch] = []
+    inner = policy.loss_fn
+
+    def watched(agent: Any, x: TrainBatch, cfg: Any) -> Any:
+        seen.append(x)
+        assert all(map(torch.equal, target, agent.target_policy.parameters()))
+        with torch.no_grad():
+            dist, _ = agent.target_policy(x.inputs, None)
+            torch.testing.assert_close(x["logp"], dist.log_prob(x["action"]))
+        return inner(agent, x, cfg)
+
+    policy.loss_fn = watched
+    train_one_step(policy, batch)
+    assert len(seen) == policy.updates == 3
+    assert all(not p.requires_grad for p in policy.agent.get_submodule("target_policy").parameters())
+
+
+def test_a_target_policy_of_other_layers_is_named():
+    policy, batch = collected(APPO(net=NET), "CartPole-v1")
+    parametrizations.weight_norm(policy.agent.value_head)
+    with pytest.raises(ConfigError, match=r"the target policy has \['value_head\.weight'\], which the policy lacks"):
+        policy.postprocess(batch)
+
+
+def test_the_agent_of_the_settings_gets_a_target_policy():
+    made: list[Any] = []
+
+    def my_agent(spec: ps.EnvSpec, cfg: APPO) -> ps.Agent:
+        made.append(cfg)
+        return ps.actor_critic(spec, cfg)
+
+    algo = APPO(agent=my_agent, lr="linear(0.5, 0)")
+    agent = algo.build(SPEC).agent
+    assert made == [replace(algo, lr=0.5)]
+    assert isinstance(agent.target_policy, ps.ActorCritic)
+    assert not hasattr(agent.target_policy, "target_policy")
+
+
+@pytest.mark.timeout(120)
+def test_the_target_policy_is_in_checkpoints_and_a_run_goes_on_with_it(tmp_path: Path):
+    run = ps.RunConfig(steps=512, seed=3, eval_episodes=0, progress="off", tensorboard=False)
+    algo = APPO(net=replace(NET, normalize_obs=True), target_interval=3, minibatch=16, epochs=2, max_lag=5)
+    exp = ps.Experiment("CartPole-v1", algo, ps.SerialSampler(T=8, B=8), run)
+    whole = ps.train(ps.override(exp, {"run.dir": str(tmp_path / "whole")}))
+    ps.train(ps.override(exp, {"run.dir": str(tmp_path / "cut"), "run.steps": 256}))
+    stored = ps.load(tmp_path / "cut")
+    assert bits(stored, "target") != bits(stored, "policy")
+    assert int(stored.agent.target_age) > 0
+    resumed = ps.resume(tmp_path / "cut", {"run.steps": 512})
+    for name, x in whole.policy.agent.state_dict().items():
+        assert torch.equal(x, resumed.policy.agent.state_dict()[name]), name
+
+
+def test_settings_that_contradict_are_refused():
+    for settings, message in (
+        ({"target_interval": 0}, r"^target_interval=0; expected 1 or more$"),
+        ({"target_ratio_bar": 0.5}, r"^target_ratio_bar=0\.5; expected 1 or more$"),
+        ({"clip": 0.0}, r"^clip=0\.0; expected more than 0$"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            APPO(**settings)
+    assert APPO(target_ratio_bar=math.inf).takes_stale
+
+
+def test_distributions_of_the_target_are_not_sampled_from():
+    """Acting is the online policy's: the target's parameters have no influence."""
+    policy, batch = collected(APPO(net=NET), "CartPole-v1")
+    obs = batch.obs[0]
+    before = policy.predict(obs, deterministic=False), policy.agent(Inputs(torch.from_numpy(obs), None, None, None))
+    with torch.no_grad():
+        for x in policy.agent.get_submodule("target_policy").parameters():
+            x.fill_(7.0)
+    policy._predictions = 0  # pyright: ignore
+    assert (policy.predict(obs, deterministic=False) == before[0]).all()
+    after: Output = policy.agent(Inputs(torch.from_numpy(obs), None, None, None))
+    assert isinstance(after.dist, Categorical)
+    assert torch.equal(after.value, before[1].value)
