@@ -68,7 +68,8 @@ class TrainsFor(NamedTuple):
 class EnvRunner:
     """A live sampler for the slots of one runner, with an agent whose weights are set from outside.
 
-    `sample()` and `learn_on_batch()` serve loops of one's own; a group calls `fill`, whose rows its driver accounts for.
+    `sample()` and `learn_on_batch()` serve loops of one's own; a group calls `fill`, and its driver accounts for the
+    rows.
 
     Args:
         made_from: an experiment, or its parts. index: of this runner among `runners` that have the experiment's
