@@ -348,22 +348,21 @@ class ShippedRunner(EnvRunner):
 
     Args:
         path: the driver's import path, of which the parts that exist here are added: unpickling may need them.
-        payload: pickled Recipe, and the environment's entry in Gymnasium's registry. threads: of torch.
+        payload: pickled Recipe, and the environment's entry in Gymnasium's registry.
     """
 
-    def __init__(self, path: list[str], payload: bytes, threads: int) -> None:
+    def __init__(self, path: list[str], payload: bytes) -> None:
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
         recipe, entry = cloudpickle.loads(payload)
         if entry is not None and entry.id not in gym.registry:
             gym.registry[entry.id] = entry
-        if trace.ring is None:  # else the driver's process is this one
-            trace.enter(f"runner {recipe.first_slot // recipe.sampler.spec.B}")
+        trace.enter(f"runner {recipe.first_slot // recipe.sampler.spec.B}")
         super().__init__(recipe)
 
 
 def shipped(recipe: Recipe) -> tuple[list[str], bytes]:
-    """The first arguments of a ShippedRunner.
+    """The arguments of a ShippedRunner.
 
     Raises:
         ConfigError: the environment or the algorithm cannot be pickled.

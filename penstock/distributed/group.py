@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import torch
 
 from penstock.agents.agent import Agent
 from penstock.core.batch import MultiAgentBatch, SampleBatch
@@ -123,7 +122,6 @@ class EnvRunnerGroup:
         self.arrivals: list[Callable[[int], None]] = []
         """Called with the number of one that has come up in its place."""
         self.backend = make_backend(backend, num_env_runners, **options) if isinstance(backend, str) else backend
-        self._threads = torch.get_num_threads() if self.backend.name == "in-process" else 1
         self._local: EnvRunner | None = None
         self._agent: Any = None
         self._where: list[str] = [""] * num_env_runners
@@ -366,8 +364,10 @@ class EnvRunnerGroup:
         self.backend.close()
 
     def _start(self, i: int) -> Any:
+        if self.backend.name == "in-process":  # nothing need be pickled, and threads are this process's
+            return self.backend.start(EnvRunner, (self._recipes[i],), f"runner {i}")
         path, payload = shipped(self._recipes[i])
-        return self.backend.start(ShippedRunner, (path, payload, self._threads), f"runner {i}")
+        return self.backend.start(ShippedRunner, (path, payload), f"runner {i}")
 
     def _first_call(self, i: int) -> Any:
         """Sends what a runner must answer before it takes part; returns the last of these calls."""
