@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-
 from penstock.agents.agent import Agent
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
@@ -413,5 +412,6 @@ class EnvRunnerGroup:
 def late(limit_s: float) -> RunnerError:
     """The error of a runner that has not answered in time."""
     return RunnerError(
-        "timeout", f"no answer within {limit_s:g} s; if its work takes that long, use a longer deadline_s or a smaller T"
+        "timeout",
+        f"no answer within {limit_s:g} s; if its work takes that long, use a longer deadline_s or a smaller T",
     )
