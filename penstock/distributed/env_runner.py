@@ -68,7 +68,8 @@ class TrainsFor(NamedTuple):
 class EnvRunner:
     """A live sampler for the slots of one runner, with an agent whose weights are set from outside.
 
-    `sample()` and `learn_on_batch()` serve loops of one's own; a group calls `fill`, whose rows its driver accounts for.
+    `sample()` and `learn_on_batch()` serve loops of one's own; a group calls `fill`, and its driver accounts for the
+    rows.
 
     Args:
         made_from: an experiment, or its parts. index: of this runner among `runners` that have the experiment's
@@ -126,7 +127,7 @@ class EnvRunner:
         self._episodes = join_episodes([self._episodes, episodes])
         return batch.copy()
 
-    def learn_on_batch(self, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+    def learn_on_batch(self, batch: SampleBatch) -> ResultDict:
         """Trains this runner's policy on a batch of fragments: `ps.train_one_step`. Returns its metrics."""
         result = train_one_step(self.policy, batch)
         self._version += 1

@@ -211,7 +211,7 @@ class EnvRunnerGroup:
             ready = self.backend.wait(list(self._in_flight), self.deadline_s)
             if not ready:
                 for i in set(self._in_flight.values()):
-                    self.lost(i, RunnerError("timeout", f"no fragment within {self.deadline_s:g} s"))
+                    self.lost(i, late(self.deadline_s))
             for call in ready[:1]:
                 i = self._in_flight.pop(call)
                 try:
@@ -282,7 +282,7 @@ class EnvRunnerGroup:
             if not ready and time.monotonic() >= until:
                 for i in list(waiting):
                     del waiting[i]
-                    self.lost(i, RunnerError("timeout", f"no answer within {limit_s:g} s"))
+                    self.lost(i, late(limit_s))
         return found
 
     def lost(self, i: int, error: RunnerError) -> None:
@@ -408,3 +408,10 @@ class EnvRunnerGroup:
                 "with the same constraints.txt or image"
             )
         self._where[i] = f" ({made['host']}, pid {made['pid']})"
+
+
+def late(limit_s: float) -> RunnerError:
+    """The error of a runner that has not answered in time."""
+    return RunnerError(
+        "timeout", f"no answer within {limit_s:g} s; if its work takes that long, use a longer deadline_s or a smaller T"
+    )
