@@ -413,5 +413,6 @@ class EnvRunnerGroup:
 def late(limit_s: float) -> RunnerError:
     """The error of a runner that has not answered in time."""
     return RunnerError(
-        "timeout", f"no answer within {limit_s:g} s; if its work takes that long, use a longer deadline_s or a smaller T"
+        "timeout",
+        f"no answer within {limit_s:g} s; if its work takes that long, use a longer deadline_s or a smaller T",
     )

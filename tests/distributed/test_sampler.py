@@ -77,7 +77,7 @@ def test_a_runner_that_notes_nothing_itself_has_its_fragments_shown(
 
 # What is sent to runners.
 
-OWN = '''
+OWN = """
 import sys
 from dataclasses import dataclass
 
@@ -128,8 +128,8 @@ class Mine:
     def build(self, spec, seed=0, device="cpu"):
         return ps.Policy(self, spec, agent_fn=agent, postprocess_fn=postprocess, loss_fn=loss,
                          optimizer_fn=optimizer, seed=seed, device=device)
-'''
-SCRIPT = '''
+"""
+SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})  # of the driver alone
 import mine
@@ -151,7 +151,7 @@ with ps.EnvRunnerGroup(exp, 2, {backend!r}) as workers:
         ps.train_one_step(workers.local_worker.policy, workers.sample())
         workers.sync_weights()
     print("trained", workers.local_worker.policy.version)
-'''
+"""
 
 
 @pytest.mark.parametrize("backend", ["in-process", "processes"])
