@@ -126,7 +126,8 @@ class ControlAgent(Agent):
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
         self.warm.fill_(float(env_steps < settings.learning_starts))
-        self.spread.fill_(float(getattr(settings, "exploration_noise", 0.0)))
+        if not self._gaussian:
+            self.spread.fill_(float(getattr(settings, "exploration_noise", 0.0)))
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         obs, output = self.prepared(inputs.obs), self.actor.out

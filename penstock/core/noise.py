@@ -19,6 +19,7 @@ import numpy.typing as npt
 _WORDS_PER_STEP = 4
 _MASK_64 = (1 << 64) - 1
 _SHIFT, _HALF, _UNIT = np.uint32(9), np.float32(0.5), np.float32(2.0**-23)
+_BLOCK = 1024  # numbers that are drawn at once, of as many small batches
 _HELD = 1 << 16  # added to a purpose, for noise that stays over steps
 
 
@@ -63,20 +64,41 @@ def uniform(seed: int, purpose: int, batch: int, slots: slice, T: int, n: int) -
         occurs, so log(u) and log1p(-u) are finite.
     """
     slot_count = slots.stop - slots.start
-    if T * n * slot_count == 0:
+    size = T * n * slot_count
+    if size == 0:
         return np.empty((T, slot_count, n), dtype=np.float32)
+    if size > _BLOCK // 2:
+        return _drawn(seed, purpose, range(batch, batch + 1), slots.start, slots.stop, T, n)[0]
+    number, at = divmod(batch, _BLOCK // size)
+    return _block(seed, purpose, number, slots.start, slots.stop, T, n)[at].copy()
+
+
+@functools.lru_cache(maxsize=16)
+def _block(seed: int, purpose: int, number: int, start: int, stop: int, T: int, n: int) -> npt.NDArray[np.float32]:
+    """[batches, T, B, n] `uniform` of small batches in a row: one by one takes five times as long."""
+    batches = _BLOCK // (T * n * (stop - start))
+    return _drawn(seed, purpose, range(number * batches, (number + 1) * batches), start, stop, T, n)
+
+
+def _drawn(seed: int, purpose: int, batches: range, start: int, stop: int, T: int, n: int) -> npt.NDArray[np.float32]:
+    """[batches, T, B, n] uniforms; see `uniform`."""
+    slot_count = stop - start
     words_per_slot = -(-T * n // 2)  # a 64-bit word holds two 32-bit draws
     steps_per_slot = -(-words_per_slot // _WORDS_PER_STEP)
     bits = _scratch.bits
-    _set_address(bits, (seed, purpose), (0, 0, batch, 0))
-    if slots.start:
-        bits.advance(slots.start * steps_per_slot)
-    words = bits.random_raw(slot_count * steps_per_slot * _WORDS_PER_STEP)
-    halves = words.view(np.uint32).reshape(slot_count, -1)[:, : T * n]
+    state: Any = _address((seed, purpose), (0, 0, 0, 0))
+    words: list[npt.NDArray[np.uint64]] = []
+    for batch in batches:
+        state["state"]["counter"] = (0, 0, batch & _MASK_64, 0)
+        bits.state = state
+        if start:
+            bits.advance(start * steps_per_slot)
+        words.append(bits.random_raw(slot_count * steps_per_slot * _WORDS_PER_STEP))
+    halves = np.stack(words).view(np.uint32).reshape(len(batches), slot_count, -1)[:, :, : T * n]
     out = (halves >> _SHIFT).astype(np.float32)
     out += _HALF
     out *= _UNIT
-    return np.ascontiguousarray(out.reshape(slot_count, T, n).transpose(1, 0, 2))
+    return np.ascontiguousarray(out.reshape(len(batches), slot_count, T, n).transpose(0, 2, 1, 3))
 
 
 class Held(NamedTuple):
@@ -180,8 +202,13 @@ _scratch = _Scratch()
 
 
 def _set_address(bits: np.random.BitGenerator, key: tuple[int, ...], counter: tuple[int, ...]) -> None:
-    """Sets a Philox to a key and a counter, as if it had just been made with them; words are taken modulo 2^64."""
-    bits.state = {
+    """Sets a Philox to a key and a counter, as if it had just been made with them."""
+    bits.state = _address(key, counter)
+
+
+def _address(key: tuple[int, ...], counter: tuple[int, ...]) -> dict[str, Any]:
+    """The state of a Philox that has just been made with a key and a counter; words are taken modulo 2^64."""
+    return {
         "bit_generator": "Philox",
         "state": {
             "counter": tuple([int(word) & _MASK_64 for word in counter]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -93,8 +92,10 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     schedule.collected += batch.env_steps
     agent.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
-    rng = at_address(schedule.rng, policy.seed, Purpose.REPLAY, policy.version)
-    for drawing, x in samples(policy, schedule.due(), rng):
+    due, rng = schedule.due(), schedule.rng
+    if due or policy.renews_noise:
+        at_address(rng, policy.seed, Purpose.REPLAY, policy.version)
+    for drawing, x in samples(policy, due, rng):
         if policy.renews_noise:
             agent.renew_noise(rng)
         with torch.no_grad():
@@ -140,7 +141,7 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
 def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
     """The mean of each metric over the gradient steps that report it, as `train/NAME`."""
     sums: dict[str, Tensor] = {}
-    counts = Counter[str]()
+    counts: dict[str, int] = {}
     for metrics in steps:
         if not isinstance(metrics, Mapping):
             raise ConfigError(f"metrics are {type(metrics).__name__}; expected a dict of scalars by name")
@@ -148,7 +149,7 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise ConfigError(f"metric {name!r} is of shape {list(value.shape)}; expected a scalar: its mean?")
             sums[name] = sums[name] + value if name in sums else value
-            counts[name] += 1
+            counts[name] = counts.get(name, 0) + 1
     return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
 
 

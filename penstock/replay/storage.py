@@ -193,6 +193,10 @@ class Storage:
         """[*N] bool."""
         return self._valid.read(t, b)
 
+    def valid_rows(self, t: Rows) -> Array:
+        """[n, B] bool of rows t [n] of all slots."""
+        return self._valid.data.take(t % self.rows, 0)
+
     def info(self, path: str, t: Rows, b: Rows) -> Array:
         """[*N, ...] of a kept info leaf, by its path in the tree: "['q']"."""
         return self._info[path].read(t, b)

@@ -63,7 +63,7 @@ class Transitions:
         self._powers = discount ** np.arange(n_step + 1, dtype=np.float64)
 
     def usable(self, storage: Storage, t: Rows) -> Array:
-        return storage.valid(t[:, None], np.arange(storage.slots))
+        return storage.valid_rows(t)
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
         reward, terminated, after = self.returns(storage, t, b)

@@ -55,7 +55,7 @@ def sized(sampler: Any, spec: BatchSpec) -> Any:
         parts = sampler.spec.B // sampler.inner.spec.B
         if spec.B % parts:
             each = -(-spec.B // parts)
-            more = "more runners than slots make no sense, " if spec.B < parts else ""
+            more = "more runners than slots make no sense, " if parts > spec.B else ""
             raise ConfigError(
                 f"sampler.runners={parts} for the B={spec.B} of a batch; {more}expected a number that divides {spec.B}; "
                 f"or set the slots of each runner, e.g. sampler.inner.B={each} for {each * parts} in all"

@@ -46,9 +46,8 @@ class Actor:
         live_in(agent, parameters)
         self._pool, self._agent, self._states = _Counting(pool), agent, states
         self._slots, self._batches, self._collect = pool, batches, loop()
-        self._views = [
-            GroupViews(batch, pool.groups[0].slots, pool.spec.null_action, torch.device("cpu")) for batch in batches
-        ]
+        slots, null, cpu = pool.groups[0].slots, pool.spec.null_action, torch.device("cpu")
+        self._views = [GroupViews(batch, slots, null, cpu, agent.noise_size) for batch in batches]
 
     def collect(self, block: MutableSequence[int], itr: int, mode: int) -> None:
         """Fills the worker's columns of the buffer that the command names."""

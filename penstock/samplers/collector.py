@@ -19,7 +19,9 @@ from penstock.envs.pools.pool import Group
 class GroupViews:
     """Torch views of one group's slots in a batch, row by row, made once for each buffer."""
 
-    def __init__(self, batch: SampleBatch, slots: slice, null_action: Tree, device: torch.device) -> None:
+    def __init__(
+        self, batch: SampleBatch, slots: slice, null_action: Tree, device: torch.device, noise_size: int
+    ) -> None:
         T, _ = batch.spec
         self.n = slots.stop - slots.start
         self.padded = padded_rows(self.n)
@@ -31,6 +33,14 @@ class GroupViews:
         self._structure = tree_structure(self.inputs[0])
         missing = self.padded - self.n
         self._padding = [x.new_zeros(missing, *x.shape[1:], device=device) for x in self._rows[0]] if missing else []
+        # An agent without memory keeps no view of what it is shown, so one row serves for all and each batch's noise.
+        self._reused = bool(missing) and device.type == "cpu" and batch.state is None
+        if self._reused:
+            self._shown = tree_map(lambda x: x.new_zeros(self.padded, *x.shape[1:]), self.inputs[0])
+            self._copied = [x[: self.n].numpy() for x in tree_leaves(self._shown)]
+            self._arrays = [[x.numpy() for x in row] for row in self._rows]
+            self._noise = torch.full((T, self.padded, noise_size), 0.5)
+            self._noise_rows, self._drawn = list(self._noise), self._noise[:, : self.n].numpy()
         self._valid = [batch.valid[t, slots] for t in range(T)]
         self._actions = [x[:, slots] for x in tree_leaves(batch.action)]
         self._null = tree_leaves(null_action)
@@ -59,6 +69,10 @@ class GroupViews:
         """[padded, ...] inputs of row t where the agent is; rows of padding are zero."""
         if self.direct:
             return self.inputs[t]
+        if self._reused:
+            for x, y in zip(self._copied, self._arrays[t]):
+                x[...] = y
+            return self._shown
         leaves = self._rows[t]
         if self.device.type != "cpu":
             leaves = [x.to(self.device, non_blocking=True) for x in leaves]
@@ -71,6 +85,9 @@ class GroupViews:
         if noise is None:
             return [None] * len(self.inputs)
         rows = noise[:, slots]
+        if self._reused:
+            self._drawn[...] = rows
+            return self._noise_rows
         if self.n != self.padded:
             rows = np.full((len(noise), self.padded, noise.shape[2]), 0.5, np.float32)
             rows[:, : self.n] = noise[:, slots]

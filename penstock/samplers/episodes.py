@@ -24,6 +24,8 @@ _ENOUGH = 20
 _OPTIONAL = {"is_success"}
 """Keys that are recorded unasked."""
 _FIRST_ROWS = 64
+_UNSUMMED_ROWS = 64
+"""Rows of which the sums are made at once: of a batch of one row they take as long as all else about episodes."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -155,8 +157,12 @@ def _env_info(batch: SampleBatch) -> Mapping[str, Any]:
 
 def _all_go_on(batch: SampleBatch) -> bool:
     """True if every row of a batch continues an episode that it does not end."""
-    flags = (batch.first[:-1], batch.terminated, batch.truncated)
-    return b"\0" not in batch.valid.tobytes() and not any(b"\1" in x.tobytes() for x in flags)
+    return (
+        b"\0" not in batch.valid.tobytes()
+        and b"\1" not in batch.first[:-1].tobytes()
+        and b"\1" not in batch.terminated.tobytes()
+        and b"\1" not in batch.truncated.tobytes()
+    )
 
 
 class EpisodeStats:
@@ -165,10 +171,12 @@ class EpisodeStats:
     def __init__(self, B: int, discount: float) -> None:
         self.discount = discount
         self._powers: Floats = np.ones(1)
-        self.return_ = np.zeros(B)
         self.length = np.zeros(B, np.int64)
+        self.return_ = np.zeros(B)
         self.discounted = np.zeros(B)
         self.columns: dict[str, Floats] = {}
+        # Rewards [T, B] of the last batches, in which every episode went on: `return_` and `discounted` lack them yet.
+        self._unsummed: list[npt.NDArray[np.float32]] = []
         self._missing: set[str] | None = None  # info keys that no row has reported; None before the first batch
         self._ended = 0
 
@@ -184,6 +192,7 @@ class EpisodeStats:
             self._extend(batch)
             self._remark(batch, 0)
             return Episodes(columns=dict.fromkeys(self.columns, _NO_FLOATS))
+        self._sum_up()
         T, B = batch.spec
         ended = np.logical_or(batch.terminated, batch.truncated)
         time = np.arange(T)[:, None]
@@ -222,18 +231,34 @@ class EpisodeStats:
         return finished
 
     def _extend(self, batch: SampleBatch) -> None:
-        """Adds T rows in which no episode opens or ends; to the same bits as `update` in general."""
-        reward = batch.reward.astype(np.float64)
-        age = self.length + np.arange(len(reward))[:, None]
-        self.return_ = np.add.accumulate(reward)[-1] + self.return_
-        self.discounted = np.add.accumulate(reward * self._powers_of(age))[-1] + self.discounted
-        self.length = age[-1] + 1
+        """Adds T rows in which no episode opens or ends. Sums of several such batches are made at once."""
+        reward = batch.reward.copy()
+        if self._unsummed and self._unsummed[0].shape != reward.shape:
+            self._sum_up()
+        self._unsummed.append(reward)
+        self.length = self.length + len(reward)
+        if len(self._unsummed) * len(reward) >= _UNSUMMED_ROWS:
+            self._sum_up()
         for key, column in _env_info(batch).items():
             unknown = np.isnan(column)
             if key not in self.columns:
                 self.columns[key] = np.full(column.shape[1], np.nan)
             for row, missing in zip(column, unknown) if b"\0" in unknown.tobytes() else ():
                 self.columns[key] = np.where(missing, self.columns[key], row.astype(np.float64))
+
+    def _sum_up(self) -> None:
+        """Adds the rewards that are kept, batch by batch; to the same bits as `update` in general."""
+        if not self._unsummed:
+            return
+        reward = np.stack(self._unsummed).astype(np.float64)
+        rows = reward.shape[0] * reward.shape[1]
+        age = self.length + np.arange(-rows, 0)[:, None]
+        discounted = reward * self._powers_of(age).reshape(reward.shape)
+        self.return_, self.discounted = (
+            np.add.accumulate(np.concatenate([before[None], np.add.accumulate(x, 1)[:, -1]]))[-1]
+            for before, x in ((self.return_, reward), (self.discounted, discounted))
+        )
+        self._unsummed.clear()
 
     def _remark(self, batch: SampleBatch, ended: int) -> None:
         """Warns, once, of info keys that the environment has not reported in its first episodes."""
@@ -265,12 +290,14 @@ class EpisodeStats:
 
     def state_dict(self) -> dict[str, Any]:
         """The running sums, as arrays."""
+        self._sum_up()
         return {"return": self.return_, "length": self.length, "discounted": self.discounted, "columns": self.columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         self.return_, self.length, self.discounted = state["return"], state["length"], state["discounted"]
         self.columns = dict(state["columns"])
+        self._unsummed.clear()
 
 
 class JournalViews:

@@ -118,7 +118,9 @@ class Buffers:
             self.batches = share(slab, self.batches, f"{buffers} batches of {spec}")[1]
         device = (server.device if server is not None else None) or agent_device(agent)
         self.views: list[list[GroupViews]] = [
-            [] if self._remote else [GroupViews(batch, slots, env_spec.null_action, device) for _, slots in pool.groups]
+            []
+            if self._remote
+            else [GroupViews(batch, slots, env_spec.null_action, device, agent.noise_size) for _, slots in pool.groups]
             for batch in self.batches
         ]
         self.states: list[Tree] = [rows] if self._remote else [None] * len(pool.groups)

@@ -306,7 +306,7 @@ class LiveSampler:
 
     def _not_finite(self, batch: SampleBatch) -> tuple[int, int, str] | None:
         """Slot, row and message of the first observation that is not finite, which sampled checks missed; or None."""
-        if all(x.dtype.kind != "f" or np.isfinite(x).all() for x in tree_leaves(batch.obs)):
+        if all(x.dtype.kind != "f" or b"\0" not in np.isfinite(x).tobytes() for x in tree_leaves(batch.obs)):
             return None
         for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
             if x.dtype.kind == "f" and not np.isfinite(x).all():

@@ -57,6 +57,16 @@ def reference(seed: int, purpose: int, batch: int, slot: int, T: int, n: int) ->
     return np.array([((draw >> 9) + 0.5) / 2**23 for draw in draws], np.float32).reshape(T, n)
 
 
+@pytest.mark.parametrize("batch", [0, 127, 128, 129, 340, 341, (3 << 24) + 5])
+@pytest.mark.parametrize(("slots", "n"), [(slice(0, 1), 3), (slice(2, 4), 4)])
+def test_small_batches_that_are_drawn_together_keep_their_addresses(batch: int, slots: slice, n: int):
+    expected = [reference(5, Purpose.ACT, batch, slot, 1, n) for slot in range(slots.start, slots.stop)]
+    drawn = uniform(5, Purpose.ACT, batch, slots, 1, n)
+    np.testing.assert_array_equal(drawn, np.stack(expected, 1))
+    drawn[:] = 0.0  # the caller's own
+    np.testing.assert_array_equal(uniform(5, Purpose.ACT, batch, slots, 1, n), np.stack(expected, 1))
+
+
 @pytest.mark.parametrize(("T", "n"), [(1, 1), (3, 1), (4, 2), (5, 3), (9, 7)])
 def test_every_number_is_a_function_of_its_address(T: int, n: int):
     for seed, purpose, batch in [(0, Purpose.ACT, 0), (7, Purpose.EVALUATE, 3), (ONES, Purpose.PREDICT, ONES)]:

@@ -243,3 +243,15 @@ def test_ends_that_only_targets_see() -> None:
         _, x = next(samples(policy, 1, np.random.default_rng(0)))
         seen = dict(zip(x["next"].obs[:, 0].tolist(), [round(d, 6) for d in x["discount"].tolist()]))
         assert seen == discounts
+
+
+def test_the_noise_of_layers_follows_from_the_version_where_nothing_is_trained() -> None:
+    def after_a_batch(drawn_before: int) -> Any:
+        policy, sampler, own = built(replace(CFG, noisy=True, learning_starts=100))
+        own.rng.random(drawn_before)
+        train_one_step(policy, sampler.obtain_samples(0)[0])
+        assert own.trained == 0
+        return [x.clone() for x in policy.agent.online.buffers()]
+
+    once, again = after_a_batch(0), after_a_batch(7)
+    assert once and all(map(torch.equal, once, again))

@@ -123,14 +123,29 @@ class Watching(EchoAgent):
         given = [*tree_leaves(tuple(inputs)), *tree_leaves(state), *([] if noise is None else [noise])]
         self.rows.add(tuple({len(x) for x in given}))
         self.padding += [x[self.real :].double() for x in tree_leaves(tuple(inputs))]
+        self.padding += [] if noise is None else [noise[self.real :] - 0.5]
         return super().act(inputs, state, noise)
+
+
+class Forgetful(Watching):
+    """A `Watching` without memory."""
+
+    def initial_state(self, B: int) -> Tree:
+        return None
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        action, info, _ = super().act(inputs, EchoAgent.initial_state(self, len(inputs.first)), noise)
+        return action, info, None
 
 
 @pytest.mark.parametrize("B", [1, 2, 3, 4, 5, 8, 17])
 @pytest.mark.parametrize("evaluation", [False, True])
-def test_every_forward_has_a_multiple_of_four_rows_and_padding_stays_outside_the_record(B: int, evaluation: bool):
+@pytest.mark.parametrize("kind", [Watching, Forgetful])
+def test_every_forward_has_a_multiple_of_four_rows_and_padding_stays_outside_the_record(
+    B: int, evaluation: bool, kind: type[Watching]
+):
     sampler = SerialSampler(T=6, B=B).build(echo_config(nested=True), 0)
-    agent = Watching(sampler.spec)
+    agent = kind(sampler.spec)
     sampler.initialize(agent)
     agent.rows, agent.real, agent.padding = set(), B, []
     if evaluation:
@@ -144,13 +159,34 @@ def test_every_forward_has_a_multiple_of_four_rows_and_padding_stays_outside_the
     assert all(x.shape[0] == B for x in tree_leaves(batch.state))
 
 
+class Remembering(EchoAgent):
+    """Returns the inputs themselves as its state, and records the one that it is given."""
+
+    def initial_state(self, B: int) -> Tree:
+        return torch.zeros(B)
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        action, _, _ = super().act(inputs, super().initial_state(len(state)), noise)
+        return action, {"before": state.clone()}, inputs.prev_reward
+
+
+@pytest.mark.parametrize("B", [3, 4])
+def test_a_state_that_is_a_view_of_the_inputs_stays_as_it_was(B: int):
+    sampler = SerialSampler(T=12, B=B).build(echo_config(), 0)
+    sampler.initialize(Remembering(sampler.spec))
+    batch, _ = sampler.obtain_samples(0)
+    assert batch.prev_reward.any()
+    np.testing.assert_array_equal(batch.info["before"][1:], batch.prev_reward[:-2])
+
+
 def test_without_noise_the_agent_acts_deterministically_and_nothing_is_drawn():
     pool = SerialPool(echo_config(), 0, slice(0, 5))
     sampler = LiveSampler(BatchSpec(6, 5), pool, echo_config(), 0, 0.99, 0)
     agent = Watching(pool.spec)
     sampler.initialize(agent)
     batch = sampler.last_batch
-    views = [GroupViews(batch, slots, pool.spec.null_action, torch.device("cpu")) for _, slots in pool.groups]
+    null, cpu = pool.spec.null_action, torch.device("cpu")
+    views = [GroupViews(batch, slots, null, cpu, agent.noise_size) for _, slots in pool.groups]
     collect(pool, [agent], [batch], views, [agent.initial_state(8)], None)
     assert (batch.info["noise"] == 0.5).all()
     assert (batch.action[batch.valid] == 2).all()

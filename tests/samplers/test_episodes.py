@@ -105,6 +105,33 @@ def test_batches_without_an_end_are_added_to_the_same_bits(T: int, monkeypatch: 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("T", "count"), [(1, 150), (5, 30), (80, 3)])
+def test_sums_of_many_batches_have_the_bits_of_sums_made_one_by_one(
+    T: int, count: int, monkeypatch: pytest.MonkeyPatch
+):
+    rewards = np.random.default_rng(T).normal(size=(T * count, 2)).astype(np.float32)
+    slots = [[Row(float(x)) for x in column[:-1]] + [Row(float(column[-1]), terminated=True)] for column in rewards.T]
+    batches = batches_of(slots, T, [True, True])
+    many, restored, single = (EpisodeStats(2, 0.97) for _ in range(3))
+    for batch in batches[:-1]:
+        assert len(many.update(batch)) == 0
+    restored.update(batches[1])  # which the state takes the place of
+    restored.load_state_dict(many.state_dict())
+    found = [stats.update(batches[-1]) for stats in (many, restored)]
+    monkeypatch.setattr(episodes_module, "_all_go_on", lambda batch: False)
+    found.append([single.update(batch) for batch in batches][-1])
+    assert [x.length.tolist() for x in found] == 3 * [[T * count] * 2]
+    assert len({(x.return_.tobytes(), x.discounted_return.tobytes()) for x in found}) == 1
+
+
+def test_batches_of_another_length_are_summed_apart():
+    stats = EpisodeStats(1, 0.5)
+    stats.update(batches_of([[Row(1.0)]], 1, [False])[0])
+    stats.update(batches_of([[Row(2.0), Row(4.0)]], 2, [False])[0])
+    assert stats.state_dict()["return"].tolist() == [7.0]
+    assert stats.state_dict()["discounted"].tolist() == [1.0 + 0.5 * 2.0 + 0.25 * 4.0]
+
+
 def assert_same(episodes: Episodes, expected: list[dict[str, Any]]) -> None:
     assert len(episodes) == len(expected)
     for name in ("slot", "length", "terminated"):

@@ -417,7 +417,7 @@ def action_reader(spec: Tree, dtypes: Sequence[np.dtype[Any]] = ()) -> Callable[
     _, low, high = value_limits(leaf)
 
     def clipped(row: Any) -> Any:
-        return row.copy() if low is None and high is None else np.clip(row, low, high)
+        return row.copy() if low is None and high is None else row.clip(low, high)
 
     if not leaf.shape:
         return lambda row: [np.asarray(x) for x in clipped(row)]
