@@ -32,8 +32,13 @@ export PENSTOCK_TRUST=$PWD/runs # of every node, so that a requeued job may resu
 ray_start=(ray start --block --num-cpus="$per_runner" --temp-dir="/tmp/ray-$SLURM_JOB_ID")
 "${ray_start[@]}" --head --node-ip-address="$host" --port="$port" --include-dashboard=false &
 nodes=($!)
-if ((SLURM_JOB_NUM_NODES > 1)); then
-  srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --exclude="$SLURMD_NODENAME" \
+for _ in {1..60}; do # until it answers
+  (: < "/dev/tcp/$host/$port") 2> /dev/null && break
+  sleep 1
+done
+others=$((SLURM_JOB_NUM_NODES - 1))
+if ((others > 0)); then
+  srun --nodes="$others" --ntasks="$others" --cpus-per-task="$SLURM_CPUS_PER_TASK" --exclude="$SLURMD_NODENAME" \
     "${ray_start[@]}" --address="$RAY_ADDRESS" &
   nodes+=($!)
 fi
