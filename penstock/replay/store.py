@@ -87,8 +87,11 @@ class LocalStore:
 
     def __init__(self, storage: Storage, view: View) -> None:
         self.storage, self.bytes, self._view = storage, storage.bytes, view
-        self.write, self.written = storage.write, storage.written
-        self.state_dict, self.load = storage.state_dict, storage.load
+        self.written, self.state_dict, self.load = storage.written, storage.state_dict, storage.load
+
+    def write(self, batch: SampleBatch, terminated: Array | None) -> None:
+        """Writes into the storage."""
+        self.storage.write(batch, terminated)
 
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
         """The view's samples of the storage."""
