@@ -13,10 +13,11 @@ import numpy as np
 
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.machine import counted
 from penstock.core.noise import Purpose, generator
 from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
+from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.replay.columns import Array, Rows
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import FifoIndex, Index, PrioritizedIndex, UniformIndex
@@ -24,6 +25,7 @@ from penstock.replay.prefetch import Reading
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, make_view
 from penstock.replay.storage import Storage, frame_history
+from penstock.replay.store import StoragePlan, Store, chosen_info, make_store
 from penstock.replay.view import View
 
 __all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "make_view"]
@@ -81,7 +83,7 @@ class Replay:
                 f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose "
                 "goals stay as they were; use hindsight=0, or an algorithm of single transitions"
             )
-        self.storage: Storage | None = None
+        self._store: Store | None = None
         self.index: Index | None = None
         self.appended = 0
         """Valid rows appended since the run began."""
@@ -112,22 +114,27 @@ class Replay:
                 f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin "
                 f"every {stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
             )
-        self.storage = Storage(
+        plan = StoragePlan(
             self.spec,
             rows,
-            B,
             frames=settings.deduplicate_frames,
-            info=_chosen(info, self._info),
+            info=chosen_info(info, self._info),
             state=self._state,
             state_every=stride,
             folder=None if settings.dir is None else Path(settings.dir),
             episodes=self.view.episodes,
         )
+        self._store = make_store(settings, plan, self.view, B)
         units = rows // stride
         if settings.index == "prioritized":
             self.index = PrioritizedIndex(units, B, settings.priority_alpha)
         else:
             self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, B)
+
+    @property
+    def storage(self) -> Storage | None:
+        """What the learner keeps of the rows: all, or without observations and states where these lie in shards."""
+        return None if self._store is None else self._store.storage
 
     def describe(self) -> str:
         """Rows, bytes and place of the full replay, index included, for people."""
@@ -135,6 +142,8 @@ class Replay:
             return f"replay of {self.settings.capacity:,} rows"
         storage, total = self.storage, self.bytes
         rows, where = (storage.rows - 1) * storage.slots, self.settings.dir or "memory"
+        if self.settings.shards:
+            where += f" of {counted(self.settings.shards, 'shard')} ({self.settings.shard_backend})"
         return (
             f"replay of {rows:,} rows x {total / (storage.rows * storage.slots):,.0f} B = {gigabytes(total)} in "
             f"{where}, {self.settings.index}"
@@ -143,7 +152,7 @@ class Replay:
     @property
     def bytes(self) -> int:
         """Bytes of storage and index once every row is written; 0 before `prepare`."""
-        return 0 if self.storage is None or self.index is None else self.storage.bytes + self.index.bytes
+        return 0 if self._store is None or self.index is None else self._store.bytes + self.index.bytes
 
     def __len__(self) -> int:
         """Samples that can be drawn."""
@@ -158,8 +167,9 @@ class Replay:
         if self.storage is None:
             T, B = batch.spec
             self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
-        storage, index = self._live()
-        storage.write(batch, terminated)
+        store, index = self._live()
+        storage = store.storage
+        store.write(batch, terminated)
         self.appended += int(np.count_nonzero(batch.valid))
         stride = self.view.stride
         index.drop(-(-storage.oldest // stride))
@@ -185,8 +195,7 @@ class Replay:
 
     def read(self, drawing: Drawing) -> TrainBatch:
         """The drawn samples, gathered into memory of their own."""
-        storage, _ = self._live()
-        return self.view.read(storage, drawing.unit * self.view.stride, drawing.slot, drawing.noise)
+        return self._live()[0].read(drawing.unit * self.view.stride, drawing.slot, drawing.noise)
 
     def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[Drawing, TrainBatch]:
         """`draw`, then `read`."""
@@ -257,21 +266,21 @@ class Replay:
 
     def state_dict(self) -> dict[str, Any]:
         """All of the state but the large arrays."""
-        if self.storage is None or self.index is None:
+        if self._store is None or self.index is None:
             return {"prepared": None}
         return {
-            "prepared": [self.storage.rows, self.storage.slots],
+            "prepared": [self._store.storage.rows, self._store.storage.slots],
             "index_kind": self.settings.index,
             "appended": self.appended,
-            "storage": self.storage.state_dict(),
+            "storage": self._store.state_dict(),
             "index": self.index.state_dict(),
         }
 
     def arrays(self) -> dict[str, Array]:
-        """The written part of every array, and the index's, views of live memory."""
-        if self.storage is None or self.index is None:
+        """The written part of every array, and the index's, views of live memory; see `Store.written`."""
+        if self._store is None or self.index is None:
             return {}
-        return {**dict(self.storage.written()), **{f"index.{name}": x for name, x in self.index.arrays().items()}}
+        return {**dict(self._store.written()), **{f"index.{name}": x for name, x in self.index.arrays().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """The inverse of `state_dict` and `arrays`, after `prepare`.
@@ -281,7 +290,8 @@ class Replay:
         """
         if state["prepared"] is None:
             return
-        storage, index = self._live()
+        store, index = self._live()
+        storage = store.storage
         if [storage.rows, storage.slots] != list(state["prepared"]):
             rows, slots = state["prepared"]
             raise CheckpointError(
@@ -301,14 +311,19 @@ class Replay:
                     f"the checkpoint's replay has {seen} as index.{name}; this one keeps {x.dtype}{list(x.shape)}: "
                     "resume with the replay settings of the run"
                 )
-        storage.load(state["storage"], arrays)
+        store.load(state["storage"], arrays)
         index.load_state_dict(state["index"], {name: arrays[f"index.{name}"] for name in index.arrays()})
         self.appended = int(state["appended"])
 
-    def _live(self) -> tuple[Storage, Index]:
-        if self.storage is None or self.index is None:
+    def close(self) -> None:
+        """Ends the shards, if there are any; they end with the last reference to the replay anyway."""
+        if self._store is not None:
+            self._store.close()
+
+    def _live(self) -> tuple[Store, Index]:
+        if self._store is None or self.index is None:
             raise ConfigError("the replay is empty; append a batch first")
-        return self.storage, self.index
+        return self._store, self.index
 
 
 class ReplaySchedule:
@@ -380,14 +395,14 @@ class ReplaySchedule:
         return steps if len(self.replay) else 0
 
     def reads_ahead(self, to_gpu: bool) -> bool:
-        """True if samples are read in a thread: `replay.prefetch`, where "auto" means large ones or those of a GPU."""
+        """True if samples are read in a thread: `replay.prefetch`; "auto": large ones, those of shards or a GPU."""
         wish = self.replay.settings.prefetch
         if wish != "auto":
             return wish
         # Observations are most of a sample where it is large; of a transition it holds two.
         rows = self.replay.view.span + 1 if self.sample_rows > 1 else 2
         row = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in tree_leaves(self.replay.spec.obs))
-        return to_gpu or self.batch_size * rows * row >= _LARGE_BYTES
+        return to_gpu or bool(self.replay.settings.shards) or self.batch_size * rows * row >= _LARGE_BYTES
 
     def describe(self) -> str:
         """Replay and rate of training for people, in gradient steps: `one update of 32 every 4 steps`."""
@@ -430,14 +445,3 @@ class ReplaySchedule:
     def _asked(self) -> int:
         rows = max(0, self.collected - self.learning_starts) * self.replay_ratio
         return math.floor(rows / (self.batch_size * self.sample_rows) + 1e-9)
-
-
-def _chosen(info: Tree, paths: tuple[str, ...]) -> dict[str, Any]:
-    """The leaves with these paths. Raises ConfigError if one is not recorded."""
-    known = dict(zip(tree_paths(info), tree_leaves(info)))
-    missing = [path for path in paths if path not in known]
-    if missing:
-        raise ConfigError(
-            f"the replay is to keep info {missing}, and batches record {sorted(known)}; does the agent give it?"
-        )
-    return {path: known[path] for path in paths}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Storage:
         state: example of the recurrent state, kept where a batch begins at a multiple of `state_every` rows.
         folder: where to keep the arrays as files; None for memory.
         episodes: keep the arrays that `last` needs.
+        ledger: keep no observations and states, as they lie elsewhere.
 
     Raises:
         ConfigError: it takes more bytes than there are, or no observation is a stack of frames.
@@ -49,6 +50,7 @@ class Storage:
         state_every: int = 1,
         folder: Path | None = None,
         episodes: bool = False,
+        ledger: bool = False,
     ) -> None:
         self.rows, self.slots, self.state_every = rows, slots, state_every
         self.head = 0
@@ -63,6 +65,7 @@ class Storage:
             if frames and is_stack(leaf)
             else column(f"obs{path}", leaf.shape, leaf.dtype)
             for path, leaf in zip(tree_paths(env.obs), tree_leaves(env.obs))
+            if not ledger
         }
         self.history = frame_history(env, frames)
         """Rows before a row that reading its observation may need."""
@@ -77,11 +80,12 @@ class Storage:
         self._inputs: list[Column] = [*self._obs.values(), *self._action, self._reward, self._first]
         self._info = {path: column(f"info{path}", np.shape(x), np.asarray(x).dtype) for path, x in (info or {}).items()}
         self._trajectories = Trajectories(rows, slots) if episodes else None
-        self._state_structure = tree_structure(state)
+        self._state_structure, self._has_states = tree_structure(state), bool(tree_leaves(state))
         units = rows // state_every
         states: Plan = {
             f"state{path}": ((units, slots, *np.shape(x)), stored_dtype(np.asarray(x).dtype))
             for path, x in zip(tree_paths(state), tree_leaves(state))
+            if not ledger
         }
         parts: list[Any] = [
             *self._inputs,
@@ -112,7 +116,17 @@ class Storage:
         """Number of the oldest row whose observation can be read."""
         return self.tail + self.history if self.tail else 0
 
-    def write(self, batch: SampleBatch, terminated: Array | None = None) -> int:
+    @property
+    def zeros(self) -> list[bool | None]:
+        """Of each observation kept frame by frame, whether frames before an episode are zeros; None: not known yet."""
+        return [column.zeros for column in self._obs.values() if isinstance(column, FrameColumn)]
+
+    @zeros.setter
+    def zeros(self, known: Sequence[bool | None]) -> None:
+        for column, zeros in zip((c for c in self._obs.values() if isinstance(c, FrameColumn)), known):
+            column.zeros = zeros
+
+    def write(self, batch: SampleBatch, terminated: Array | None = None, gap: int | None = None) -> int:
         """Adds the T rows of a batch of numpy arrays; returns the number of rows that the head moved.
 
         That is more than T if the batch does not begin where the one before ended: rows that are not valid then keep
@@ -120,17 +134,13 @@ class Storage:
 
         Args:
             terminated: [T, B] ends that targets see; None for the environment's own.
+            gap: number of those rows, where it was decided over more slots than these; None to decide it here.
         """
-        T, B = batch.valid.shape
-        longest = T + 1 + self.history + self.state_every
-        if self.slots != B or longest >= self.rows:
-            raise ConfigError(
-                f"a batch of T={T}, B={B} for a replay of {self.slots} slots and {self.rows - 1} rows a slot; B must "
-                f"stay the same, and T smaller than the rows: use replay.capacity >= {(longest + 1) * B}"
-            )
+        self.require_room(batch)
+        if gap is None:
+            gap = self.gap(batch, self.goes_on(batch))
         ends = batch.terminated if terminated is None else terminated
-        leaves = [*tree_leaves(batch.obs), *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
-        gap = self._gap(batch, leaves)
+        leaves = self._leaves(batch)
         self._write_flags(gap, batch, ends)
         start = self.head + gap
         if gap:
@@ -140,13 +150,37 @@ class Storage:
         known = dict(zip(tree_paths(batch.info), tree_leaves(batch.info))) if self._info else {}
         for path, column in self._info.items():
             column.write(start, known[path])
-        if self._states and start % self.state_every == 0:
+        if self._has_states and start % self.state_every == 0:
             unit = start // self.state_every % len(self._state_rows)
             for array, x in zip(self._states, tree_leaves(batch.state)):
                 array[unit] = x
             self._state_rows[unit] = start
+        T = len(batch.valid)
         self.head = start + T
         return gap + T
+
+    def require_room(self, batch: SampleBatch) -> None:
+        """Raises ConfigError if batches of this shape do not fit."""
+        T, B = batch.valid.shape
+        longest = T + 1 + self.history + self.state_every
+        if self.slots != B or longest >= self.rows:
+            raise ConfigError(
+                f"a batch of T={T}, B={B} for a replay of {self.slots} slots and {self.rows - 1} rows a slot; B must "
+                f"stay the same, and T smaller than the rows: use replay.capacity >= {(longest + 1) * B}"
+            )
+
+    def goes_on(self, batch: SampleBatch) -> bool:
+        """True if row 0 of a batch is the row that the head holds."""
+        rows = zip(self._inputs, self._leaves(batch))
+        return self.head > 0 and all(column.goes_on(self.head, x[0], batch.valid[0]) for column, x in rows)
+
+    def gap(self, batch: SampleBatch, goes_on: bool) -> int:
+        """Rows to leave free before a batch."""
+        if goes_on:
+            return 0
+        # The frames before an episode's first are known; before any other row they need rows of their own.
+        gap = (self.head > 0) + (0 if batch.first[0].all() else self.history)
+        return gap + -(self.head + gap) % self.state_every
 
     def inputs(
         self, t: Rows, b: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))
@@ -203,7 +237,7 @@ class Storage:
 
     def has_state(self, t: Rows) -> Array:
         """[*N] bool: True where a sequence can begin, as the recurrent state before rows t is kept or there is none."""
-        if not self._states:
+        if not self._has_states:
             return np.ones(t.shape, bool)
         return self._state_rows[t // self.state_every % len(self._state_rows)] == t
 
@@ -223,8 +257,12 @@ class Storage:
 
     def state_dict(self) -> dict[str, Any]:
         """All of the state but `arrays`."""
-        zeros = [column.zeros for column in self._obs.values() if isinstance(column, FrameColumn)]
-        return {"head": self.head, "state_rows": self._state_rows.copy(), "apart": self._apart.copy(), "zeros": zeros}
+        return {
+            "head": self.head,
+            "state_rows": self._state_rows.copy(),
+            "apart": self._apart.copy(),
+            "zeros": self.zeros,
+        }
 
     def written(self) -> Iterator[tuple[str, Array]]:
         """Each array's name and written part, which shares its memory."""
@@ -233,30 +271,21 @@ class Storage:
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """The inverse of `state_dict` and `written`. Raises CheckpointError if the shapes differ."""
-        for name, x in self.arrays.items():
-            kept = min(state["head"] + 1, len(x))
-            stored = arrays.get(name)
-            if stored is None or stored.dtype != x.dtype or stored.shape != (kept, *x.shape[1:]):
-                seen = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
-                raise CheckpointError(
-                    f"the checkpoint's replay has {seen} as {name}; this one keeps {x.dtype}{list(x.shape)}: resume "
-                    "with the replay settings and sampler.B of the run"
-                )
+        require_arrays({name: (x.shape, x.dtype) for name, x in self.arrays.items()}, state["head"], arrays)
         for name, x in self.arrays.items():
             copy_rows(x[: len(arrays[name])], arrays[name])
+        self.load_state(state)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`; the arrays are written already."""
         self.head = int(state["head"])
         self._state_rows[:], self._apart[:] = state["state_rows"], state["apart"]
-        for column, zeros in zip((c for c in self._obs.values() if isinstance(c, FrameColumn)), state["zeros"]):
-            column.zeros = zeros
+        self.zeros = state["zeros"]
 
-    def _gap(self, batch: SampleBatch, leaves: list[Array]) -> int:
-        """Rows to leave free before a batch: 0 if its row 0 is the row that the head holds."""
-        started = self.head > 0
-        if started and all(c.goes_on(self.head, x[0], batch.valid[0]) for c, x in zip(self._inputs, leaves)):
-            return 0
-        # The frames before an episode's first are known; before any other row they need rows of their own.
-        gap = started + (0 if batch.first[0].all() else self.history)
-        return gap + -(self.head + gap) % self.state_every
+    def _leaves(self, batch: SampleBatch) -> list[Array]:
+        """What is written into `_inputs`, in their order."""
+        obs = tree_leaves(batch.obs) if self._obs else []
+        return [*obs, *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
 
     def _write_flags(self, gap: int, batch: SampleBatch, ends: Array) -> None:
         flags = [ends, batch.truncated, batch.valid]
@@ -286,6 +315,18 @@ class Storage:
                 column.skip(start, between, x[0])
         for column in self._info.values():
             column.skip(start, gap, np.zeros(column.data.shape[1:], column.data.dtype))
+
+
+def require_arrays(kept: Plan, head: int, arrays: Mapping[str, Array]) -> None:
+    """Raises CheckpointError unless a checkpoint has the written part of every array that is kept."""
+    for name, (shape, dtype) in kept.items():
+        stored = arrays.get(name)
+        if stored is None or stored.dtype != dtype or stored.shape != (min(head + 1, shape[0]), *shape[1:]):
+            seen = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
+            raise CheckpointError(
+                f"the checkpoint's replay has {seen} as {name}; this one keeps {dtype}{list(shape)}: resume "
+                "with the replay settings and sampler.B of the run"
+            )
 
 
 def is_stack(leaf: Any) -> bool:

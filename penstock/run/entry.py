@@ -24,6 +24,8 @@ from penstock.run.trainer import Trainer
 from penstock.samplers import content, placed
 
 _OTHERS = "or it is not of these settings, or of another version"
+_PLACES = ("algo.replay.shards", "algo.replay.shard_backend")
+"""Settings of the algorithm that say where work is done, and change no bit of it."""
 
 
 @contextlib.contextmanager
@@ -68,13 +70,13 @@ def reopened(
 ) -> Generator[Trainer]:
     """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
     changes = dict(changes or {})
-    own = [key for key in changes if key.startswith("run.") and key not in ("run.seed", "run.dir")]
+    own = [key for key in changes if (key.startswith("run.") and key not in ("run.seed", "run.dir")) or key in _PLACES]
     refused = [key for key in changes if key not in own and key.partition(".")[0] != "sampler"]
     if refused:
         raise ConfigError(
             f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
-            "settings may change, not seed or dir, and the sampler where it collects the same batches; for anything "
-            f"else start anew with init={str(run_dir)!r} (--init)"
+            "settings may change, not seed or dir, the sampler where it collects the same batches, and replay.shards; "
+            f"for anything else start anew with init={str(run_dir)!r} (--init)"
         )
     config = read_config(run_dir, trust)
     stored = config.to_resume(env, agent, eval_env)

@@ -70,6 +70,8 @@ class Ray:
         """Starts an actor; Ray places it as soon as there is room."""
         if cls not in self._actors:
             options: dict[str, Any] = {"num_cpus": self._num_cpus, "max_restarts": 0, "max_task_retries": 0}
+            if not self._num_cpus:  # else all of them on one node
+                options["scheduling_strategy"] = "SPREAD"
             if self.cluster.origin != "started":  # of ours every process has one thread
                 options["runtime_env"] = {"env_vars": ONE_THREAD}
             self._actors[cls] = self._ray.remote(**options)(cls)

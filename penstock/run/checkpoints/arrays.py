@@ -44,8 +44,8 @@ def _source(x: Array) -> tuple[int, int] | None:
 
     Python keeps a descriptor for each mapping and does not show it. Names would not do: the file may have none.
     """
-    if not (x.flags.c_contiguous and x.nbytes and hasattr(os, "copy_file_range")):
-        return None
+    if not (isinstance(x, np.ndarray) and x.flags.c_contiguous and x.nbytes and hasattr(os, "copy_file_range")):
+        return None  # an array whose slices are fetched from elsewhere is no ndarray
     found = mapping(x)
     if found is None or not found.shared:
         return None

@@ -1,0 +1,87 @@
+"""ReplayShard: the rows of some slots of a replay, in an actor. A plain class without torch; Ray only wraps it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from penstock.core import VERSION
+from penstock.core.batch import SampleBatch
+from penstock.core.machine import free_memory
+from penstock.core.tree import tree_leaves
+from penstock.replay.columns import Array, Rows
+
+Zeros = Sequence[bool | None]
+"""See `Storage.zeros`: over all shards, as one may know it of slots that another has not seen open an episode."""
+
+
+class ReplayShard:
+    """A `Storage` of some slots, which are counted from 0 here, and the view that makes samples of it.
+
+    Args:
+        path: the driver's import path, of which the parts that exist here are added: unpickling may need them.
+        payload: pickled StoragePlan, View and number of slots.
+
+    Raises:
+        ConfigError: there is no room.
+    """
+
+    def __init__(self, path: list[str], payload: bytes) -> None:
+        sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
+        plan, self._view, slots = cloudpickle.loads(payload)
+        self._free = free_memory()
+        self._storage = plan.made(slots)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns its arrays' shapes and dtypes, its place, and what must be equal on driver and shards."""
+        return {
+            "arrays": {name: [list(x.shape), x.dtype.str] for name, x in self._storage.arrays.items()},
+            "bytes": self._storage.bytes,
+            "free": self._free,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "versions": versions(),
+        }
+
+    def goes_on(self, batch: SampleBatch, zeros: Zeros) -> bool:
+        """As `Storage.goes_on`, of a batch of which one row is enough."""
+        self._storage.zeros = zeros
+        return self._storage.goes_on(batch)
+
+    def write(self, batch: SampleBatch, terminated: Array | None, gap: int) -> list[bool | None]:
+        """As `Storage.write`; returns what is known of frames before episodes."""
+        self._storage.write(batch, terminated, gap)
+        return self._storage.zeros
+
+    def read(self, t: Rows, b: Rows, noise: Array, zeros: Zeros) -> list[Array]:
+        """Returns the leaves of the view's samples of rows t [N] of slots b [N]."""
+        self._storage.zeros = zeros
+        return tree_leaves(self._view.read(self._storage, t, b, noise))
+
+    def rows(self, name: str, start: int, stop: int) -> Array:
+        """Returns rows of an array, by their places in the ring: [stop - start, slots, ...]."""
+        return np.array(self._storage.arrays[name][start:stop])
+
+    def set_rows(self, name: str, start: int, rows: Array) -> None:
+        """Sets rows of an array."""
+        self._storage.arrays[name][start : start + len(rows)] = rows
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """As `Storage.load_state`."""
+        self._storage.load_state(state)
+
+
+def versions() -> dict[str, str]:
+    """The versions of what a driver and its shards must share for equal samples."""
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "penstock": VERSION,
+        "numpy": np.__version__,
+    }

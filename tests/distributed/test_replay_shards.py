@@ -1,0 +1,351 @@
+"""A replay in shards gives the bits of a local one: samples, parameters, checkpoints. And what happens when one dies."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import penstock as ps
+from penstock.core.config import import_object
+from penstock.core.errors import CheckpointError, ConfigError, LearnerError
+from penstock.core.tree import tree_leaves
+from penstock.distributed import replay_shards
+from penstock.envs.toy import TMaze
+from penstock.replay.replay import Replay, ReplaySettings, make_view
+from penstock.replay.store import _SHARDS  # pyright: ignore[reportPrivateUsage]
+from penstock.replay.view import Sequences, Transitions
+from penstock.run.trainer import Trainer
+from tests.replay.oracle import INFO, SPEC, STATE, random_batches
+from tests.samplers.placed import digest, live
+
+pytestmark = pytest.mark.timeout(180)
+B = 3
+
+
+def reward_fn(achieved: np.ndarray, desired: np.ndarray, info: Any) -> Any:
+    return -np.abs(achieved - desired).sum(-1)
+
+
+def by_q(storage: Any, t: np.ndarray) -> np.ndarray:
+    rows, slots = (x.ravel() for x in np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
+    return (storage.info("['q']", rows, slots) + storage.reward(rows, slots)).reshape(len(t), -1)
+
+
+def made(kind: str, shards: int, backend: Any = "in-process", **kwargs: Any) -> Replay:
+    if kind == "hindsight":
+        kwargs |= {"hindsight": 4, "reward_fn": f"{__name__}:reward_fn"}
+    settings = ReplaySettings(capacity=150, shards=shards, shard_backend=backend, **kwargs)
+    fed = frozenset(("first",)) if kind == "hindsight" else frozenset(("prev_action", "prev_reward", "first"))
+    n_step = 1 if kind == "hindsight" else 3
+    view = Sequences(8, 2, 4, 2) if kind == "sequences" else make_view(settings, SPEC, n_step, 0.9, fed=fed)
+    state = STATE if kind == "sequences" else None
+    return Replay(SPEC, settings, view, info=("['q']",), priority_fn=by_q, state=state)
+
+
+def drawn(replay: Replay, seed: int, n: int = 16) -> list[Any]:
+    """All bits of n samples, some of whose priorities change."""
+    rng = np.random.default_rng(seed)
+    drawing, shown = replay.sample(n, rng)
+    replay.update_priorities(drawing, rng.random(n) * 3)
+    leaves = [*(x for x in drawing if x is not None), *tree_leaves(shown)]
+    assert all(x.flags.writeable for x in leaves)
+    return [(x.shape, str(x.dtype), x.tobytes()) for x in leaves]
+
+
+def stored(replay: Replay) -> tuple[Any, dict[str, np.ndarray]]:
+    return copy.deepcopy(replay.state_dict()), copy.deepcopy(replay.arrays())
+
+
+def plain(state: Any) -> Any:
+    """A state in which arrays can be compared."""
+    if isinstance(state, dict):
+        return {name: plain(x) for name, x in state.items()}
+    return (x.dtype, x.shape, x.tobytes()) if isinstance(x := state, np.ndarray) else state
+
+
+@pytest.fixture
+def close() -> Iterator[Callable[[Replay], Replay]]:
+    """Notes replays to be closed in the end."""
+    replays: list[Replay] = []
+
+    def note(replay: Replay) -> Replay:
+        replays.append(replay)
+        return replay
+
+    yield note
+    for replay in replays:
+        replay.close()
+
+
+KINDS = [
+    ("transitions", {"index": "prioritized", "fresh_priority": "agent"}),
+    ("transitions", {"index": "fifo", "deduplicate_frames": True}),
+    ("sequences", {"index": "prioritized", "deduplicate_frames": True}),
+    ("hindsight", {"deduplicate_frames": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "kwargs"), KINDS)
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_samples_and_checkpoints_are_those_of_a_local_replay(kind: str, kwargs: Any, shards: int, close: Any) -> None:
+    """Over a ring that comes round, batches that continue none, slots that idle; then under other numbers of shards."""
+    local, there = made(kind, 0, **kwargs), close(made(kind, shards, **kwargs))
+    n = 1 if kwargs.get("index") == "fifo" else 16
+    stream = random_batches(shards, 8, B, 30, gaps=0.2, zeros=kind == "hindsight", absences="agent" in kwargs.values())
+    for i, (batch, _) in enumerate(stream):
+        local.append(batch)
+        there.append(batch)
+        for x in tree_leaves(batch):
+            x[...] = 0  # a sampler's buffer
+        assert len(local) == len(there)
+        if len(local) >= n:
+            assert drawn(local, i, n) == drawn(there, i, n)
+        if i == 17:
+            state, arrays = stored(local)
+            state_there, arrays_there = stored(there)
+            assert plain(state) == plain(state_there)
+            assert plain(arrays) == plain(arrays_there)
+            local, there = made(kind, 0, **kwargs), close(made(kind, shards % 3 + 1, **kwargs))
+            for replay in (local, there):
+                replay.prepare(8, B, {"q": INFO["q"]})
+            local.load_state_dict(state_there, arrays_there)
+            there.load_state_dict(state, arrays)
+
+
+SMALL = ps.Net(hidden=(16,), activation="relu")
+CONTROL: dict[str, Any] = {"batch_size": 16, "replay_ratio": 2.0, "learning_starts": 40, "net": SMALL}
+PER = ReplaySettings(capacity=240, index="prioritized", fresh_priority="agent")
+ALGOS: dict[str, tuple[Any, Any]] = {
+    "DQN-PER": ("CartPole-v1", ps.DQN(**CONTROL, n_step=3, target_interval=5, ladder="ape-x", epsilon=0.4, replay=PER)),
+    "SAC": ("Pendulum-v1", ps.SAC(**CONTROL, replay=ReplaySettings(capacity=240))),
+    "R2D1": (TMaze, ps.R2D1(
+        learning_starts=40, batch_size=4, replay_ratio=2.0, burn_in=4, train_length=8, state_interval=8, n_step=2,
+        target_interval=5, replay=PER, net=ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8))),
+}  # fmt: skip
+_LOCAL: dict[str, Any] = {}
+
+
+def trained(case: str, shards: int = 0, backend: Any = "in-process", prefetch: Any = "auto") -> tuple[str, Any]:
+    """Digest of the parameters after 16 batches of 4 x 6 rows, and the last metrics."""
+    env, algo = ALGOS[case]
+    algo = replace(algo, replay=replace(algo.replay, shards=shards, shard_backend=backend, prefetch=prefetch))
+    sampler, policy = live(ps.SerialSampler(4, 6), env, algo)
+    try:
+        for itr in range(16):
+            metrics = ps.train_one_step(policy, sampler.obtain_samples(itr)[0])
+        assert policy.updates > 5
+        return digest(policy), metrics
+    finally:
+        sampler.shutdown()
+        policy.replay_schedule.replay.close()
+
+
+def local(case: str) -> tuple[str, Any]:
+    if case not in _LOCAL:
+        _LOCAL[case] = trained(case)
+    return _LOCAL[case]
+
+
+@pytest.mark.parametrize("case", ALGOS)
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_training_is_equal_bit_for_bit(case: str, shards: int) -> None:
+    assert trained(case, shards, prefetch=shards != 2) == local(case)
+
+
+@pytest.mark.parametrize("case", ALGOS)
+def test_training_is_equal_from_processes(case: str) -> None:
+    assert trained(case, 2, "processes") == local(case)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
+    from penstock.distributed.cluster import start_ray
+
+    found = start_ray(num_cpus=1)
+    yield found
+    found.close()
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("case", ALGOS)
+def test_training_is_equal_from_actors_of_ray(case: str) -> None:
+    assert trained(case, 3, "ray") == local(case)
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_of_ray_that_dies_is_named() -> None:
+    check_death("ray")
+
+
+def test_a_process_that_dies_is_named() -> None:
+    check_death("processes")
+
+
+def check_death(backend: Any) -> None:
+    replay = made("transitions", 2, backend)
+    try:
+        for batch, _ in random_batches(0, 8, B, 3):
+            replay.append(batch)
+        store: Any = replay._store
+        os.kill(int(store._where[1].rpartition(" ")[2]), signal.SIGKILL)
+        for _ in range(2):  # it is not replaced, and says so again
+            with pytest.raises(
+                LearnerError, match=r"replay shard 1 \(slots 1 to 2, .*, pid \d+\) is lost, and its rows"
+            ):
+                for seed in range(5):
+                    drawn(replay, seed)
+    finally:
+        replay.close()
+
+
+class Slow(Transitions):
+    """Reads nothing in time, but what shows its form."""
+
+    def read(self, storage: Any, t: Any, b: Any, noise: Any = None) -> Any:
+        if storage.slots > 1:
+            time.sleep(60)
+        return super().read(storage, t, b, noise)
+
+
+def test_a_shard_that_hangs_costs_its_deadline_and_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(SPEC, ReplaySettings(capacity=150, shards=1, shard_backend="processes"), Slow())
+    children = set(psutil.Process().children())
+    try:
+        for batch, _ in random_batches(0, 8, B, 3):
+            replay.append(batch)
+        shard = set(psutil.Process().children()) - children
+        monkeypatch.setattr(replay_shards, "DEADLINE_S", 1.0)
+        with pytest.raises(LearnerError, match=r"shard 0 \(slots 0 to 2, .* is lost.* within .*last checkpoint"):
+            replay.sample(4, np.random.default_rng(0))
+        assert shard and not any(x.is_running() for x in shard)
+    finally:
+        replay.close()
+
+
+@pytest.mark.parametrize("backend", ["in-process", "processes"])
+def test_what_a_shard_refuses_is_an_error_of_settings_here(backend: Any, close: Any) -> None:
+    replay = close(made("transitions", 2, backend, deduplicate_frames=True))
+    with pytest.raises(ConfigError, match=r"shard [01] .*no stacks .*deduplicate_frames=False"):
+        for batch, _ in random_batches(0, 8, B, 9):
+            batch.obs["image"][:, 1] = np.random.default_rng(0).integers(0, 255, batch.obs["image"][:, 1].shape)
+            replay.append(batch)
+
+
+def test_frames_before_episodes_are_the_same_in_all_shards(close: Any) -> None:
+    replay = close(made("transitions", 3, deduplicate_frames=True))
+    streams = [random_batches(1, 8, B, 9, zeros=zeros) for zeros in (False, True)]
+    with pytest.raises(ConfigError, match=r"some stacks .*begin with zeros, others .*deduplicate_frames=False"):
+        for (batch, _), (other, _) in zip(*streams):
+            batch.obs["image"][:, 2] = other.obs["image"][:, 2]
+            replay.append(batch)
+
+
+def test_more_shards_than_slots_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"replay.shards=4 with 3 slots.*use replay.shards <= 3"):
+        made("transitions", 4).prepare(8, B, {"q": INFO["q"]})
+
+
+def test_shards_of_one_host_must_fit_into_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.distributed.replay_shard.free_memory", lambda: 1_000)
+    with pytest.raises(ConfigError, match=r"2 replay shards on .* need .*; free is 1e-06 GB of memory: use a smaller"):
+        made("transitions", 2).prepare(8, B, {"q": INFO["q"]})
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_shards, "versions", lambda: {"numpy": "1.0"})
+    with pytest.raises(ConfigError, match=r"shard 0 on .* has .*'1.0'.*install the same versions"):
+        made("transitions", 2).prepare(8, B, {"q": INFO["q"]})
+
+
+def test_a_view_that_cannot_be_sent_is_refused() -> None:
+    view = Transitions()
+    view.lock = sys.stdout  # pyright: ignore
+    view.held = Path("/dev/null").open()  # pyright: ignore  # noqa: SIM115
+    try:
+        replay = Replay(SPEC, ReplaySettings(capacity=150, shards=2, shard_backend="processes"), view)
+        with pytest.raises(ConfigError, match=r"view cannot be sent to a shard .*replay.shards=0"):
+            replay.prepare(8, B)
+    finally:
+        view.held.close()  # pyright: ignore
+
+
+def test_a_checkpoint_of_another_replay_is_refused_and_nothing_changes(close: Any) -> None:
+    replay, other = close(made("transitions", 2)), close(made("transitions", 2, deduplicate_frames=True))
+    for batch, _ in random_batches(0, 8, B, 3):
+        replay.append(batch)
+    other.prepare(8, B, {"q": INFO["q"]})
+    with pytest.raises(CheckpointError, match=r"has uint8\[25, 3, 3, 2, 2\] as obs\['image'\]; this one keeps "):
+        other.load_state_dict(*stored(replay))
+    assert len(other) == 0
+    with pytest.raises(ConfigError, match="cannot be copied"):
+        copy.deepcopy(replay)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 3), (2, 3)])
+def test_a_run_goes_on_under_another_number_of_shards(before: int, after: int, tmp_path: Path) -> None:
+    """What it writes on its way is what a run without shards does."""
+    env, algo = ALGOS["DQN-PER"]
+    sampler = ps.SerialSampler(4, 6)
+    config = ps.RunConfig(steps=480, seed=3, eval_interval=0, eval_episodes=0, tensorboard=False, progress="off")
+
+    def trainer(shards: int, run: Path) -> Trainer:
+        memory = replace(algo.replay, shards=shards, shard_backend="in-process")
+        exp = ps.Experiment(env, replace(algo, replay=memory), sampler, replace(config, dir=str(run)))
+        return Trainer(exp, run)
+
+    found: list[Any] = []
+    with trainer(0, tmp_path / "whole") as whole, trainer(before, tmp_path / "run") as first:
+        for _ in range(10):
+            whole.train()
+            first.train()
+        first.save()
+        with trainer(after, tmp_path / "run") as second:
+            second.restore()
+            for each in (whole, second):
+                for _ in range(8):
+                    each.train()
+                arrays = {name: np.asarray(x).tobytes() for name, x in each.policy.arrays().items()}
+                found.append((digest(each.policy), arrays))
+    assert found[0] == found[1]
+
+
+def test_resume_takes_another_number_of_shards(tmp_path: Path) -> None:
+    env, algo = ALGOS["SAC"]
+    memory = replace(algo.replay, shards=2, shard_backend="in-process")
+    config = ps.RunConfig(steps=96, dir=str(tmp_path / "run"), eval_episodes=0, tensorboard=False, progress="off")
+    ps.train(ps.Experiment(env, replace(algo, replay=memory), ps.SerialSampler(4, 6), config))
+    result = ps.resume(tmp_path / "run", {"run.steps": 144, "algo.replay.shards": 3})
+    assert result.policy.replay_schedule is not None
+    replay = result.policy.replay_schedule.replay
+    assert (replay.settings.shards, replay.appended) == (3, 144)
+    assert "memory of 3 shards (in-process)" in replay.describe()
+    with pytest.raises(ConfigError, match=r"cannot change algo.replay.capacity"):
+        ps.resume(tmp_path / "run", {"algo.replay.capacity": 300})
+
+
+def test_the_seam_is_a_name() -> None:
+    """Replay loads nothing of the layer that shards live in before there are some; a shard needs no torch."""
+    assert import_object(_SHARDS) is replay_shards.Shards
+    code = (
+        "import sys, penstock.replay.replay\n"
+        "assert not [name for name in sys.modules if name.startswith('penstock.distributed')]\n"
+        "import penstock.distributed.replay_shard\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
