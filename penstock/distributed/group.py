@@ -185,7 +185,8 @@ class EnvRunnerGroup:
         if not self._remote:
             return self.local_worker.sample()
         self.welcome()
-        done = self.collect({i: self.backend.call(self._remote[i], "sample") for i in self.alive})
+        self._take_in_pushes()
+        done = self.collect({i: self.call(i, "sample") for i in self.alive})
         if not done:
             raise EnvWorkerError(f"none of {len(self._remote)} runners returned a fragment; the warnings say why")
         return concat_samples([done[i] for i in sorted(done)])
@@ -196,18 +197,24 @@ class EnvRunnerGroup:
         Args:
             max_in_flight: requests that wait at a runner, at most.
         """
-        weights, sent = None, -1
+        while not self._remote:
+            yield self.local_worker.sample()
+        weights, sent, since = None, -1, dict[int, float]()  # when a runner was asked first, or answered last
         while True:
             self.welcome()
             if sent != self._version:
                 weights, sent = self.publish(self.local_worker.policy.agent), self._version
             for i in self.alive:
-                for _ in range(max_in_flight - sum(j == i for j in self._in_flight.values())):
-                    self.backend.call(self._remote[i], "take_weights", weights, self._version)
-                    self._in_flight[self.backend.call(self._remote[i], "sample")] = i
-            ready = self.backend.wait(list(self._in_flight), self.deadline_s)
-            if not ready:
-                for i in set(self._in_flight.values()):
+                busy = sum(j == i for j in self._in_flight.values())
+                if not busy or i not in since:
+                    since[i] = time.monotonic()
+                for _ in range(max_in_flight - busy):
+                    self._in_flight[self.call(i, "sample_with", weights, sent)] = i
+            late_at = min((since[i] for i in self._in_flight.values()), default=0.0) + self.deadline_s
+            ready = self.backend.wait(list(self._in_flight), max(late_at - time.monotonic(), 0.0))
+            answered, now = {self._in_flight[call] for call in ready}, time.monotonic()
+            for i in set(self._in_flight.values()) - answered:
+                if now - since[i] >= self.deadline_s:
                     self.lost(i, late(self.deadline_s))
             for call in ready[:1]:
                 i = self._in_flight.pop(call)
@@ -216,6 +223,7 @@ class EnvRunnerGroup:
                 except RunnerError as error:
                     self.lost(i, error)
                 else:
+                    since[i] = now
                     yield fragment
 
     def sync_weights(self) -> None:
@@ -223,8 +231,7 @@ class EnvRunnerGroup:
 
         Does not wait for them; a runner that has not taken the copy before is waited for first.
         """
-        pushed, self._pushes = self._pushes, {}
-        self.collect(pushed)
+        self._take_in_pushes()
         self._version += 1
         weights = self.publish(self.local_worker.policy.agent)
         self._pushes = {i: self.call(i, "take_weights", weights, self._version) for i in self.alive}
@@ -361,6 +368,11 @@ class EnvRunnerGroup:
         if self._local is not None:
             self._local.close()
         self.backend.close()
+
+    def _take_in_pushes(self) -> None:
+        """Waits until the weights of the last `sync_weights` have been taken; runners that refuse them are lost."""
+        pushed, self._pushes = self._pushes, {}
+        self.collect(pushed)
 
     def _start(self, i: int) -> Any:
         if self.backend.name == "in-process":  # nothing need be pickled, and threads are this process's
