@@ -124,7 +124,7 @@ class EnvRunnerGroup:
         self._local: EnvRunner | None = None
         self._agent: Any = None
         self._where: list[str] = [""] * num_env_runners
-        self._starting: dict[int, tuple[float, Any]] = {}  # since when, and the last call of those that start
+        self._starting: dict[int, tuple[float, list[Any]]] = {}  # since when, and the first calls of those that start
         self._later: dict[int, float] = {}  # runners that wait out their delay, and until when
         self._in_flight: dict[Any, int] = {}
         self._pushes: dict[int, Any] = {}
@@ -269,7 +269,7 @@ class EnvRunnerGroup:
         """The results of calls by runner; runners that fail or are late are lost, and missing from them.
 
         Args:
-            then: called with each result as it comes, in the place of keeping it.
+            then: called with each result as it comes, in the place of keeping it; its RunnerError is the runner's.
         """
         limit_s = self.deadline_s if timeout_s is None else timeout_s
         until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
@@ -279,10 +279,9 @@ class EnvRunnerGroup:
                 del waiting[i]
                 try:
                     result = self.backend.result(call, self.deadline_s)
+                    found[i] = result if then is None else then(i, result)
                 except RunnerError as error:
                     self.lost(i, error)
-                else:
-                    found[i] = result if then is None else then(i, result)
             if not ready and time.monotonic() >= until:
                 for i in list(waiting):
                     del waiting[i]
@@ -322,7 +321,7 @@ class EnvRunnerGroup:
             for i in [i for i, due in self._later.items() if due <= now]:
                 del self._later[i]
                 self._remote[i] = self._start(i)
-                self._starting[i] = (now, self._first_call(i))
+                self._starting[i] = (now, self._first_calls(i))
             short = len(self.alive) < self.min_runners
             if not self._starting and not short:
                 return up
@@ -331,14 +330,14 @@ class EnvRunnerGroup:
                     f"{len(self.alive)} of {len(self._remote)} runners are left and min_runners={self.min_runners}; "
                     "fault_policy='restart' replaces those that are lost"
                 )
-            calls = [call for _, call in self._starting.values()]
+            calls = [first[-1] for _, first in self._starting.values()]
             ready = self.backend.wait(calls, 0.2 if short else 0.0) if calls else []
             if not calls:
                 time.sleep(0.02)
-            for i in [i for i, (_, call) in self._starting.items() if any(call is x for x in ready)]:
-                _, call = self._starting.pop(i)
+            for i in [i for i, (_, first) in self._starting.items() if any(first[-1] is x for x in ready)]:
+                _, first = self._starting.pop(i)
                 try:
-                    self._check(i, self.backend.result(call, self.deadline_s))
+                    self._check(i, [self.backend.result(call, self.deadline_s) for call in first][-1])
                 except RunnerError as error:
                     self.lost(i, error)
                 else:
@@ -380,18 +379,17 @@ class EnvRunnerGroup:
         path, payload = shipped(self._recipes[i])
         return self.backend.start(ShippedRunner, (path, payload), f"runner {i}")
 
-    def _first_call(self, i: int) -> Any:
-        """Sends what a runner must answer before it takes part; returns the last of these calls."""
-        if self._agent is not None:
-            self.backend.call(self._remote[i], "install", self.backend.put(self._agent))
-        return self.backend.call(self._remote[i], "describe")
+    def _first_calls(self, i: int) -> list[Any]:
+        """Sends what a runner must answer before it takes part: `describe` is the last of these calls."""
+        copy = [] if self._agent is None else [self.call(i, "install", self.backend.put(self._agent))]
+        return [*copy, self.call(i, "describe")]
 
     def _describe(self) -> None:
         """Waits for all runners, and takes the spaces from them."""
         if not self._remote:
             return
-        calls = {i: self._first_call(i) for i in range(len(self._remote))}
-        self._starting = {i: (time.monotonic(), call) for i, call in calls.items()}
+        calls = {i: self.call(i, "describe") for i in range(len(self._remote))}
+        self._starting = {i: (time.monotonic(), [call]) for i, call in calls.items()}
         found = dict[int, Any]()
 
         def up(i: int, made: dict[str, Any]) -> None:
