@@ -243,6 +243,11 @@ class EnvRunner:
         unpack_parameters(weights, self._acting)
         self._version = version
 
+    def sample_with(self, weights: Any, version: int) -> SampleBatch | MultiAgentBatch:
+        """`take_weights`, then `sample`."""
+        self.take_weights(weights, version)
+        return self.sample()
+
     def fill(self, itr: int, version: int, weights: Any) -> dict[str, Any]:
         """Collects fragment `itr` with the weights of a version, which are taken over unless they are here already.
 
