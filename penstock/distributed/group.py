@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import torch
-
 from penstock.agents.agent import Agent
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
@@ -27,6 +25,7 @@ from penstock.distributed.env_runner import (
     EnvRunner,
     Recipe,
     ShippedRunner,
+    TrainsFor,
     installed_copy,
     shipped,
     versions,
@@ -122,7 +121,6 @@ class EnvRunnerGroup:
         self.arrivals: list[Callable[[int], None]] = []
         """Called with the number of one that has come up in its place."""
         self.backend = make_backend(backend, num_env_runners, **options) if isinstance(backend, str) else backend
-        self._threads = torch.get_num_threads() if self.backend.name == "in-process" else 1
         self._local: EnvRunner | None = None
         self._agent: Any = None
         self._where: list[str] = [""] * num_env_runners
@@ -146,7 +144,10 @@ class EnvRunnerGroup:
     def local_worker(self) -> EnvRunner:
         """The runner of this process, which trains; it has environments of its own only where it samples itself."""
         if self._local is None:
-            self._local = EnvRunner(self._recipes[0])
+            T, B = self.fragment
+            batch = BatchSpec(T, B * len(self._remote))
+            group = TrainsFor(self.spec, self.info_keys, batch) if self._remote else None
+            self._local = EnvRunner(self._recipes[0], group=group)
         return self._local
 
     @property
@@ -207,7 +208,7 @@ class EnvRunnerGroup:
             ready = self.backend.wait(list(self._in_flight), self.deadline_s)
             if not ready:
                 for i in set(self._in_flight.values()):
-                    self.lost(i, RunnerError("timeout", f"no fragment within {self.deadline_s:g} s"))
+                    self.lost(i, late(self.deadline_s))
             for call in ready[:1]:
                 i = self._in_flight.pop(call)
                 try:
@@ -278,7 +279,7 @@ class EnvRunnerGroup:
             if not ready and time.monotonic() >= until:
                 for i in list(waiting):
                     del waiting[i]
-                    self.lost(i, RunnerError("timeout", f"no answer within {limit_s:g} s"))
+                    self.lost(i, late(limit_s))
         return found
 
     def lost(self, i: int, error: RunnerError) -> None:
@@ -362,8 +363,10 @@ class EnvRunnerGroup:
         self.backend.close()
 
     def _start(self, i: int) -> Any:
+        if self.backend.name == "in-process":  # nothing need be pickled, and threads are this process's
+            return self.backend.start(EnvRunner, (self._recipes[i],), f"runner {i}")
         path, payload = shipped(self._recipes[i])
-        return self.backend.start(ShippedRunner, (path, payload, self._threads), f"runner {i}")
+        return self.backend.start(ShippedRunner, (path, payload), f"runner {i}")
 
     def _first_call(self, i: int) -> Any:
         """Sends what a runner must answer before it takes part; returns the last of these calls."""
@@ -404,3 +407,11 @@ class EnvRunnerGroup:
                 "with the same constraints.txt or image"
             )
         self._where[i] = f" ({made['host']}, pid {made['pid']})"
+
+
+def late(limit_s: float) -> RunnerError:
+    """The error of a runner that has not answered in time."""
+    return RunnerError(
+        "timeout",
+        f"no answer within {limit_s:g} s; if its work takes that long, use a longer deadline_s or a smaller T",
+    )
