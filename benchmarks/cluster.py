@@ -231,7 +231,9 @@ def report(results: dict[str, Any]) -> str:
 
 def about(command: Sequence[str]) -> dict[str, str]:
     """Command, date, machine and versions."""
-    packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("ray", "torch", "numpy", "gymnasium"))
+    packages = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("ray", "torch", "numpy", "gymnasium")
+    )
     return {
         "command": f"python benchmarks/cluster.py {' '.join(command)}",
         "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
@@ -264,7 +266,9 @@ def main(argv: list[str]) -> int:
     wanted = [text for text in args.only.split(",") if text]
     keys = [key for key in PARTS if not wanted or key in wanted or key.split("-")[0] in wanted]
     if not keys or (any(key.startswith("rllib") for key in keys) and not args.peer):
-        parser.error(f"--only {args.only!r} --peer {args.peer!r}: expected some of {', '.join(PARTS)}; rllib needs a peer")
+        parser.error(
+            f"--only {args.only!r} --peer {args.peer!r}: expected some of {', '.join(PARTS)}; rllib needs a peer"
+        )
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     missed = False
     for key in keys:

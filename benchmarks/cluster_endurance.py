@@ -34,20 +34,21 @@ def faults(kills: int, seconds: float, seed: int) -> Found:
     warnings.filterwarnings("ignore", message="runner .*replaced")
     before = _folders()
     trainer = _trainer(ps.preset("ppo", "CartPole-v1"), seed, runners=4, restarts=50, num_cpus=0.01)
+    sampler: Any = trainer.sampler
     over, hit = threading.Event(), list[int]()
     killer = threading.Thread(target=_kill, args=(kills, seconds, random.Random(seed), hit, over))
     killer.start()
     valid = lost = rows = 0
     highest, metrics = 0.0, dict[str, Any]()
     try:
-        while killer.is_alive() or trainer.sampler.metrics()["group/runners"] < 4:
+        while killer.is_alive() or sampler.metrics()["group/runners"] < 4:
             metrics = trainer.train()
-            batch: Any = getattr(trainer.sampler, "last_batch")
+            batch = sampler.last_batch
             rows, valid = rows + batch.spec.size, valid + batch.env_steps
             lost += int(np.count_nonzero(~batch.valid & ~batch.first[1:]))  # neither a step nor a reset
             if len(trainer.recent) == 100:
                 highest = max(highest, float(metrics["rollout/ep_rew_mean"]))
-        metrics |= trainer.sampler.metrics()
+        metrics |= sampler.metrics()
         steps = trainer.env_steps
     finally:
         over.set()
@@ -102,8 +103,8 @@ def memory(minutes: float, seed: int) -> Found:
     """MB of the driver, of the runners and of the object store through a run of IMPALA; their growth once warm."""
     exp = ps.preset("impala", "CartPole-v1")
     trainer = _trainer(exp, seed, runners=2, mode="ready", depth=1, num_cpus=0.01)
-    group = getattr(trainer.sampler, "workers")
-    ray = group.backend.cluster.ray
+    sampler: Any = trainer.sampler
+    ray = sampler.workers.backend.cluster.ray
     raylet = next(p for p in psutil.Process().children(recursive=True) if "raylet" in p.name())
     found: Found = {name: [] for name in ("minute", "driver MB", "runners MB", "store MB", "raylet MB")}
     began, total = time.monotonic(), minutes * 60

@@ -155,7 +155,8 @@ def push(turns: int, seed: int) -> Found:
         agent = ps.PPO(net=ps.Net(hidden=(HIDDEN, HIDDEN))).build(sampler.spec, seed).agent
         sampler.initialize(agent)
         group = sampler.workers
-        ray = getattr(group.backend, "cluster").ray
+        backend: Any = group.backend
+        ray = backend.cluster.ray
         data = np.zeros(sum(x.numel() * 4 for x in agent.parameters()), np.uint8)
 
         def received() -> None:

@@ -38,10 +38,20 @@ def config(seed: int) -> Any:
             )
         )
         .training(
-            lr=1e-3, gamma=0.99, lambda_=0.95, clip_param=0.2, vf_clip_param=1e9, vf_loss_coeff=0.5, grad_clip=0.5,
-            grad_clip_by="global_norm", entropy_coeff=0.01, use_kl_loss=False, train_batch_size_per_learner=steps,
-            minibatch_size=512, num_epochs=4,
-        )  # fmt: skip
+            lr=1e-3,
+            gamma=0.99,
+            lambda_=0.95,
+            clip_param=0.2,
+            vf_clip_param=1e9,
+            vf_loss_coeff=0.5,
+            grad_clip=0.5,
+            grad_clip_by="global_norm",
+            entropy_coeff=0.01,
+            use_kl_loss=False,
+            train_batch_size_per_learner=steps,
+            minibatch_size=512,
+            num_epochs=4,
+        )
         .debugging(seed=seed, log_level="ERROR")
     )
 
