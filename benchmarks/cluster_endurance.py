@@ -22,7 +22,7 @@ import penstock as ps
 from penstock.distributed.sampler import RunnerSampler
 from penstock.run.trainer import Trainer
 
-GONE_S = 20.0
+RUNNERS, SOLVED, GONE_S = 4, 475.0, 20.0
 WARM = 0.2
 """Part of a run in which memory may grow: buffers, the first gradient steps, metrics kept."""
 Found = dict[str, list[float]]
@@ -33,7 +33,7 @@ def faults(kills: int, seconds: float, seed: int) -> Found:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # the subreaper of all that is started below, so that none can hide
     warnings.filterwarnings("ignore", message="runner .*replaced")
     before = _folders()
-    trainer = _trainer(ps.preset("ppo", "CartPole-v1"), seed, runners=4, restarts=50, num_cpus=0.01)
+    trainer = _trainer(ps.preset("ppo", "CartPole-v1"), seed, runners=RUNNERS, restarts=50, num_cpus=0.01)
     sampler: Any = trainer.sampler
     over, hit = threading.Event(), list[int]()
     killer = threading.Thread(target=_kill, args=(kills, seconds, random.Random(seed), hit, over))
@@ -41,7 +41,12 @@ def faults(kills: int, seconds: float, seed: int) -> Found:
     valid = lost = rows = 0
     highest, metrics = 0.0, dict[str, Any]()
     try:
-        while killer.is_alive() or sampler.metrics()["group/runners"] < 4:
+        last = time.monotonic() + 3 * seconds
+        while (
+            killer.is_alive()
+            or sampler.metrics()["group/runners"] < RUNNERS
+            or (highest < SOLVED and time.monotonic() < last)
+        ):
             metrics = trainer.train()
             batch = sampler.last_batch
             rows, valid = rows + batch.spec.size, valid + batch.env_steps

@@ -89,7 +89,8 @@ def training(seconds: float, seed: int) -> Found:
     """Steps per second of whole iterations of PPO, sampling by two runners and training here."""
     sampler = RunnerSampler(RLLIB_RUNNERS, ps.SerialSampler(T=RLLIB_T, B=B), backend="ray")
     run = ps.RunConfig(steps=10**9, seed=seed, eval_episodes=0, progress="off", tensorboard=False)
-    trainer = Trainer(ps.Experiment(ENV, ps.PPO(**PPO_SETTINGS), sampler, run))
+    algo: Any = ps.PPO(**PPO_SETTINGS)
+    trainer = Trainer(ps.Experiment(ENV, algo, sampler, run))
 
     def iteration(_: int) -> int:
         before = trainer.env_steps
