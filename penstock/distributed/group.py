@@ -129,6 +129,8 @@ class EnvRunnerGroup:
         self._in_flight: dict[Any, int] = {}
         self._pushes: dict[int, Any] = {}
         self._version = 0
+        self._packed: Any = None
+        """What was published last, whose memory the next weights are packed into."""
         self._closed = False
         self._remote: list[Any] = []
         try:
@@ -257,7 +259,8 @@ class EnvRunnerGroup:
 
     def publish(self, agent: Agent) -> Any:
         """One copy of the agent's weights, as an argument of any number of calls."""
-        return self.backend.put(pack_parameters(agent))
+        self._packed = pack_parameters(agent, self._packed)
+        return self.backend.put(self._packed)
 
     def call(self, i: int, method: str, *args: Any) -> Any:
         """Sends a call to runner i."""

@@ -97,8 +97,9 @@ class Ray:
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """Returns the calls that have ended, in the order of `calls`."""
-        if not calls or not self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)[0]:
-            return []
+        found = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)[0] if calls else []
+        if len(found) == len(calls) or not found:
+            return found
         return self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
 
     def result(self, call: Any, timeout_s: float) -> Any:
