@@ -104,10 +104,13 @@ class Ray:
 
     def result(self, call: Any, timeout_s: float) -> Any:
         """Returns the result of a call; arrays in it cannot be written."""
+        name = self._names.get(key := call.task_id().actor_id().hex())
+        if name is not None and key not in self._runners:  # it may answer for a moment, before Ray has ended it
+            raise RunnerError("exit", f"{name} was killed by its owner")
         try:
             return self._ray.get(call, timeout=timeout_s)
         except self._ray.exceptions.RayError as error:
-            raise self._told(call.task_id().actor_id().hex(), error, timeout_s) from None
+            raise self._told(key, error, timeout_s) from None
 
     def kill(self, runner: Any) -> None:
         """Ends an actor; the processes that it started follow it."""
