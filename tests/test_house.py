@@ -43,7 +43,11 @@ BOUNDED_ELSEWHERE = {
 MAY_UNPICKLE = {
     (f"penstock/workers/{name}.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd"
     for name in ("host", "checking")
-} | {("penstock/distributed/backends/runner_process.py", "cloudpickle.loads"): "the same, by a socket pair"}
+} | {
+    ("penstock/distributed/backends/runner_process.py", "cloudpickle.loads"): "the same, by a socket pair",
+    ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
+    ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
+}
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
 MAY_DATE = {"penstock/run/log.py": "TensorBoard's events carry the date"}
 

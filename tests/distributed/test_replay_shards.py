@@ -105,9 +105,10 @@ def test_samples_and_checkpoints_are_those_of_a_local_replay(kind: str, kwargs: 
     n = 1 if kwargs.get("index") == "fifo" else 16
     stream = random_batches(shards, 8, B, 30, gaps=0.2, zeros=kind == "hindsight", absences="agent" in kwargs.values())
     for i, (batch, _) in enumerate(stream):
-        local.append(batch)
-        there.append(batch)
-        for x in tree_leaves(batch):
+        ends = batch.terminated | (batch.valid & (batch.prev_reward[1:] > 1)) if i % 2 else None
+        local.append(batch, ends)
+        there.append(batch, ends)
+        for x in tree_leaves((batch, ends)):
             x[...] = 0  # a sampler's buffer
         assert len(local) == len(there)
         if len(local) >= n:
@@ -122,6 +123,20 @@ def test_samples_and_checkpoints_are_those_of_a_local_replay(kind: str, kwargs: 
                 replay.prepare(8, B, {"q": INFO["q"]})
             local.load_state_dict(state_there, arrays_there)
             there.load_state_dict(state, arrays)
+            assert drawn(local, i, n) == drawn(there, i, n)
+
+
+def test_one_slot_that_does_not_go_on_sets_all_apart(close: Any) -> None:
+    """Each shard is told what all of them together have found."""
+    local, there = made("transitions", 0), close(made("transitions", 3))
+    for i, (batch, _) in enumerate(random_batches(0, 8, B, 4)):
+        batch.prev_reward[0, 1] += i == 2
+        for replay in (local, there):
+            replay.append(batch)
+    assert local.storage is not None and local.storage.head == 4 * 8 + 1
+    state, arrays = stored(local)
+    state_there, arrays_there = stored(there)
+    assert (plain(state), plain(arrays)) == (plain(state_there), plain(arrays_there))
 
 
 SMALL = ps.Net(hidden=(16,), activation="relu")
