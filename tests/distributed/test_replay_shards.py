@@ -339,6 +339,30 @@ def test_a_run_goes_on_under_another_number_of_shards(before: int, after: int, t
     assert found[0] == found[1]
 
 
+def test_a_run_whose_shard_died_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """With runners too: Ape-X's layout. It ends in the bits of a run that never knew of either."""
+    env, algo = ALGOS["DQN-PER"]
+    config = ps.RunConfig(
+        steps=480, seed=3, checkpoint_interval=96, eval_interval=0, eval_episodes=0, tensorboard=False, progress="off"
+    )
+
+    def experiment(run: str, shards: int, sampler: Any) -> ps.Experiment:
+        memory = replace(algo.replay, shards=shards, shard_backend="processes")
+        return ps.Experiment(env, replace(algo, replay=memory), sampler, replace(config, dir=str(tmp_path / run)))
+
+    whole = ps.train(experiment("whole", 0, ps.SerialSampler(4, 6)))
+    runners = ps.RunnerSampler(2, ps.SerialSampler(4, 3), "in-process")
+    with pytest.raises(LearnerError, match=r"replay shard 0 .* is lost.* resume the run from its last checkpoint"):
+        with ps.Run(experiment("run", 2, runners)) as run:
+            schedule: Any = run.policy.replay_schedule
+            for it in run:
+                if it.env_steps > 240:
+                    os.kill(int(schedule.replay._store._where[0].rpartition(" ")[2]), signal.SIGKILL)
+    schedule.replay.close()
+    resumed = ps.resume(tmp_path / "run", {"algo.replay.shards": 3, "algo.replay.shard_backend": "in-process"})
+    assert digest(resumed.policy) == digest(whole.policy)
+
+
 def test_resume_takes_another_number_of_shards(tmp_path: Path) -> None:
     env, algo = ALGOS["SAC"]
     memory = replace(algo.replay, shards=2, shard_backend="in-process")
