@@ -46,6 +46,7 @@ MAY_UNPICKLE = {
 } | {
     ("penstock/distributed/backends/runner_process.py", "cloudpickle.loads"): "the same, by a socket pair",
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
+    ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
 }
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
 MAY_DATE = {"penstock/run/log.py": "TensorBoard's events carry the date"}

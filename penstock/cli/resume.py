@@ -15,7 +15,7 @@ _DESCRIPTION = """Goes on with a run from its newest good checkpoint, as if it h
   penstock resume runs/a --sampler serial        or with none
 
 Only settings of the run (--run.X, not seed or dir) may change, and the sampler (--sampler NAME, --sampler.X) where it
-collects the same batches: the slots of a batch are as many, and divided anew.
+collects the same batches: the slots of a batch are as many, and divided anew; so is a replay by --algo.replay.shards.
 """
 
 

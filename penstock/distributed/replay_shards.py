@@ -69,16 +69,17 @@ class Shards:
             raise
         self.bytes = self.storage.bytes + size
 
-    def write(self, batch: SampleBatch, terminated: Array | None) -> None:
-        """Sends every shard its columns; an error of theirs is raised by the next call."""
+    def write(self, batch: SampleBatch, terminated: Array | None) -> int:
+        """As `Storage.write`: sends every shard its columns. An error of theirs is raised by the next call."""
         self.storage.require_room(batch)
         self._settle()
         gap = self.storage.gap(batch, self._goes_on(batch))
-        self.storage.write(batch, terminated, gap)
+        moved = self.storage.write(batch, terminated, gap)
         lean = replace(batch, info={})
         for i, at in enumerate(self._slots):
             ends = None if terminated is None else terminated[:, at]
             self._writes[i] = self._call(i, "write", lean[:, at], ends, gap)
+        return moved
 
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
         """As `View.read`; each shard makes the samples of its slots."""

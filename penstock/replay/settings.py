@@ -39,11 +39,11 @@ class ReplaySettings:
     reward_fn: str = ""
     """`module:function` that computes the rewards of such goals, or `module:Env` whose `compute_reward` does."""
     prefetch: bool | Literal["auto"] = "auto"
-    """Read the next samples in a thread while one is trained on. "auto": where they are large, or go to a GPU, or lie in
+    """Read the next samples in a thread while one is trained on. "auto": where they are large, go to a GPU, or lie in
     shards."""
     shards: Whole = 0
-    """Actors that keep the rows, each those of some slots, usually one for each machine; 0: the learner keeps them. The
-    samples are the same."""
+    """Actors that keep the rows, each those of some slots, usually one for each machine; 0: the learner keeps them.
+    The samples are the same."""
     shard_backend: Literal["in-process", "processes", "ray"] = "ray"
     """Where shards live: `ray`; `processes` of this machine, without Ray; `in-process`, to step through them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -57,7 +58,7 @@ class Store(Protocol):
     bytes: int
     """Bytes of all arrays once every row is written."""
 
-    def write(self, batch: SampleBatch, terminated: Array | None) -> None:
+    def write(self, batch: SampleBatch, terminated: Array | None) -> int:
         """As `Storage.write`."""
         ...
 
@@ -86,16 +87,10 @@ class LocalStore:
     """All rows in this process."""
 
     def __init__(self, storage: Storage, view: View) -> None:
-        self.storage, self.bytes, self._view = storage, storage.bytes, view
+        self.storage, self.bytes = storage, storage.bytes
         self.written, self.state_dict, self.load = storage.written, storage.state_dict, storage.load
-
-    def write(self, batch: SampleBatch, terminated: Array | None) -> None:
-        """Writes into the storage."""
-        self.storage.write(batch, terminated)
-
-    def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """The view's samples of the storage."""
-        return self._view.read(self.storage, t, b, noise)
+        # The view and the storage themselves, with nothing between them and the replay.
+        self.write, self.read = storage.write, functools.partial(view.read, storage)
 
     def close(self) -> None:
         """Does nothing: memory goes with the last reference to it."""

@@ -55,7 +55,8 @@ def resume(
 
     Args:
         changes: of `run.*` settings, e.g. {"run.steps": 400_000} to extend a finished run; and of the sampler where
-            that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2}.
+            that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2};
+            and {"algo.replay.shards": 3}.
         env, agent, eval_env: environment or agent function again, where it could not be stored (a lambda).
         trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
 

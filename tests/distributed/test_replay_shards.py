@@ -105,9 +105,10 @@ def test_samples_and_checkpoints_are_those_of_a_local_replay(kind: str, kwargs: 
     n = 1 if kwargs.get("index") == "fifo" else 16
     stream = random_batches(shards, 8, B, 30, gaps=0.2, zeros=kind == "hindsight", absences="agent" in kwargs.values())
     for i, (batch, _) in enumerate(stream):
-        local.append(batch)
-        there.append(batch)
-        for x in tree_leaves(batch):
+        ends = batch.terminated | (batch.valid & (batch.prev_reward[1:] > 1)) if i % 2 else None
+        local.append(batch, ends)
+        there.append(batch, ends)
+        for x in tree_leaves((batch, ends)):
             x[...] = 0  # a sampler's buffer
         assert len(local) == len(there)
         if len(local) >= n:
@@ -122,6 +123,20 @@ def test_samples_and_checkpoints_are_those_of_a_local_replay(kind: str, kwargs: 
                 replay.prepare(8, B, {"q": INFO["q"]})
             local.load_state_dict(state_there, arrays_there)
             there.load_state_dict(state, arrays)
+            assert drawn(local, i, n) == drawn(there, i, n)
+
+
+def test_one_slot_that_does_not_go_on_sets_all_apart(close: Any) -> None:
+    """Each shard is told what all of them together have found."""
+    local, there = made("transitions", 0), close(made("transitions", 3))
+    for i, (batch, _) in enumerate(random_batches(0, 8, B, 4)):
+        batch.prev_reward[0, 1] += i == 2
+        for replay in (local, there):
+            replay.append(batch)
+    assert local.storage is not None and local.storage.head == 4 * 8 + 1
+    state, arrays = stored(local)
+    state_there, arrays_there = stored(there)
+    assert (plain(state), plain(arrays)) == (plain(state_there), plain(arrays_there))
 
 
 SMALL = ps.Net(hidden=(16,), activation="relu")
@@ -322,6 +337,30 @@ def test_a_run_goes_on_under_another_number_of_shards(before: int, after: int, t
                 arrays = {name: np.asarray(x).tobytes() for name, x in each.policy.arrays().items()}
                 found.append((digest(each.policy), arrays))
     assert found[0] == found[1]
+
+
+def test_a_run_whose_shard_died_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """With runners too: Ape-X's layout. It ends in the bits of a run that never knew of either."""
+    env, algo = ALGOS["DQN-PER"]
+    config = ps.RunConfig(
+        steps=480, seed=3, checkpoint_interval=96, eval_interval=0, eval_episodes=0, tensorboard=False, progress="off"
+    )
+
+    def experiment(run: str, shards: int, sampler: Any) -> ps.Experiment:
+        memory = replace(algo.replay, shards=shards, shard_backend="processes")
+        return ps.Experiment(env, replace(algo, replay=memory), sampler, replace(config, dir=str(tmp_path / run)))
+
+    whole = ps.train(experiment("whole", 0, ps.SerialSampler(4, 6)))
+    runners = ps.RunnerSampler(2, ps.SerialSampler(4, 3), "in-process")
+    with pytest.raises(LearnerError, match=r"replay shard 0 .* is lost.* resume the run from its last checkpoint"):
+        with ps.Run(experiment("run", 2, runners)) as run:
+            schedule: Any = run.policy.replay_schedule
+            for it in run:
+                if it.env_steps > 240:
+                    os.kill(int(schedule.replay._store._where[0].rpartition(" ")[2]), signal.SIGKILL)
+    schedule.replay.close()
+    resumed = ps.resume(tmp_path / "run", {"algo.replay.shards": 3, "algo.replay.shard_backend": "in-process"})
+    assert digest(resumed.policy) == digest(whole.policy)
 
 
 def test_resume_takes_another_number_of_shards(tmp_path: Path) -> None:
