@@ -186,6 +186,23 @@ def test_a_replacement_that_cannot_go_on_never_delivers(method: str, monkeypatch
     assert batches[-1].valid[:, 2:4].any()
 
 
+def test_a_runner_that_never_comes_up_is_told_with_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, backend = flaky({(1, "fill", 1): died()}, monkeypatch, start_timeout_s=0.5, min_runners=3)
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        for itr in range(2):
+            sampler.obtain_samples(itr)
+        monkeypatch.setattr(backend, "wait", lambda calls, timeout_s: [])
+        monkeypatch.setattr(backend, "crowded", lambda: "; it needs 3 CPUs, and 2 are free")
+        with pytest.raises(EnvWorkerError, match=r"(?s)2 of 3 runners are up.*it needs 3 CPUs, and 2 are free"):
+            sampler.obtain_samples(2)
+        with pytest.warns(UserWarning, match="runner 0.*has not come up within 0.5 s; it needs 3 CPUs"):
+            sampler.workers._where[0] = ""
+            sampler.workers.collect({0: sampler.workers.call(0, "describe")}, 0.5)
+    finally:
+        sampler.shutdown()
+
+
 def test_an_evaluation_that_loses_a_runner_is_played_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     env, algo = CASES["lstm"]
     found = []

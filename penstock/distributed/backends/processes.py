@@ -48,6 +48,10 @@ class Processes:
     def require_room(self, runners: int) -> None:
         """Does nothing: any number of processes can be started, as long as the system lets them."""
 
+    def crowded(self) -> str:
+        """Returns "": no runner waits for its place."""
+        return ""
+
     def start(self, cls: type, args: Sequence[Any], name: str) -> Handle:
         """Starts a process; its import of penstock and of the class goes on meanwhile."""
         handle = Handle(name, self.call)
