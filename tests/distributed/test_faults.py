@@ -219,6 +219,24 @@ def test_an_evaluation_that_loses_a_runner_is_played_anew(monkeypatch: pytest.Mo
     assert found[0] == found[1] == found[2]
 
 
+def test_native_environments_evaluate_with_the_slots_that_they_have_when_a_runner_comes_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def vector() -> Any:
+        return gym.make_vec("CartPole-v1", 2, "sync", vector_kwargs={"autoreset_mode": "NextStep"})
+
+    settings, _ = flaky({}, monkeypatch, runners=2, inner=ps.SerialSampler(8, 2))
+    sampler, _ = live(settings, vector, ps.PPO())
+    try:
+        sampler.obtain_samples(0)
+        sampler.workers.lost(1, died())
+        assert np.bincount(sampler.evaluate_agent(0, 8).slot).tolist() == [4, 4]
+        assert sampler.workers.alive == [0, 1]
+        assert np.bincount(sampler.evaluate_agent(0, 8).slot).tolist() == [2, 2, 2, 2]
+    finally:
+        sampler.shutdown()
+
+
 def test_training_over_lost_runners_stays_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {(0, "fill", 2): died(), (1, "fill", 3): died(), (2, "fill", 3): died()}
     faults |= {(i, "fill", 5): died() for i in range(3)}  # a batch without a valid row
