@@ -196,8 +196,8 @@ def test_a_runner_that_never_comes_up_is_told_with_what_it_waits_for(monkeypatch
         monkeypatch.setattr(backend, "crowded", lambda: "; it needs 3 CPUs, and 2 are free")
         with pytest.raises(EnvWorkerError, match=r"(?s)2 of 3 runners are up.*it needs 3 CPUs, and 2 are free"):
             sampler.obtain_samples(2)
+        sampler.workers._where[0] = ""
         with pytest.warns(UserWarning, match="runner 0.*has not come up within 0.5 s; it needs 3 CPUs"):
-            sampler.workers._where[0] = ""
             sampler.workers.collect({0: sampler.workers.call(0, "describe")}, 0.5)
     finally:
         sampler.shutdown()
