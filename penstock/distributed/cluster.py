@@ -74,7 +74,8 @@ def start_ray(
 ) -> Cluster:
     """Connects this process to Ray, and returns the connection; `close` it.
 
-    Where the user's script has initialised Ray, that is used. Signal handlers stay the caller's.
+    Where the user's script has initialised Ray, that is used; where this function has, so is that, if the address is
+    the same. Signal handlers stay the caller's.
 
     Args:
         address: `local` starts a cluster on this machine, which ends with this process and whose processes listen on
@@ -94,6 +95,7 @@ def start_ray(
         ray = _import_ray()
     if ray.is_initialized():
         if _current:
+            _require_same(_current[0], address, timeout_s)
             _current[0].holders += 1
             return _current[0]
         return Cluster(ray, "found", (), "")
@@ -106,6 +108,19 @@ def start_ray(
     _current.append(cluster)
     cluster.undo.callback(_current.clear)
     return cluster
+
+
+def _require_same(cluster: Cluster, address: str, timeout_s: float) -> None:
+    """Raises ConfigError if the address is of another cluster than this one."""
+    if cluster.origin == "started":
+        same = address == "local"
+    else:
+        same = address != "local" and find_cluster(address, timeout_s).address == cluster.address
+    if not same:
+        raise ConfigError(
+            f"address={address!r} while this process uses the cluster at {cluster.address}, {cluster.origin} for other "
+            "runners; Ray has one connection a process: end those first, or give all of them the same address"
+        )
 
 
 def _import_ray() -> Any:

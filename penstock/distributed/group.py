@@ -288,7 +288,7 @@ class EnvRunnerGroup:
             if not ready and time.monotonic() >= until:
                 for i in list(waiting):
                     del waiting[i]
-                    self.lost(i, late(limit_s))
+                    self.lost(i, late(limit_s) if self._where[i] else self._not_up(limit_s))
         return found
 
     def lost(self, i: int, error: RunnerError) -> None:
@@ -298,12 +298,13 @@ class EnvRunnerGroup:
             EnvWorkerError, ConfigError: the policy or the budget says so; the message has the runner's traceback.
         """
         self.backend.kill(self._remote[i])
+        where, self._where[i] = self._where[i], ""
         for call in [call for call, j in self._in_flight.items() if j == i]:
             del self._in_flight[call]
         self._starting.pop(i, None)
         self._pushes.pop(i, None)
         first = self._recipes[i].first_slot
-        place = f"runner {i}{self._where[i]}, slots {first} to {first + self._recipes[i].sampler.spec.B - 1}"
+        place = f"runner {i}{where}, slots {first} to {first + self._recipes[i].sampler.spec.B - 1}"
         trace = f"\n{error.trace}" if error.trace else ""
         kind: Any = "exit" if error.kind == "node" else error.kind
         if error.error_type in ("ConfigError", "NativeEnvError", "MissingExtraError"):
@@ -348,13 +349,13 @@ class EnvRunnerGroup:
                     for told in self.arrivals:
                         told(i)
             for i in [i for i, (since, _) in self._starting.items() if now - since > self.start_timeout_s]:
-                self.lost(i, RunnerError("timeout", f"it has not come up within {self.start_timeout_s:g} s"))
+                self.lost(i, self._not_up(self.start_timeout_s))
             if not short:
                 return up
             if now > until:
                 raise EnvWorkerError(
                     f"{len(self.alive)} of {len(self._remote)} runners are up and min_runners={self.min_runners}, "
-                    f"for {self.start_timeout_s:g} s; look at the cluster, or lower min_runners"
+                    f"for {self.start_timeout_s:g} s; look at the cluster, or lower min_runners{self.backend.crowded()}"
                 )
 
     def warn(self, i: int, texts: Sequence[str]) -> None:
@@ -370,6 +371,10 @@ class EnvRunnerGroup:
         if self._local is not None:
             self._local.close()
         self.backend.close()
+
+    def _not_up(self, limit_s: float) -> RunnerError:
+        """The error of a runner that has never answered."""
+        return RunnerError("timeout", f"it has not come up within {limit_s:g} s{self.backend.crowded()}")
 
     def _take_in_pushes(self) -> None:
         """Waits until the weights of the last `sync_weights` have been taken; runners that refuse them are lost."""

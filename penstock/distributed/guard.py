@@ -63,7 +63,7 @@ def _kill_if_user_of(pid: int, folder: str) -> bool:
     except OSError:  # it has ended
         return False
     try:
-        files = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        files = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
         if not any(file.startswith(f"{folder}/") for file in files):
             return False
         signal.pidfd_send_signal(fd, signal.SIGKILL)

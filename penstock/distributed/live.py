@@ -296,7 +296,8 @@ class ReadyLive(RunnersLive):
         for i, sent in enumerate(self._sent):
             while sent:
                 batch, episodes = self._collected(i)
-                self._waiting.append((i, batch, episodes))
+                if i in self.workers.alive:  # else nothing of it came
+                    self._waiting.append((i, batch, episodes))
         return {
             "runners": [live.state_dict() for live in self._lives],
             "numbers": list(self._numbers),

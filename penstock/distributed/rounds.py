@@ -282,7 +282,11 @@ class EvaluationRunners(EnvPool):
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         self._workers.welcome()
-        alive, start = self._workers.alive, 0
+        alive, start, fixed = self._workers.alive, 0, self._workers.evaluation_slots
+        if fixed > 1:  # natively batched environments have so many each, and one more runner may have come up
+            alive = alive[: self._B // fixed]
+            if len(alive) * fixed < self._B:
+                raise EvaluationBroken(f"{self._B // fixed - len(alive)} runners were lost before an evaluation")
         self._columns.clear()
         for i, n in zip(alive, even_split(self._B, len(alive))):
             if n:

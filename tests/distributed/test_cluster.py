@@ -19,6 +19,7 @@ PATIENCE_S = 100.0
 
 PRELUDE = """
 import json, os, signal, stat, sys, time, warnings
+import numpy as np
 import psutil
 from penstock.core.errors import ConfigError
 from penstock.distributed.addresses import listeners_of
@@ -147,6 +148,40 @@ def test_a_cluster_ends_with_a_driver_that_is_killed_though_a_runner_hangs(tmp_p
     while os.path.exists(found["folder"]) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not os.path.exists(found["folder"])
+
+
+SHARED = """
+backend = Ray(num_cpus=1, cluster_cpus=1)
+runner = backend.start(Echo, (), "runner 0")
+facts = {"one": backend.result(runner.echo.remote(1), 60)}
+other = Ray(num_cpus=1)  # whose runner has no CPU of those that are counted
+other.require_room(9)
+facts |= {"two": other.result(other.start(Echo, (), "runner 0").echo.remote(2), 60),
+          "elsewhere": refused(lambda: start_ray("127.0.0.1:1", timeout_s=5.0))}
+call = runner.echo.remote(3)
+ray = backend.cluster.ray
+ray.shutdown()  # as a script may by mistake
+calls = [lambda: backend.result(call, 9), lambda: backend.wait([call], 9), lambda: backend.put(np.zeros(99999, "u1")),
+         lambda: backend.call(runner, "echo", 4), lambda: backend.start(Echo, (), "runner 1"),
+         lambda: backend.start(int, (), "runner 1")]
+facts["refused"] = [refused(call) for call in calls]
+facts["again"] = ray.is_initialized()
+for ended in (backend, other):
+    ended.close()
+tell(**facts, left=[p.name() for p in me.children(recursive=True)], folder=os.path.exists(backend.cluster.folder))
+"""
+
+
+def test_a_cluster_is_shared_and_no_other_one_is_taken_for_it(tmp_path: Path) -> None:
+    found = told(SHARED, tmp_path)
+    assert (found["one"], found["two"]) == (1, 2)
+    assert found["elsewhere"][0] == "ConfigError"
+    assert "address='127.0.0.1:1' while this process uses the cluster at" in found["elsewhere"][2]
+    assert len(found["refused"]) == 6
+    for name, _, text in found["refused"]:
+        assert name == "ConfigError" and "Ray was shut down while runners live on it" in text
+    assert not found["again"], "Ray starts another cluster by itself where it is asked for anything"
+    assert found["left"] == [] and not found["folder"]
 
 
 NODES = """

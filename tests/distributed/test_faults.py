@@ -186,6 +186,23 @@ def test_a_replacement_that_cannot_go_on_never_delivers(method: str, monkeypatch
     assert batches[-1].valid[:, 2:4].any()
 
 
+def test_a_runner_that_never_comes_up_is_told_with_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, backend = flaky({(1, "fill", 1): died()}, monkeypatch, start_timeout_s=0.5, min_runners=3)
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        for itr in range(2):
+            sampler.obtain_samples(itr)
+        monkeypatch.setattr(backend, "wait", lambda calls, timeout_s: [])
+        monkeypatch.setattr(backend, "crowded", lambda: "; it needs 3 CPUs, and 2 are free")
+        with pytest.raises(EnvWorkerError, match=r"(?s)2 of 3 runners are up.*it needs 3 CPUs, and 2 are free"):
+            sampler.obtain_samples(2)
+        sampler.workers._where[0] = ""
+        with pytest.warns(UserWarning, match="runner 0.*has not come up within 0.5 s; it needs 3 CPUs"):
+            sampler.workers.collect({0: sampler.workers.call(0, "describe")}, 0.5)
+    finally:
+        sampler.shutdown()
+
+
 def test_an_evaluation_that_loses_a_runner_is_played_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     env, algo = CASES["lstm"]
     found = []
@@ -200,6 +217,24 @@ def test_an_evaluation_that_loses_a_runner_is_played_anew(monkeypatch: pytest.Mo
         finally:
             sampler.shutdown()
     assert found[0] == found[1] == found[2]
+
+
+def test_native_environments_evaluate_with_the_slots_that_they_have_when_a_runner_comes_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def vector() -> Any:
+        return gym.make_vec("CartPole-v1", 2, "sync", vector_kwargs={"autoreset_mode": "NextStep"})
+
+    settings, _ = flaky({}, monkeypatch, runners=2, inner=ps.SerialSampler(8, 2))
+    sampler, _ = live(settings, vector, ps.PPO())
+    try:
+        sampler.obtain_samples(0)
+        sampler.workers.lost(1, died())
+        assert np.bincount(sampler.evaluate_agent(0, 8).slot).tolist() == [4, 4]
+        assert sampler.workers.alive == [0, 1]
+        assert np.bincount(sampler.evaluate_agent(0, 8).slot).tolist() == [2, 2, 2, 2]
+    finally:
+        sampler.shutdown()
 
 
 def test_training_over_lost_runners_stays_finite(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,29 @@ def test_lag_is_that_of_the_weights_when_the_fragment_was_asked_for(depth: int) 
     assert metrics["sampler/lag"] == float(lags[-1].mean()) == 3 * depth
 
 
+def test_a_runner_that_is_lost_while_a_checkpoint_waits_for_it_delivers_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, backend = flaky({}, monkeypatch, mode="ready", depth=2)
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        sampler.obtain_samples(0)
+        call = sampler._pools[1].requested(1)[1]
+        result = backend.result
+        monkeypatch.setattr(backend, "result", lambda x, s: _raise(died()) if x is call else result(x, s))
+        with pytest.warns(UserWarning, match="the runner is replaced"):
+            state = sampler.state_dict()
+        assert all(sampler.obtain_samples(itr)[0].valid.any() for itr in range(1, 12))
+        assert [kept["runner"] for kept in state["waiting"]].count(1) == 1
+        assert sampler.metrics()["faults/lost_steps"] == 5 * 2
+    finally:
+        sampler.shutdown()
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
 def test_a_lost_runner_is_replaced_and_nothing_of_it_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {(1, "fill", 2): died(), (0, "fill", 4): died("timeout")}
     settings, _ = flaky(faults, monkeypatch, mode="ready")

@@ -47,6 +47,10 @@ class Backend(Protocol):
         """Raises ConfigError if so many runners can never live here together; asked before the first one is started."""
         ...
 
+    def crowded(self) -> str:
+        """The end of a message about a runner that does not come up: what it may be waiting for, or ""."""
+        ...
+
     def start(self, cls: type, args: Sequence[Any], name: str) -> Any:
         """Returns the handle of a new `cls(*args)` at once; it is made elsewhere, and calls wait for it there.
 

@@ -50,6 +50,10 @@ class InProcess:
     def require_room(self, runners: int) -> None:
         """Does nothing: there is no limit but memory."""
 
+    def crowded(self) -> str:
+        """Returns "": no runner waits for its place."""
+        return ""
+
     def start(self, cls: type, args: Sequence[Any], name: str) -> LocalHandle:
         """Makes `cls(*args)` now."""
         made = _carry_out(f"{name}: {cls.__name__}()", cls, *args)

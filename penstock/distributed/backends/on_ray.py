@@ -19,6 +19,7 @@ INLINE_BYTES = 64 << 10
 """Weights up to this travel inside each call, and above as one object of the store: 0.8 ms against 2.4 for 37 KB."""
 _TAIL = 2000
 """Characters of a dead runner's standard error that are shown."""
+_OURS = "penstock.core.errors."
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _NODE = ("NodeDiedError", "LocalRayletDiedError", "ObjectLostError", "OwnerDiedError", "ActorUnavailableError")
 
@@ -43,7 +44,9 @@ class Ray:
         store_bytes: int = MIN_STORE_BYTES,
     ) -> None:
         self.cluster = start_ray(address, num_cpus=cluster_cpus, store_bytes=store_bytes)
-        self._ray, self._num_cpus, self._closed = self.cluster.ray, num_cpus, False
+        self._ray, self._closed = self.cluster.ray, False
+        # A local cluster counts as many CPUs as the first who asked for it needs; others are placed whatever it counts.
+        self._num_cpus = 0.0 if self.cluster.origin == "started" and self.cluster.holders > 1 else num_cpus
         self._actors: dict[type, Any] = {}
         """Each class as Ray's own, which is shipped to the cluster once."""
         self._runners: dict[str, Any] = {}
@@ -74,7 +77,8 @@ class Ray:
                 options["scheduling_strategy"] = "SPREAD"
             if self.cluster.origin != "started":  # of ours every process has one thread
                 options["runtime_env"] = {"env_vars": ONE_THREAD}
-            self._actors[cls] = self._ray.remote(**options)(cls)
+            self._actors[cls] = self._connected().remote(**options)(cls)
+        self._connected()
         try:
             runner = self._actors[cls].remote(*args)
         except TypeError as error:
@@ -85,10 +89,11 @@ class Ray:
 
     def put(self, data: np.ndarray[Any, Any]) -> Any:
         """Returns bytes, or one object in the store of this machine, from which each node copies it once."""
-        return data.tobytes() if data.nbytes <= INLINE_BYTES else self._ray.put(data)
+        return data.tobytes() if data.nbytes <= INLINE_BYTES else self._connected().put(data)
 
     def call(self, runner: Any, method: str, *args: Any) -> Any:
         """Sends a call; the answer is a reference of Ray's, which `ray.get` takes too."""
+        self._connected()
         try:
             return getattr(runner, method).remote(*args)
         except TypeError as error:
@@ -97,10 +102,10 @@ class Ray:
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """Returns the calls that have ended, in the order of `calls`."""
-        found = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)[0] if calls else []
+        found = self._connected().wait(list(calls), num_returns=1, timeout=timeout_s)[0] if calls else []
         if len(found) == len(calls) or not found:
             return found
-        return self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
+        return self._connected().wait(list(calls), num_returns=len(calls), timeout=0)[0]
 
     def result(self, call: Any, timeout_s: float) -> Any:
         """Returns the result of a call; arrays in it cannot be written."""
@@ -108,24 +113,31 @@ class Ray:
         if name is not None and key not in self._runners:  # it may answer for a moment, before Ray has ended it
             raise RunnerError("exit", f"{name} was killed by its owner")
         try:
-            return self._ray.get(call, timeout=timeout_s)
+            return self._connected().get(call, timeout=timeout_s)
         except self._ray.exceptions.RayError as error:
             raise self._told(key, error, timeout_s) from None
 
     def kill(self, runner: Any) -> None:
         """Ends an actor; the processes that it started follow it."""
-        if self._runners.pop(runner._actor_id.hex(), None) is not None:
+        if self._runners.pop(runner._actor_id.hex(), None) is not None and self._ray.is_initialized():
             self._ray.kill(runner, no_restart=True)
 
     def close(self) -> None:
         """Kills every runner, and leaves the cluster."""
-        if not self._ray.is_initialized():  # the user's script, or the exit of Python, was first
-            self._runners.clear()
         for runner in list(self._runners.values()):
             self.kill(runner)
         if not self._closed:
             self._closed = True
             self.cluster.close()
+
+    def _connected(self) -> Any:
+        """The module, or ConfigError once Ray was shut down: it would start another cluster, open to others, by itself."""
+        if not self._ray.is_initialized():
+            raise ConfigError(
+                "Ray was shut down while runners live on it, as by ray.shutdown() in the script; end their sampler or "
+                "group first, then make another"
+            )
+        return self._ray
 
     def _told(self, key: str, error: Any, timeout_s: float) -> RunnerError:
         """What an error of Ray's means, in a line, with the runner's traceback or the end of its standard error."""
@@ -133,7 +145,7 @@ class Ray:
         lines = [line for line in _COLOUR.sub("", str(error)).strip().splitlines() if line.strip(" ^~")]
         text, last = "\n".join(lines), _raised(lines) or type(error).__name__
         if isinstance(error, kinds.GetTimeoutError):
-            return RunnerError("timeout", f"{name}: no result within {timeout_s:g} s{self._crowded()}")
+            return RunnerError("timeout", f"{name}: no result within {timeout_s:g} s{self.crowded()}")
         if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):
             return RunnerError("exception", f"{name} raised {last}", text, last.partition(":")[0].rpartition(".")[2])
         if key in self._names and key not in self._runners:  # Ray may say that it died, whoever was first to see it
@@ -143,12 +155,12 @@ class Ray:
         kind, why = _cause(type(error).__name__, text, last)
         return RunnerError(kind, f"{name} {why}", self._last_words(text))
 
-    def _crowded(self) -> str:
-        """A hint where a runner may be waiting for its place."""
-        free = self._ray.available_resources().get("CPU", 0.0)
+    def crowded(self) -> str:
+        """Says which resources are missing where a runner may be waiting for its place, else ""."""
+        free = self._connected().available_resources().get("CPU", 0.0)
         if free >= self._num_cpus:
             return ""
-        total = self._ray.cluster_resources().get("CPU", 0.0)
+        total = self._connected().cluster_resources().get("CPU", 0.0)
         return (
             f"; if it never answered, it may wait for its place: it needs {self._num_cpus:g} CPUs, {free:g} of the "
             f"cluster's {total:g} are free; stop other work there, use fewer runners or a smaller num_cpus"
@@ -178,9 +190,11 @@ def _share(sizes: list[float], runners: int) -> float:
 
 
 def _raised(lines: list[str]) -> str:
-    """What stands under a traceback: the error's name and text."""
+    """What stands under a traceback: the error's name and text. Our errors may have another traceback in their text."""
+    ours = [i for i, line in enumerate(lines) if line.startswith(_OURS)]
     inside = [i for i, line in enumerate(lines) if line[:1].isspace()]
-    return "\n".join(lines[inside[-1] + 1 :] if inside else lines).strip()
+    start = ours[-1] if ours else inside[-1] + 1 if inside else 0
+    return "\n".join(lines[start:]).strip().removeprefix(_OURS)
 
 
 def _cause(error: str, text: str, last: str) -> tuple[DeathKind, str]:

@@ -24,6 +24,9 @@ from penstock.workers.process import require_linux
 INLINE_BYTES = 64 << 10
 """What is put and not longer travels inside each call, and longer in memory that all runners share."""
 
+_LOOK_S = 0.5
+"""Longest wait between two looks at how much the runners have said, which is kept in memory until then."""
+
 
 class Processes:
     """Backend whose runners are processes of one thread, which Ctrl-C does not reach.
@@ -47,6 +50,10 @@ class Processes:
 
     def require_room(self, runners: int) -> None:
         """Does nothing: any number of processes can be started, as long as the system lets them."""
+
+    def crowded(self) -> str:
+        """Returns "": no runner waits for its place."""
+        return ""
 
     def start(self, cls: type, args: Sequence[Any], name: str) -> Handle:
         """Starts a process; its import of penstock and of the class goes on meanwhile."""
@@ -76,7 +83,7 @@ class Processes:
             poll = select.poll()
             for process in waiting:
                 process.register(poll)
-            poll.poll(left * 1000 + 1)
+            poll.poll(min(left, _LOOK_S) * 1000 + 1)
 
     def result(self, call: Call, timeout_s: float) -> Any:
         """Returns the result of a call."""

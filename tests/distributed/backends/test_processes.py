@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,10 @@ class Told(Echo):
     def say(self, n: int) -> None:
         sys.stdout.write("x" * n)
         sys.stdout.flush()
+
+    def say_and_wait(self, n: int, path: str) -> None:
+        self.say(n)
+        self.wait_for(path)
 
     def signal_itself(self, number: int) -> None:
         os.kill(os.getpid(), number)
@@ -130,6 +135,26 @@ def test_output_is_kept_from_the_terminal_and_does_not_grow(
     backend.result(runner.say.remote(3), PATIENCE_S)
     assert os.fstat(process._said).st_size <= 2_000_000
     assert capfd.readouterr() == ("", "")
+
+
+def test_output_does_not_grow_during_a_long_call(backend: Processes, tmp_path: Path) -> None:
+    runner = backend.start(Told, (), "runner 0")
+    process = backend._processes[runner]
+    call = runner.say_and_wait.remote(5_000_000, str(tmp_path / "enough"))
+    sizes: list[int] = []
+    deadline = time.monotonic() + PATIENCE_S
+
+    def look() -> None:
+        while (not sizes or max(sizes) < 5_000_000 or sizes[-1]) and time.monotonic() < deadline:
+            sizes.append(os.fstat(process._said).st_size)
+            time.sleep(0.01)
+        (tmp_path / "enough").touch()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    backend.result(call, 2 * PATIENCE_S)
+    thread.join(PATIENCE_S)
+    assert max(sizes) == 5_000_000 and sizes[-1] == 0
 
 
 def test_the_name_stands_in_the_list_of_processes(backend: Processes) -> None:
