@@ -11,12 +11,12 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from penstock import ops
-from penstock.agents.agent import Agent, logp_and_values
+from penstock.agents.agent import Agent, check_agent_members, logp_and_values
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Positive, Rate, Unit, Weight, Whole
@@ -27,32 +27,32 @@ from penstock.learn.settings import Functions, InMinibatches
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
-    """The agent that `cfg.agent` makes, with a frozen copy as `target_policy` and the count of batches since it."""
+    """The agent that `cfg.agent` makes, with a frozen copy as `target_policy`, and the number of batches trained on."""
     agent = cfg.agent(spec, cfg)
+    check_agent_members(agent)
     agent.target_policy = copy.deepcopy(agent).requires_grad_(False)
-    agent.register_buffer("target_age", torch.zeros((), dtype=torch.int64))
+    agent.register_buffer("target_batches", torch.zeros((), dtype=torch.int64))
     return agent
 
 
-def follow_policy(agent: Agent, interval: int) -> None:
-    """Copies parameters and normalisers into the target policy before every `interval`-th batch."""
-    age = agent.get_buffer("target_age")
-    if age % interval == 0:
-        missing, _ = agent.get_submodule("target_policy").load_state_dict(agent.state_dict(), strict=False)
+def target_for_batch(agent: Agent, interval: int) -> Agent:
+    """The target policy: a copy of the policy, normalisers included, made before every `interval`-th batch."""
+    target: Any = agent.get_submodule("target_policy")
+    batches = agent.get_buffer("target_batches")
+    if batches % interval == 0:
+        missing, _ = target.load_state_dict(agent.state_dict(), strict=False)
         if missing:
             raise ConfigError(
                 f"the target policy has {sorted(missing)[:3]}, which the policy lacks; expected the same names: do to "
                 "agent.target_policy what you do to the agent (pruning, parametrisations, other layers)"
             )
-        age.zero_()
-    age += 1
+    batches += 1
+    return target
 
 
-@torch.no_grad()
 def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: APPO) -> TrainBatch:
     """V-trace of a batch [T, B] for the target policy, which stays while the batch is trained on: exact in any pass."""
-    follow_policy(agent, cfg.target_interval)
-    logp, _ = logp_and_values(agent.target_policy, batch)
+    logp, _ = logp_and_values(target_for_batch(agent, cfg.target_interval), batch)
     value = agent.values(batch)
     acted = batch.info["logp"]
     log_ratio = logp - acted

@@ -31,8 +31,9 @@ def experiment_from(
     """The experiment of a settings file.
 
     A TOML file has the tables env (or just an id), algo and sampler (`name` says which, `inner.name` the one inside it)
-    and run; what it does not name is the default, and no preset applies. It is its reader's own word, as a script is: the modules that it names are
-    imported. The config.json of a run (or its directory) is read as `resume` reads it, and begins a new directory.
+    and run; what it does not name is the default, and no preset applies. It is its reader's own word, as a script is:
+    the modules that it names are imported. The config.json of a run (or its directory) is read as `resume` reads it,
+    and begins a new directory.
 
     Args:
         algo, env: of the command line; the environment wins, another algorithm than the file's is refused.

@@ -161,7 +161,8 @@ def _cores(experiments: Sequence[Experiment]) -> int:
 
     def cores(sampler: object) -> int:
         if hasattr(sampler, "inner"):
-            return 1 + getattr(sampler, "runners", 1) * cores(sampler.inner)  # pyright: ignore[reportAttributeAccessIssue]
+            inner = cores(sampler.inner)  # pyright: ignore[reportAttributeAccessIssue]
+            return 1 + getattr(sampler, "runners", 1) * inner
         return getattr(sampler, "workers", 0) + (not isinstance(sampler, CpuSampler))
 
     return max(cores(exp.sampler_settings) for exp in experiments)

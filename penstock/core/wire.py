@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from dataclasses import fields
 from typing import Any
@@ -26,8 +27,8 @@ def encode(value: Any) -> bytes:
     return b"".join([_HEAD.pack(len(text)), text, b" " * (-(len(text) + _HEAD.size) % _ALIGNMENT), *parts])
 
 
-def decode(data: bytes) -> Any:
-    """The inverse of `encode`; arrays are copies, and tuples stay tuples."""
+def decode(data: bytes | mmap.mmap) -> Any:
+    """The inverse of `encode`, of bytes or a mapped file; arrays are copies, and tuples stay tuples."""
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size + length
     return _value(json.loads(data[_HEAD.size : start]), memoryview(data)[start + (-start % _ALIGNMENT) :])

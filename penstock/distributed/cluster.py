@@ -6,20 +6,18 @@ import contextlib
 import importlib
 import os
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.distributed.addresses import Found, find_cluster, listeners_of, require_loopback
-from penstock.distributed.guard import start_guard
-from penstock.workers.killing import MARK, kill_marked, new_mark
+from penstock.distributed.guard import end_cluster, start_guard
+from penstock.workers.killing import MARK, new_mark
 from penstock.workers.process import ONE_THREAD
 
 MIN_STORE_BYTES = 80 << 20
@@ -70,7 +68,7 @@ _current: list[Cluster] = []
 def start_ray(
     address: str = "local",
     *,
-    num_cpus: float | None = None,
+    num_cpus: int | None = None,
     store_bytes: int = MIN_STORE_BYTES,
     timeout_s: float = 20.0,
 ) -> Cluster:
@@ -132,7 +130,7 @@ def _settings(address: str) -> dict[str, str]:
     }
 
 
-def _start(ray: Any, num_cpus: float | None, store_bytes: int) -> Cluster:
+def _start(ray: Any, num_cpus: int | None, store_bytes: int) -> Cluster:
     mark = new_mark()
     # Ray opens its own folder to all users: it lies in one that is closed to them.
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 24 else "/tmp"  # a socket's path has 107 characters
@@ -140,13 +138,12 @@ def _start(ray: Any, num_cpus: float | None, store_bytes: int) -> Cluster:
     marks = {MARK: os.environ.get(MARK, "") + mark}
     before = set(listeners_of(os.getpid()))
     with contextlib.ExitStack() as undo:
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
         undo.callback(start_guard(mark, folder))
+        undo.callback(end_cluster, mark, folder)
         undo.enter_context(_environment(_settings("local")))
         undo.enter_context(_refreshed(ray))
-        undo.callback(kill_marked, mark)
         undo.callback(ray.shutdown)
-        with _environment(marks), _loopback(ray, True), _kept_signals():
+        with _environment(marks), _loopback(ray, True), _kept_manners():
             try:
                 ray.init(
                     "local",
@@ -172,7 +169,7 @@ def _join(ray: Any, found: Found) -> Cluster:
         undo.enter_context(_environment(_settings(found.address)))
         undo.enter_context(_refreshed(ray))
         undo.callback(ray.shutdown)
-        with _loopback(ray, found.loopback), _kept_signals():
+        with _loopback(ray, found.loopback), _kept_manners():
             try:
                 ray.init(found.address, log_to_driver=False, logging_level="ERROR")
             except ray.exceptions.AuthenticationError as error:
@@ -185,7 +182,8 @@ def _join(ray: Any, found: Found) -> Cluster:
             except (Exception, SystemExit) as error:
                 raise ConfigError(
                     f"the cluster at {found.address} cannot be joined: {type(error).__name__}: {error}; this process "
-                    f"has Ray {ray.__version__}, Python {sys.version.split()[0]}"
+                    f"has Ray {ray.__version__} and Python {sys.version.split()[0]}, which must be the nodes' too, and "
+                    "so must its token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token)"
                 ) from error
         listeners = tuple(x for x in listeners_of(os.getpid(), children=False) if x not in before)
         cluster = Cluster(ray, "joined", listeners, "")
@@ -238,11 +236,16 @@ def _loopback(ray: Any, wanted: bool) -> Generator[None]:
 
 
 @contextlib.contextmanager
+def _kept_manners() -> Generator[None]:
+    """Restores the handlers of signals and of `breakpoint()`, which Ray replaces and never gives back."""
+    with _environment({"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT", "")}), _kept_signals():
+        yield
+
+
+@contextlib.contextmanager
 def _kept_signals() -> Generator[None]:
-    """Restores the handlers of signals, which Ray replaces and never gives back."""
     if threading.current_thread() is not threading.main_thread():
-        with warnings.catch_warnings():
-            yield  # only the main thread can set handlers, Ray too
+        yield  # only the main thread can set handlers, Ray too
         return
     kept = {number: signal.getsignal(number) for number in _SIGNALS}
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import platform
 import socket
@@ -23,6 +24,7 @@ from penstock.core import VERSION, trace
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
+from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree
 from penstock.distributed.packing import pack_rows, unpack_parameters
 from penstock.envs.make import EnvConfig, as_env_config
@@ -30,8 +32,10 @@ from penstock.envs.pools.pool import OpenEpisode, PoolState
 from penstock.learn.algorithm import Algorithm, ResultDict
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import train_one_step
+from penstock.run.checkpoints.encoding import decode, encode
 from penstock.run.experiment import Experiment
 from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.installed import Installed
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
 
 
@@ -53,31 +57,37 @@ class Recipe(NamedTuple):
         return cls(exp.sampler_settings, exp.env_config, exp.run.seed, exp.algo, index * B, runners * B)
 
 
+class TrainsFor(NamedTuple):
+    """The batches of the other runners that a policy is to train on."""
+
+    spec: EnvSpec
+    info_keys: tuple[str, ...]
+    batch: BatchSpec
+
+
 class EnvRunner:
     """A live sampler for the slots of one runner, with an agent whose weights are set from outside.
 
-    `sample()` and `learn_on_batch()` serve loops of one's own; a group calls `fill`, whose rows its driver accounts for.
+    `sample()` and `learn_on_batch()` serve loops of one's own; a group calls `fill`, and its driver accounts for the
+    rows.
 
     Args:
         made_from: an experiment, or its parts. index: of this runner among `runners` that have the experiment's
             sampler each.
+        group: the batches that its policy is to train on, if they are of others; it then makes environments of its own
+            only if it is asked to sample or to evaluate.
 
     Raises:
         ConfigError, EnvWorkerError: the environment cannot be made, or does not fit the settings.
     """
 
-    def __init__(self, made_from: Experiment | Recipe, index: int = 0, runners: int = 1) -> None:
-        recipe = made_from if isinstance(made_from, Recipe) else Recipe.of(made_from, index, runners)
-        live = recipe.sampler.build(
-            as_env_config(recipe.env), recipe.seed, first_slot=recipe.first_slot, total_slots=recipe.total_slots
-        )
-        if not isinstance(live, LiveSampler):
-            live.shutdown()
-            raise ConfigError(
-                f"a runner with sampler {type(recipe.sampler).__name__}; expected a synchronous one, e.g. "
-                "ps.CpuSampler(T=128, B=16, workers=2): rounds ahead are the group's `depth`"
-            )
-        self._live, self._recipe = live, recipe
+    def __init__(
+        self, made_from: Experiment | Recipe, index: int = 0, runners: int = 1, *, group: TrainsFor | None = None
+    ) -> None:
+        self._recipe = made_from if isinstance(made_from, Recipe) else Recipe.of(made_from, index, runners)
+        self._group = group
+        self._made: LiveSampler | None = None
+        self._closed = False
         self._policy: Policy | None = None
         self._agent: Agent | None = None
         self._version = -1
@@ -85,6 +95,8 @@ class EnvRunner:
         self._episodes = Episodes()
         self._warned: set[str] = set()
         self._fresh = True
+        if group is None:
+            _ = self._live
 
     # A loop of one's own.
 
@@ -94,8 +106,16 @@ class EnvRunner:
         if self._policy is None:
             if self._recipe.algo is None:
                 raise ConfigError("this runner samples for a learner elsewhere and has no policy of its own")
-            self._policy = self._recipe.algo.build(self._live.spec, seed=self._recipe.seed)
-            self._policy.prepare(self._live.batch_spec, self.initialize(self._policy.agent)["info"])
+            group = self._group
+            spec = self._live.spec if group is None else group.spec
+            policy = self._recipe.algo.build(spec, seed=self._recipe.seed)
+            if group is None:
+                policy.prepare(self._live.batch_spec, self.initialize(policy.agent)["info"])
+            else:
+                slots = Installed(spec, group.batch, group.info_keys, self._recipe.first_slot, self._recipe.total_slots)
+                policy.prepare(group.batch, slots.take(policy.agent)["info"])
+                self._agent = policy.agent
+            self._policy = policy
         return self._policy
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
@@ -146,19 +166,29 @@ class EnvRunner:
         self._version = self._version + 1 if version is None else version
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything between two fragments as plain data, arrays and tensors."""
-        policy = None if self._policy is None else self._policy.state_dict()
-        sampler = None if self._agent is None else self._live.state_dict()
-        return {"itr": self._itr, "version": self._version, "policy": policy, "sampler": sampler}
+        """Returns everything between two fragments: counters, and [n] uint8 with the rest, replay included."""
+        held: dict[str, Any] = {"policy": None, "arrays": {}, "sampler": None}
+        if self._policy is not None:
+            held |= {"policy": self._policy.state_dict(), "arrays": dict(self._policy.arrays())}
+        if self._agent is not None:
+            held["sampler"] = self._live.state_dict()
+        file = io.BytesIO()
+        torch.save(encode(held), file)
+        return {"itr": self._itr, "version": self._version, "state": np.frombuffer(file.getvalue(), np.uint8)}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """The inverse of `get_state`, for a runner of the same experiment and place."""
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `get_state`, for a runner of the same experiment and place.
+
+        Raises:
+            CheckpointError: it is of another experiment.
+        """
+        held = decode(torch.load(io.BytesIO(bytes(state["state"])), weights_only=True))
         self._itr, self._version = state["itr"], state["version"]
-        if state["policy"] is not None:
-            self.policy.load_state_dict(state["policy"])
-        if state["sampler"] is not None:
+        if held["policy"] is not None:
+            self.policy.load_state_dict(held["policy"], held["arrays"])
+        if held["sampler"] is not None:
             _ = self._acting
-            self._live.load_state_dict(state["sampler"])
+            self._live.load_state_dict(held["sampler"])
 
     def evaluate(
         self,
@@ -181,8 +211,10 @@ class EnvRunner:
         return os.getpid()
 
     def close(self) -> None:
-        """Closes the environments."""
-        self._live.shutdown()
+        """Closes the environments. A second call does nothing."""
+        self._closed = True
+        if self._made is not None:
+            self._made.shutdown()
 
     # What a group calls.
 
@@ -199,8 +231,8 @@ class EnvRunner:
 
     def initialize(self, agent: Agent) -> dict[str, Any]:
         """Takes the agent that will act; returns examples of one step, as `Sampler.initialize`."""
-        self._agent = agent
-        return self._live.initialize(agent)
+        live, self._agent = self._live, agent
+        return live.initialize(agent)
 
     def install(self, agent: Any) -> None:
         """Takes a copy of the driver's agent as `installed_copy` returned it."""
@@ -210,6 +242,11 @@ class EnvRunner:
         """Takes weights as bytes, as `pack_parameters` returned them."""
         unpack_parameters(weights, self._acting)
         self._version = version
+
+    def sample_with(self, weights: Any, version: int) -> SampleBatch | MultiAgentBatch:
+        """`take_weights`, then `sample`."""
+        self.take_weights(weights, version)
+        return self.sample()
 
     def fill(self, itr: int, version: int, weights: Any) -> dict[str, Any]:
         """Collects fragment `itr` with the weights of a version, which are taken over unless they are here already.
@@ -277,6 +314,27 @@ class EnvRunner:
         return pack_rows(self._live.fill_evaluation(address))
 
     @property
+    def _live(self) -> LiveSampler:
+        """The sampler, made when it is first asked for."""
+        if self._closed:
+            raise ConfigError("the runner was closed; make another")
+        if self._made is None:
+            recipe = self._recipe
+            live = recipe.sampler.build(
+                as_env_config(recipe.env), recipe.seed, first_slot=recipe.first_slot, total_slots=recipe.total_slots
+            )
+            if not isinstance(live, LiveSampler):
+                live.shutdown()
+                raise ConfigError(
+                    f"a runner with sampler {type(recipe.sampler).__name__}; expected a synchronous one, e.g. "
+                    "ps.CpuSampler(T=128, B=16, workers=2): rounds ahead are the group's `depth`"
+                )
+            self._made = live
+            if self._agent is not None:
+                live.initialize(self._agent)
+        return self._made
+
+    @property
     def _acting(self) -> Agent:
         """The agent; that of the runner's own policy if none was given."""
         if self._agent is None:
@@ -295,22 +353,21 @@ class ShippedRunner(EnvRunner):
 
     Args:
         path: the driver's import path, of which the parts that exist here are added: unpickling may need them.
-        payload: pickled Recipe, and the environment's entry in Gymnasium's registry. threads: of torch.
+        payload: pickled Recipe, and the environment's entry in Gymnasium's registry.
     """
 
-    def __init__(self, path: list[str], payload: bytes, threads: int) -> None:
+    def __init__(self, path: list[str], payload: bytes) -> None:
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
         recipe, entry = cloudpickle.loads(payload)
         if entry is not None and entry.id not in gym.registry:
             gym.registry[entry.id] = entry
-        if trace.ring is None:  # else the driver's process is this one
-            trace.enter(f"runner {recipe.first_slot // recipe.sampler.spec.B}")
+        trace.enter(f"runner {recipe.first_slot // recipe.sampler.spec.B}")
         super().__init__(recipe)
 
 
 def shipped(recipe: Recipe) -> tuple[list[str], bytes]:
-    """The first arguments of a ShippedRunner.
+    """The arguments of a ShippedRunner.
 
     Raises:
         ConfigError: the environment or the algorithm cannot be pickled.

@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import torch
-
 from penstock.agents.agent import Agent
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
@@ -27,6 +25,7 @@ from penstock.distributed.env_runner import (
     EnvRunner,
     Recipe,
     ShippedRunner,
+    TrainsFor,
     installed_copy,
     shipped,
     versions,
@@ -122,15 +121,16 @@ class EnvRunnerGroup:
         self.arrivals: list[Callable[[int], None]] = []
         """Called with the number of one that has come up in its place."""
         self.backend = make_backend(backend, num_env_runners, **options) if isinstance(backend, str) else backend
-        self._threads = torch.get_num_threads() if self.backend.name == "in-process" else 1
         self._local: EnvRunner | None = None
         self._agent: Any = None
         self._where: list[str] = [""] * num_env_runners
-        self._starting: dict[int, tuple[float, Any]] = {}  # since when, and the last call of those that start
+        self._starting: dict[int, tuple[float, list[Any]]] = {}  # since when, and the first calls of those that start
         self._later: dict[int, float] = {}  # runners that wait out their delay, and until when
         self._in_flight: dict[Any, int] = {}
         self._pushes: dict[int, Any] = {}
         self._version = 0
+        self._packed: Any = None
+        """What was published last, whose memory the next weights are packed into."""
         self._closed = False
         self._remote: list[Any] = []
         try:
@@ -146,7 +146,10 @@ class EnvRunnerGroup:
     def local_worker(self) -> EnvRunner:
         """The runner of this process, which trains; it has environments of its own only where it samples itself."""
         if self._local is None:
-            self._local = EnvRunner(self._recipes[0])
+            T, B = self.fragment
+            batch = BatchSpec(T, B * len(self._remote))
+            group = TrainsFor(self.spec, self.info_keys, batch) if self._remote else None
+            self._local = EnvRunner(self._recipes[0], group=group)
         return self._local
 
     @property
@@ -184,7 +187,8 @@ class EnvRunnerGroup:
         if not self._remote:
             return self.local_worker.sample()
         self.welcome()
-        done = self.collect({i: self.backend.call(self._remote[i], "sample") for i in self.alive})
+        self._take_in_pushes()
+        done = self.collect({i: self.call(i, "sample") for i in self.alive})
         if not done:
             raise EnvWorkerError(f"none of {len(self._remote)} runners returned a fragment; the warnings say why")
         return concat_samples([done[i] for i in sorted(done)])
@@ -195,19 +199,25 @@ class EnvRunnerGroup:
         Args:
             max_in_flight: requests that wait at a runner, at most.
         """
-        weights, sent = None, -1
+        while not self._remote:
+            yield self.local_worker.sample()
+        weights, sent, since = None, -1, dict[int, float]()  # when a runner was asked first, or answered last
         while True:
             self.welcome()
             if sent != self._version:
                 weights, sent = self.publish(self.local_worker.policy.agent), self._version
             for i in self.alive:
-                for _ in range(max_in_flight - sum(j == i for j in self._in_flight.values())):
-                    self.backend.call(self._remote[i], "take_weights", weights, self._version)
-                    self._in_flight[self.backend.call(self._remote[i], "sample")] = i
-            ready = self.backend.wait(list(self._in_flight), self.deadline_s)
-            if not ready:
-                for i in set(self._in_flight.values()):
-                    self.lost(i, RunnerError("timeout", f"no fragment within {self.deadline_s:g} s"))
+                busy = sum(j == i for j in self._in_flight.values())
+                if not busy or i not in since:
+                    since[i] = time.monotonic()
+                for _ in range(max_in_flight - busy):
+                    self._in_flight[self.call(i, "sample_with", weights, sent)] = i
+            late_at = min((since[i] for i in self._in_flight.values()), default=0.0) + self.deadline_s
+            ready = self.backend.wait(list(self._in_flight), max(late_at - time.monotonic(), 0.0))
+            answered, now = {self._in_flight[call] for call in ready}, time.monotonic()
+            for i in set(self._in_flight.values()) - answered:
+                if now - since[i] >= self.deadline_s:
+                    self.lost(i, late(self.deadline_s))
             for call in ready[:1]:
                 i = self._in_flight.pop(call)
                 try:
@@ -215,6 +225,7 @@ class EnvRunnerGroup:
                 except RunnerError as error:
                     self.lost(i, error)
                 else:
+                    since[i] = now
                     yield fragment
 
     def sync_weights(self) -> None:
@@ -222,8 +233,7 @@ class EnvRunnerGroup:
 
         Does not wait for them; a runner that has not taken the copy before is waited for first.
         """
-        pushed, self._pushes = self._pushes, {}
-        self.collect(pushed)
+        self._take_in_pushes()
         self._version += 1
         weights = self.publish(self.local_worker.policy.agent)
         self._pushes = {i: self.call(i, "take_weights", weights, self._version) for i in self.alive}
@@ -249,7 +259,8 @@ class EnvRunnerGroup:
 
     def publish(self, agent: Agent) -> Any:
         """One copy of the agent's weights, as an argument of any number of calls."""
-        return self.backend.put(pack_parameters(agent))
+        self._packed = pack_parameters(agent, self._packed)
+        return self.backend.put(self._packed)
 
     def call(self, i: int, method: str, *args: Any) -> Any:
         """Sends a call to runner i."""
@@ -261,7 +272,7 @@ class EnvRunnerGroup:
         """The results of calls by runner; runners that fail or are late are lost, and missing from them.
 
         Args:
-            then: called with each result as it comes, in the place of keeping it.
+            then: called with each result as it comes, in the place of keeping it; its RunnerError is the runner's.
         """
         limit_s = self.deadline_s if timeout_s is None else timeout_s
         until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
@@ -271,14 +282,13 @@ class EnvRunnerGroup:
                 del waiting[i]
                 try:
                     result = self.backend.result(call, self.deadline_s)
+                    found[i] = result if then is None else then(i, result)
                 except RunnerError as error:
                     self.lost(i, error)
-                else:
-                    found[i] = result if then is None else then(i, result)
             if not ready and time.monotonic() >= until:
                 for i in list(waiting):
                     del waiting[i]
-                    self.lost(i, RunnerError("timeout", f"no answer within {limit_s:g} s"))
+                    self.lost(i, late(limit_s))
         return found
 
     def lost(self, i: int, error: RunnerError) -> None:
@@ -314,7 +324,7 @@ class EnvRunnerGroup:
             for i in [i for i, due in self._later.items() if due <= now]:
                 del self._later[i]
                 self._remote[i] = self._start(i)
-                self._starting[i] = (now, self._first_call(i))
+                self._starting[i] = (now, self._first_calls(i))
             short = len(self.alive) < self.min_runners
             if not self._starting and not short:
                 return up
@@ -323,14 +333,14 @@ class EnvRunnerGroup:
                     f"{len(self.alive)} of {len(self._remote)} runners are left and min_runners={self.min_runners}; "
                     "fault_policy='restart' replaces those that are lost"
                 )
-            calls = [call for _, call in self._starting.values()]
+            calls = [first[-1] for _, first in self._starting.values()]
             ready = self.backend.wait(calls, 0.2 if short else 0.0) if calls else []
             if not calls:
                 time.sleep(0.02)
-            for i in [i for i, (_, call) in self._starting.items() if any(call is x for x in ready)]:
-                _, call = self._starting.pop(i)
+            for i in [i for i, (_, first) in self._starting.items() if any(first[-1] is x for x in ready)]:
+                _, first = self._starting.pop(i)
                 try:
-                    self._check(i, self.backend.result(call, self.deadline_s))
+                    self._check(i, [self.backend.result(call, self.deadline_s) for call in first][-1])
                 except RunnerError as error:
                     self.lost(i, error)
                 else:
@@ -361,22 +371,28 @@ class EnvRunnerGroup:
             self._local.close()
         self.backend.close()
 
-    def _start(self, i: int) -> Any:
-        path, payload = shipped(self._recipes[i])
-        return self.backend.start(ShippedRunner, (path, payload, self._threads), f"runner {i}")
+    def _take_in_pushes(self) -> None:
+        """Waits until the weights of the last `sync_weights` have been taken; runners that refuse them are lost."""
+        pushed, self._pushes = self._pushes, {}
+        self.collect(pushed)
 
-    def _first_call(self, i: int) -> Any:
-        """Sends what a runner must answer before it takes part; returns the last of these calls."""
-        if self._agent is not None:
-            self.backend.call(self._remote[i], "install", self.backend.put(self._agent))
-        return self.backend.call(self._remote[i], "describe")
+    def _start(self, i: int) -> Any:
+        if self.backend.name == "in-process":  # nothing need be pickled, and threads are this process's
+            return self.backend.start(EnvRunner, (self._recipes[i],), f"runner {i}")
+        path, payload = shipped(self._recipes[i])
+        return self.backend.start(ShippedRunner, (path, payload), f"runner {i}")
+
+    def _first_calls(self, i: int) -> list[Any]:
+        """Sends what a runner must answer before it takes part: `describe` is the last of these calls."""
+        copy = [] if self._agent is None else [self.call(i, "install", self.backend.put(self._agent))]
+        return [*copy, self.call(i, "describe")]
 
     def _describe(self) -> None:
         """Waits for all runners, and takes the spaces from them."""
         if not self._remote:
             return
-        calls = {i: self._first_call(i) for i in range(len(self._remote))}
-        self._starting = {i: (time.monotonic(), call) for i, call in calls.items()}
+        calls = {i: self.call(i, "describe") for i in range(len(self._remote))}
+        self._starting = {i: (time.monotonic(), [call]) for i, call in calls.items()}
         found = dict[int, Any]()
 
         def up(i: int, made: dict[str, Any]) -> None:
@@ -404,3 +420,11 @@ class EnvRunnerGroup:
                 "with the same constraints.txt or image"
             )
         self._where[i] = f" ({made['host']}, pid {made['pid']})"
+
+
+def late(limit_s: float) -> RunnerError:
+    """The error of a runner that has not answered in time."""
+    return RunnerError(
+        "timeout",
+        f"no answer within {limit_s:g} s; if its work takes that long, use a longer deadline_s or a smaller T",
+    )

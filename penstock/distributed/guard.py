@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from penstock.workers.killing import kill_marked
 from penstock.workers.process import environment_of_children
 
 _STOP_S = 10.0
+_ROUNDS = 5
+"""Most looks at all processes: one that is found may have started another meanwhile."""
 
 
 def start_guard(mark: str, folder: str) -> Callable[[], None]:
@@ -40,6 +43,37 @@ def start_guard(mark: str, folder: str) -> Callable[[], None]:
     return stop
 
 
+def end_cluster(mark: str, folder: str) -> None:
+    """Kills every process of a cluster, and removes its folder."""
+    kill_marked(mark)
+    for _ in range(_ROUNDS):
+        found = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+        if not [pid for pid in found if _kill_if_user_of(pid, folder)]:
+            break
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_if_user_of(pid: int, folder: str) -> bool:
+    """True if the process has a file of the folder open and was sent the signal.
+
+    Ray's agents write their titles where the mark was.
+    """
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # it has ended
+        return False
+    try:
+        files = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        if not any(file.startswith(f"{folder}/") for file in files):
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return True
+    except OSError:  # it has ended, or is another user's
+        return False
+    finally:
+        os.close(fd)
+
+
 def main() -> None:
     """Waits for the end of the driver, then ends its cluster."""
     driver, mark, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -51,8 +85,7 @@ def main() -> None:
             pass
     except ProcessLookupError:
         pass
-    kill_marked(mark)
-    shutil.rmtree(folder, ignore_errors=True)
+    end_cluster(mark, folder)
 
 
 if __name__ == "__main__":

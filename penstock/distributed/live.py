@@ -18,9 +18,8 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
-from penstock.distributed.backends.backend import RunnerError
 from penstock.distributed.env_runner import Recipe
-from penstock.distributed.group import EnvRunnerGroup
+from penstock.distributed.group import EnvRunnerGroup, late
 from penstock.distributed.rounds import EvaluationBroken, Rounds, RunnerPool
 from penstock.envs.make import EnvConfig
 from penstock.samplers.episodes import Episodes
@@ -362,7 +361,7 @@ class ReadyLive(RunnersLive):
         found = [i for i, call in heads.items() if any(call is x for x in ready)]
         for i in heads:
             if i not in found and now - self._since[i] > limit_s:
-                self.workers.lost(i, RunnerError("timeout", f"no fragment within {limit_s:g} s"))
+                self.workers.lost(i, late(limit_s))
         return min(found, key=lambda i: self._served[i], default=-1)
 
     def _collected(self, i: int) -> tuple[SampleBatch, Episodes]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
@@ -20,15 +19,20 @@ _ALIGNMENT = 8
 Bytes = npt.NDArray[np.uint8]
 
 
-def pack_parameters(agent: Agent) -> Bytes:
-    """[n] uint8: all parameters and buffers in the order of `parameters_of`, each at a multiple of 8 bytes."""
-    tensors = list(parameters_of(agent).values())
-    out = np.empty(sum(map(_room, tensors)), np.uint8)
+def pack_parameters(agent: Agent, out: Bytes | None = None) -> Bytes:
+    """[n] uint8: all parameters and buffers in the order of `parameters_of`, each at a multiple of 8 bytes.
+
+    Args:
+        out: what an earlier call returned, which is overwritten: new memory takes longer than the copy.
+    """
+    arrays = [x.detach().cpu().numpy() for x in parameters_of(agent).values()]
+    size = sum(_room(x.nbytes) for x in arrays)
+    if out is None or out.size != size:
+        out = np.zeros(size, np.uint8)
     at = 0
-    for x in tensors:
-        raw = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        out[at : at + raw.size] = raw
-        at += _room(x)
+    for x in arrays:
+        out[at : at + x.nbytes] = _raw(x)
+        at += _room(x.nbytes)
     return out
 
 
@@ -39,21 +43,21 @@ def unpack_parameters(data: Any, agent: Agent) -> None:
         ValueError: the sizes differ.
     """
     flat = np.frombuffer(data, np.uint8)
-    tensors = list(parameters_of(agent).values())
-    size = sum(map(_room, tensors))
+    tensors = [x.detach() for x in parameters_of(agent).values()]
+    size = sum(_room(x.nbytes) for x in tensors)
     if flat.size != size:
         raise ValueError(
             f"the weights have {flat.size} bytes; expected {size}, as of this runner's agent with "
             f"{len(tensors)} arrays: build driver and runners from the same settings"
         )
     at = 0
-    with torch.no_grad():
-        for x in tensors:
-            raw = flat[at : at + x.numel() * x.element_size()]
-            own = torch.empty(x.shape, dtype=x.dtype)  # torch warns of read-only memory, and of nothing to be gained
-            np.copyto(own.reshape(-1).view(torch.uint8).numpy(), raw)
+    for x in tensors:
+        there = x.device.type == "cpu" and x.is_contiguous()
+        own = x if there else torch.empty(x.shape, dtype=x.dtype)
+        _raw(own.numpy())[...] = flat[at : at + x.nbytes]
+        if not there:
             x.copy_(own)
-            at += _room(x)
+        at += _room(x.nbytes)
 
 
 def pack_rows(tree: Tree) -> bytes | list[npt.NDArray[Any]]:
@@ -76,5 +80,10 @@ def unpack_rows(packed: bytes | Sequence[npt.NDArray[Any]], out: Tree) -> None:
         at += x.nbytes
 
 
-def _room(x: Tensor) -> int:
-    return -(-x.numel() * x.element_size() // _ALIGNMENT) * _ALIGNMENT
+def _raw(x: npt.NDArray[Any]) -> Bytes:
+    """[n] uint8: the bytes of an array, a view of it where it is contiguous."""
+    return x.reshape(-1).view(np.uint8)
+
+
+def _room(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

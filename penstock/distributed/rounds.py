@@ -49,6 +49,7 @@ class RunnerPool(EnvPool):
         self.specs, self.info_keys = (workers.spec,), workers.info_keys
         self.groups = (Group(0, slice(0, B)),)
         self._calls: dict[int, dict[int, Any]] = {}  # requests in flight: batch -> runner -> call
+        self._taking_over: dict[int, Any] = {}  # calls of replacements that have not delivered yet
         self._previous: SampleBatch | None = None
         self._states: Tree = None
         self._warmup: list[Any] = [([], [])] * B
@@ -91,6 +92,8 @@ class RunnerPool(EnvPool):
         def take(i: int, reply: dict[str, Any]) -> None:
             nonlocal copied
             start = time.perf_counter()
+            if i in self._taking_over:
+                self.workers.backend.result(self._taking_over.pop(i), self.workers.deadline_s)
             unpack_rows(reply["rows"], batch[:, self._columns[i]])
             arrived.add(i)
             self._slowest_s = max(self._slowest_s, reply["sample_s"])
@@ -226,6 +229,7 @@ class RunnerPool(EnvPool):
         """Forgets what a lost runner owed; the episodes that it may have begun are not begun again."""
         if i not in self._columns:
             return
+        self._taking_over.pop(i, None)
         owed = sum(calls.pop(i, None) is not None for calls in self._calls.values())
         self._opened[self._columns[i]] += (owed + 1) * (self.workers.fragment.T + 1)
         metrics = self._runner_metrics.pop(i, {})
@@ -260,7 +264,7 @@ class RunnerPool(EnvPool):
             restarts=self._ticks,
         )
         row = last_row(self._previous[:, slots])
-        self.workers.call(i, "go_on", row, None, state.to_plain(), [None] * B)
+        self._taking_over[i] = self.workers.call(i, "go_on", row, None, state.to_plain(), [None] * B)
 
 
 class EvaluationRunners(EnvPool):

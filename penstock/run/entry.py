@@ -118,7 +118,8 @@ def _placed(stored: Experiment, changes: Mapping[str, Any]) -> Experiment:
         raise ConfigError(
             f"resume with {type(exp.sampler).__name__} would make other batches: {odd[0]} is {new.get(odd[0])!r}, and "
             f"was {old.get(odd[0])!r} with {type(before).__name__}; the sampler may change where T, B, depth and all "
-            "else that decides what is in a batch stay"
+            "else that decides what is in a batch stay. For another experiment start anew from its networks: "
+            f"--init {stored.run.dir}"
         )
     return exp
 

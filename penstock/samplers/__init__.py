@@ -55,10 +55,10 @@ def sized(sampler: Any, spec: BatchSpec) -> Any:
         parts = sampler.spec.B // sampler.inner.spec.B
         if spec.B % parts:
             each = -(-spec.B // parts)
-            more = "more runners than slots make no sense, " if spec.B < parts else ""
+            more = "more runners than slots make no sense, " if parts > spec.B else ""
             raise ConfigError(
-                f"sampler.runners={parts} for the B={spec.B} of a batch; {more}expected a number that divides {spec.B}; "
-                f"or set the slots of each runner, e.g. sampler.inner.B={each} for {each * parts} in all"
+                f"sampler.runners={parts} for the B={spec.B} of a batch; {more}expected a number that divides "
+                f"{spec.B}; or set the slots of each runner, e.g. sampler.inner.B={each} for {each * parts} in all"
             )
         return replace(sampler, inner=sized(sampler.inner, spec._replace(B=spec.B // parts)))
     changes: dict[str, Any] = {"T": spec.T, "B": spec.B}
@@ -129,8 +129,8 @@ def _inside(outer: Any, inner: Any) -> Any:
     """Settings of the inner sampler of this name, with what decides the content of a batch as in the one so far."""
     if not hasattr(outer, "inner"):
         raise ConfigError(
-            f"sampler.inner={inner!r} with {type(outer).__name__}, which has no sampler inside it; those that have one: "
-            f"--sampler {', '.join(samplers_with('inner'))}"
+            f"sampler.inner={inner!r} with {type(outer).__name__}, which has no sampler inside it; those that have "
+            f"one: --sampler {', '.join(samplers_with('inner'))}"
         )
     if not isinstance(inner, str):
         return inner

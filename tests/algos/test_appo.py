@@ -51,13 +51,18 @@ def test_the_loss_by_hand():
     assert float(masked.metrics["loss"]) == pytest.approx(-(0.8 * -3 + 1) / 2 + 0.5 * 0.5 * 4 / 2)
 
 
-class Pair(torch.nn.Module):
-    """An agent and its target policy with given probabilities; values are the agent's."""
+class Pair:
+    """An agent and its target policy, one batch old, with given probabilities; values are the agent's."""
 
     def __init__(self, p: torch.Tensor, target_p: torch.Tensor, value: torch.Tensor) -> None:
-        super().__init__()
-        self.known, self.target_policy = Known(p, value), Known(target_p, value + 100)
-        self.register_buffer("target_age", torch.ones((), dtype=torch.int64))
+        self.known, self.target = Known(p, value), Known(target_p, value + 100)
+        self.batches = torch.ones((), dtype=torch.int64)
+
+    def get_submodule(self, name: str) -> Known:
+        return {"target_policy": self.target}[name]
+
+    def get_buffer(self, name: str) -> torch.Tensor:
+        return {"target_batches": self.batches}[name]
 
     def values(self, batch: Any) -> torch.Tensor:
         return self.known.value
@@ -116,7 +121,7 @@ def bits(policy: Policy, prefix: str) -> dict[str, bytes]:
         name.removeprefix("target_policy."): x.numpy().tobytes()
         for name, x in state.items()
         if name.startswith("target_policy.") == (prefix == "target")
-        and name != "target_age"
+        and name != "target_batches"
         and "_extra_state" not in name
     }
 
@@ -181,6 +186,8 @@ def test_the_agent_of_the_settings_gets_a_target_policy():
     assert made == [replace(algo, lr=0.5)]
     assert isinstance(agent.target_policy, ps.ActorCritic)
     assert not hasattr(agent.target_policy, "target_policy")
+    with pytest.raises(ConfigError, match="agent_fn returned str; expected"):
+        APPO(agent=lambda spec, settings: "agent").build(SPEC)  # pyright: ignore
 
 
 @pytest.mark.timeout(120)
@@ -192,7 +199,7 @@ def test_the_target_policy_is_in_checkpoints_and_a_run_goes_on_with_it(tmp_path:
     ps.train(ps.override(exp, {"run.dir": str(tmp_path / "cut"), "run.steps": 256}))
     stored = ps.load(tmp_path / "cut")
     assert bits(stored, "target") != bits(stored, "policy")
-    assert int(stored.agent.target_age) > 0
+    assert int(stored.agent.target_batches) > 0
     resumed = ps.resume(tmp_path / "cut", {"run.steps": 512})
     for name, x in whole.policy.agent.state_dict().items():
         assert torch.equal(x, resumed.policy.agent.state_dict()[name]), name

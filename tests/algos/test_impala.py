@@ -123,6 +123,16 @@ def test_postprocess_by_hand():
     assert torch.equal(scaled["target"], data["target"])
 
 
+def test_ratios_that_rounding_may_have_made_are_not_counted_as_clipped():
+    batch = allocate_batch(SPEC, BatchSpec(3, 1), {"logp": np.float32(0)})
+    batch.valid[...] = True
+    batch.info["logp"][:, 0] = np.log([0.5 / 2.01, 0.5 / 2.03, 0.5])
+    agent: Any = Known(torch.tensor([[[0.5, 0.25, 0.25]]]).expand(4, 1, 3), torch.zeros(4, 1))
+    data = postprocess_fn(agent, tree_map(torch.from_numpy, batch), IMPALA(rho_bar=2.0))
+    assert data.metrics is not None
+    assert float(data.metrics["rho_clipped"]) == pytest.approx(1 / 3)
+
+
 def collected(algo: Any, env: Any, batches: int = 1, T: int = 16, B: int = 6) -> tuple[Policy, SampleBatch]:
     """A policy and the last of so many batches that it collected, of which it was trained on all but the last."""
     sampler = SerialSampler(T=T, B=B).build(env, 3)

@@ -18,7 +18,7 @@ import torch
 import penstock as ps
 from penstock.distributed.sampler import RunnerSampler
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = """
 import sys

@@ -21,7 +21,7 @@ from tests.distributed.test_faults import Seeded
 from tests.distributed.test_placement import runners
 from tests.samplers.placed import CASES, differences, live, run
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")

@@ -175,6 +175,17 @@ def test_a_replacement_that_fails_to_start_is_replaced_again(monkeypatch: pytest
     assert backend.killed.count("<runner 1>") >= 2
 
 
+@pytest.mark.parametrize("method", ["go_on", "install"])
+def test_a_replacement_that_cannot_go_on_never_delivers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = {(1, "fill", 1): died(), (1, method, 1 if method == "install" else 0): died("exception")}
+    settings, _ = flaky(faults, monkeypatch, fault_policy="restart")
+    batches, metrics = echoes(settings, 8)
+    assert metrics["faults/exception"] == metrics["faults/signal"] == 1
+    for one, two in zip(batches, batches[1:]):
+        assert np.array_equal(one.obs[-1], two.obs[0])
+    assert batches[-1].valid[:, 2:4].any()
+
+
 def test_an_evaluation_that_loses_a_runner_is_played_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     env, algo = CASES["lstm"]
     found = []

@@ -45,7 +45,8 @@ def test_a_moved_run_is_resumed_where_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["algo.lr", "sampler.B", "env", "env_kwargs", "run.seed", "run.dir"])
 def test_changes_that_would_make_it_another_experiment(change: str, tmp_path: Path) -> None:
     train(EXPERIMENTS["a2c"], tmp_path / "run")
-    with pytest.raises(ConfigError, match=rf"cannot change {change}.*--init"):
+    says = "would make other batches: B is 1, and was" if change == "sampler.B" else f"cannot change {change}"
+    with pytest.raises(ConfigError, match=rf"{says}.*--init"):
         ps.resume(tmp_path / "run", {change: 1, "run.steps": 640})
 
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.workers.descriptors import read_all, write_all
+from penstock.workers.descriptors import write_all
 
 _HEAD = struct.Struct("<QQ?")
 """Number of the call, bytes of the body, and whether they lie in the first descriptor."""
 _INLINE_BYTES = 32 << 10
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MAX_FDS = 250
 """Linux lets a message carry 253."""
 
@@ -27,7 +28,7 @@ class Packet(NamedTuple):
     """A call or an answer."""
 
     number: int
-    body: bytes
+    body: bytes | mmap.mmap
     fds: list[int]
     """Descriptors that travel with it; the receiver closes them."""
 
@@ -40,11 +41,20 @@ class Shared:
     """
 
     def __init__(self, data: np.ndarray[Any, Any]) -> None:
-        self.fd = os.memfd_create("penstock-put", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = _sealed("penstock-put", np.ascontiguousarray(data).reshape(-1).view(np.uint8))
         weakref.finalize(self, os.close, self.fd)
-        plain: Any = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        write_all(self.fd, plain)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+
+
+def _sealed(name: str, data: Any) -> int:
+    """A memfd that holds these bytes and never changes, so that to map it is safe."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        write_all(fd, data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return fd
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 class Place(NamedTuple):
@@ -65,10 +75,8 @@ def mapped(fd: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 def send(link: socket.socket, number: int, body: bytes, fds: Sequence[int] = ()) -> None:
     """Sends a packet whole, or raises BlockingIOError where the link is full and does not wait."""
     long = len(body) > _INLINE_BYTES
-    beside = os.memfd_create("penstock-packet", os.MFD_CLOEXEC) if long else -1
+    beside = _sealed("penstock-packet", body) if long else -1
     try:
-        if long:
-            write_all(beside, body)
         parts = [_HEAD.pack(number, len(body), long), b"" if long else body]
         socket.send_fds(link, parts, [*([beside] if long else []), *fds])
     finally:
@@ -77,7 +85,11 @@ def send(link: socket.socket, number: int, body: bytes, fds: Sequence[int] = ())
 
 
 def receive(link: socket.socket) -> Packet | None:
-    """Returns the next packet; None where the other end is closed. Raises BlockingIOError where there is none yet."""
+    """Returns the next packet; None where the other end is closed.
+
+    Raises:
+        BlockingIOError: there is none yet. ConnectionError: the other end does not keep to the rules.
+    """
     room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
     data, extra, _, _ = link.recvmsg(_HEAD.size + _INLINE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -88,6 +100,9 @@ def receive(link: socket.socket) -> Packet | None:
     number, size, long = _HEAD.unpack_from(data)
     if not long:
         return Packet(number, data[_HEAD.size :], list(fds))
-    body = read_all(fds[0], size)
-    os.close(fds[0])
-    return Packet(number, body, list(fds[1:]))
+    try:
+        if fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) & _SEALS != _SEALS:  # to read it could be a bus error here
+            raise ConnectionError("a packet that its sender can still change")
+        return Packet(number, mmap.mmap(fds[0], size, prot=mmap.PROT_READ), list(fds[1:]))
+    finally:
+        os.close(fds[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import select
 import signal
@@ -34,7 +35,7 @@ class Call:
 
     def __init__(self, process: LocalProcess, method: str) -> None:
         self.process, self.method = process, method
-        self.answer: bytes | None = None
+        self.answer: bytes | mmap.mmap | None = None
         self.error: RunnerError | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,11 +39,11 @@ class Ray:
         self,
         address: str = "local",
         num_cpus: float = 1.0,
-        cluster_cpus: float | None = None,
+        cluster_cpus: int | None = None,
         store_bytes: int = MIN_STORE_BYTES,
     ) -> None:
         self.cluster = start_ray(address, num_cpus=cluster_cpus, store_bytes=store_bytes)
-        self._ray, self._num_cpus = self.cluster.ray, num_cpus
+        self._ray, self._num_cpus, self._closed = self.cluster.ray, num_cpus, False
         self._actors: dict[type, Any] = {}
         """Each class as Ray's own, which is shipped to the cluster once."""
         self._runners: dict[str, Any] = {}
@@ -62,7 +63,7 @@ class Ray:
             raise ConfigError(
                 f"{runners} runners with num_cpus={self._num_cpus:g} each never fit on the cluster at "
                 f"{self.cluster.address}: its {len(sizes)} node(s) have {cpus} CPUs; "
-                f"{fewer}{_share(sizes, runners):.2g}, or add nodes"
+                f"{fewer}{math.floor(_share(sizes, runners) * 1000) / 1000:g}, or add nodes"
             )
 
     def start(self, cls: type, args: Sequence[Any], name: str) -> Any:
@@ -96,16 +97,20 @@ class Ray:
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """Returns the calls that have ended, in the order of `calls`."""
-        if not calls or not self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)[0]:
-            return []
+        found = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)[0] if calls else []
+        if len(found) == len(calls) or not found:
+            return found
         return self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
 
     def result(self, call: Any, timeout_s: float) -> Any:
         """Returns the result of a call; arrays in it cannot be written."""
+        name = self._names.get(key := call.task_id().actor_id().hex())
+        if name is not None and key not in self._runners:  # it may answer for a moment, before Ray has ended it
+            raise RunnerError("exit", f"{name} was killed by its owner")
         try:
             return self._ray.get(call, timeout=timeout_s)
         except self._ray.exceptions.RayError as error:
-            raise self._told(call.task_id().actor_id().hex(), error, timeout_s) from None
+            raise self._told(key, error, timeout_s) from None
 
     def kill(self, runner: Any) -> None:
         """Ends an actor; the processes that it started follow it."""
@@ -118,7 +123,9 @@ class Ray:
             self._runners.clear()
         for runner in list(self._runners.values()):
             self.kill(runner)
-        self.cluster.close()
+        if not self._closed:
+            self._closed = True
+            self.cluster.close()
 
     def _told(self, key: str, error: Any, timeout_s: float) -> RunnerError:
         """What an error of Ray's means, in a line, with the runner's traceback or the end of its standard error."""
@@ -129,6 +136,8 @@ class Ray:
             return RunnerError("timeout", f"{name}: no result within {timeout_s:g} s{self._crowded()}")
         if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):
             return RunnerError("exception", f"{name} raised {last}", text, last.partition(":")[0].rpartition(".")[2])
+        if key in self._names and key not in self._runners:  # Ray may say that it died, whoever was first to see it
+            return RunnerError("exit", f"{name} was killed by its owner", text)
         if isinstance(error, kinds.OutOfMemoryError) or "NODE_OUT_OF_MEMORY" in text:
             return RunnerError("oom", f"{name} was killed for want of memory: {lines[0]}", text)
         kind, why = _cause(type(error).__name__, text, last)
@@ -163,11 +172,9 @@ def _why(error: TypeError) -> str:
 
 
 def _share(sizes: list[float], runners: int) -> float:
-    """CPUs of each runner with which so many fit on nodes of these sizes."""
-    share = max(sizes, default=0.0)
-    while share > 1e-3 and sum(int(size / share + 1e-6) for size in sizes) < runners:
-        share *= 0.9
-    return share
+    """Most CPUs for each runner with which so many fit on nodes of these sizes."""
+    shares = [size / n for size in sizes for n in range(1, runners + 1) if size]
+    return max((x for x in shares if sum(int(size / x + 1e-6) for size in sizes) >= runners), default=0.0)
 
 
 def _raised(lines: list[str]) -> str:
@@ -180,8 +187,6 @@ def _cause(error: str, text: str, last: str) -> tuple[DeathKind, str]:
     """The kind of a death, and what is known of it; Ray tells it in words alone."""
     if error in _NODE or "node has died" in text or "node was terminated" in text:
         return "node", f"is gone with its node: {last.strip()}"
-    if "ray.kill" in text:
-        return "exit", "was killed by its owner"
     code = re.search(r"exits with an exit code (-?\d+)", text)
     if code is not None:
         return "exit", f"ended with exit code {code[1]}"

@@ -88,7 +88,9 @@ class Processes:
             raise call.error
         found = decode(call.answer)
         if "error" in found:
-            raise RunnerError("exception", f"{name}.{call.method}() raised {found['error']}", found["trace"])
+            error = found["error"]
+            kind = error.partition(":")[0].rpartition(".")[2]
+            raise RunnerError("exception", f"{name}.{call.method}() raised {error}", found["trace"], kind)
         return found["value"]
 
     def kill(self, runner: Handle) -> None:

@@ -173,11 +173,8 @@ def test_a_runner_that_hangs_times_out_and_can_be_killed_with_what_it_started(ba
     backend.kill(runner)
     assert sorted(map(id, backend.wait([hanging, after], PATIENCE_S))), "a call to a dead runner has ended"
     assert {failure(backend, call).kind for call in (hanging, after)} == {"exit"}
-    until(lambda: ended(pids[0]))
-    if backend.name == "processes":
-        until(lambda: ended(pids[1]))
-    else:
-        psutil.Process(pids[1]).kill()
+    for pid in pids:
+        until(lambda pid=pid: ended(pid))
 
 
 @apart
@@ -208,8 +205,7 @@ def test_close_leaves_no_runner_behind(backend: Any) -> None:
     pids = [backend.result(r.where.remote(), PATIENCE_S)["pid"] for r in runners]
     runners[0].sleep.remote(500.0)
     backend.start(Echo, (), "runner 2")  # still beginning
-    if backend.name == "ray":
-        backend.cluster.holders += 1  # the fixture's; close() is called once more by it
+    backend.close()
     backend.close()
     for pid in pids:
         until(lambda pid=pid: ended(pid))
