@@ -39,7 +39,10 @@ def trainer(algo: Any, sampler: Any) -> ps.Trainer:
         (ps.PPO(), r"'ready'.*PPO learns from whole batches.*use mode='rounds', or IMPALA or APPO$"),
         (ps.DQN(), r"'ready'.*DQN learns from whole batches"),
         (FragmentsOfReplay(), r"'ready'.*FragmentsOfReplay keeps a replay.*use mode='rounds'$"),
-        (Fragments(net=SCALED), r"'ready'.*normalize_reward keeps a running return of each slot.*use mode='rounds', or net.normalize_reward=False$"),
+        (
+            Fragments(net=SCALED),
+            r"'ready'.*normalize_reward keeps a running return of each slot.*or net.normalize_reward=False$",
+        ),
     ],
 )
 def test_ready_mode_is_refused_where_slots_must_follow_each_other(algo: Any, message: str) -> None:
