@@ -54,10 +54,12 @@ def meant(name: str, known: Iterable[str]) -> str:
         name: of a setting, the last part of a dotted path. known: settings that are there.
     """
     known = list(known)
-    path = our_path(name, known)
+    path = our_path(name, known) or (f"sampler.{name}" if name in ("T", "B") else "")
     if not path:
         return nearest(name, known)
     parts = path.split(".")
+    if path in ("sampler.T", "sampler.B") and "inner" in known:
+        return f"it is 'inner.{parts[1]}' here (--sampler.inner.{parts[1]})"
     for i, part in enumerate(parts):
         if part in known:
             return f"it is {'.'.join(parts[i:])!r} here (--{path})"
@@ -71,11 +73,11 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 def our_path(name: str, known: Iterable[str]) -> str:
     """The dotted path of our setting for another library's name, misspelt or not; "" if `known` has a nearer one."""
-    if name in FOREIGN:
-        return FOREIGN[name]
     known = set(known)
-    likely = [word for word in nearest_words(name, [*known, *FOREIGN])[:1] if word not in known]
-    return FOREIGN[likely[0]] if likely else ""
+    likely = [name] if name in FOREIGN else nearest_words(name, [*known, *FOREIGN])[:1]
+    path = FOREIGN[likely[0]] if likely and likely[0] not in known else ""
+    other = "" if path.endswith(f".{name}") else _INSTEAD.get(path, "")  # a name of ours is meant as it stands
+    return other if other.rpartition(".")[2] in known else path
 
 
 def check_fields(settings: Any) -> None:
@@ -283,6 +285,8 @@ def whole(text: str) -> int:
 
 _OWNERS = {"algo": "the algorithm", "sampler": "the sampler", "run": "ps.RunConfig"}
 """What the first part of a path names; all else are settings of the experiment."""
+_INSTEAD = {"sampler.workers": "sampler.runners", "algo.gae_lambda": "algo.vtrace_lambda"}
+"""What a name stands for among settings that have the second, not the first."""
 FOREIGN = {
     # Stable-Baselines3 2, rlpyt, RLlib 2, CleanRL
     "gamma": "algo.discount",
@@ -330,6 +334,8 @@ FOREIGN = {
     "target_update_interval": "algo.target_interval",
     "target_network_frequency": "algo.target_interval",
     "target_network_update_freq": "algo.target_interval",
+    "vtrace_clip_rho_threshold": "algo.rho_bar",
+    "vtrace_clip_pg_rho_threshold": "algo.rho_bar",
     "policy_lr": "algo.actor_lr",
     "policy_frequency": "algo.policy_delay",
     "double_dqn": "algo.double",
@@ -365,6 +371,12 @@ FOREIGN = {
     "num_workers": "sampler.workers",
     "num_env_runners": "sampler.workers",
     "n_workers": "sampler.workers",
+    "num_cpus_per_env_runner": "sampler.num_cpus",
+    "sample_timeout_s": "sampler.deadline_s",
+    "max_num_env_runner_restarts": "sampler.restarts",
+    "restart_failed_env_runners": "sampler.fault_policy",
+    "ignore_env_runner_failures": "sampler.fault_policy",
+    "max_requests_in_flight_per_env_runner": "sampler.depth",
     "steps": "run.steps",
     "total_timesteps": "run.steps",
     "n_timesteps": "run.steps",

@@ -309,17 +309,18 @@ def check_stale(algo: Any, settings: Any, policy: Policy) -> None:
     """Raises ConfigError for an algorithm that does not learn from the stale batches or fragments of its sampler."""
     depth, name = getattr(settings, "depth", 0), type(algo).__name__
     if getattr(settings, "mode", "rounds") == "ready":
-        why = ""
+        why, instead = "", "mode='rounds', or IMPALA or APPO"
         if not getattr(algo, "takes_fragments", False):
             why = f"{name} learns from whole batches, whose slots follow each other from one to the next"
         elif policy.replay_schedule is not None:
             why = f"{name} keeps a replay, whose slots follow each other from one batch to the next"
+            instead = "mode='rounds'"
         elif any(isinstance(module, RewardScaler) for module in policy.agent.modules()):
             why = "net.normalize_reward keeps a running return of each slot from one batch to the next"
+            instead = "mode='rounds', or net.normalize_reward=False"
         if why:
             raise ConfigError(
-                f"sampler.mode='ready' makes a batch of the runner that is ready first, and {why}; use mode='rounds' "
-                "with any depth, or IMPALA or APPO without them"
+                f"sampler.mode='ready' makes a batch of the runner that is ready first, and {why}; use {instead}"
             )
     elif depth and not getattr(algo, "takes_stale", False):
         raise ConfigError(

@@ -190,6 +190,12 @@ def test_every_name_of_another_library_leads_to_a_setting() -> None:
         (lambda: ps.PPO(n_steps=9), r"it is 'T' of the sampler here \(--sampler.T\)"),  # pyright: ignore
         (lambda: ps.CpuSampler(batch_B=9), "it is 'B' here"),  # pyright: ignore
         (lambda: ps.AsyncSampler(num_workers=9), r"it is 'workers' of ps.CpuSampler, .*--sampler cpu"),  # pyright: ignore
+        (lambda: ps.RunnerSampler(num_env_runners=9), r"it is 'runners' here \(--sampler.runners\)"),  # pyright: ignore
+        (lambda: ps.RunnerSampler(rollout_fragment_length=9), r"it is 'inner.T' here \(--sampler.inner.T"),  # pyright: ignore
+        (lambda: ps.RunnerSampler(B=9), r"it is 'inner.B' here \(--sampler.inner.B\)"),  # pyright: ignore
+        (lambda: ps.RunnerSampler(sample_timeout_s=9), "it is 'deadline_s' here"),  # pyright: ignore
+        (lambda: ps.IMPALA(lambda_=0.9), "it is 'vtrace_lambda' here"),  # pyright: ignore
+        (lambda: ps.IMPALA(vtrace_clip_rho_threshold=2), "it is 'rho_bar' here"),  # pyright: ignore
         (lambda: ps.OfflineSampler(datset="a"), "did you mean 'dataset'"),  # pyright: ignore
         (lambda: ps.RunConfig(total_timesteps=9), "it is 'steps' here"),  # pyright: ignore
         (lambda: ps.Experiment("a", ps.PPO(), env_config={}), "it is 'env_kwargs' here"),  # pyright: ignore

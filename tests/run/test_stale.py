@@ -36,10 +36,13 @@ def trainer(algo: Any, sampler: Any) -> ps.Trainer:
 @pytest.mark.parametrize(
     ("algo", "message"),
     [
-        (ps.PPO(), r"'ready'.*PPO learns from whole batches.*mode='rounds'.*IMPALA or APPO"),
+        (ps.PPO(), r"'ready'.*PPO learns from whole batches.*use mode='rounds', or IMPALA or APPO$"),
         (ps.DQN(), r"'ready'.*DQN learns from whole batches"),
-        (FragmentsOfReplay(), r"'ready'.*FragmentsOfReplay keeps a replay.*mode='rounds'"),
-        (Fragments(net=SCALED), r"'ready'.*normalize_reward keeps a running return of each slot.*mode='rounds'"),
+        (FragmentsOfReplay(), r"'ready'.*FragmentsOfReplay keeps a replay.*use mode='rounds'$"),
+        (
+            Fragments(net=SCALED),
+            r"'ready'.*normalize_reward keeps a running return of each slot.*or net.normalize_reward=False$",
+        ),
     ],
 )
 def test_ready_mode_is_refused_where_slots_must_follow_each_other(algo: Any, message: str) -> None:
