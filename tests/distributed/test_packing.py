@@ -1,0 +1,67 @@
+"""Weights and fragments as bytes: what is packed comes out again, whatever the arrays look like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.agents.parameters import parameters_of
+from penstock.distributed.packing import pack_parameters, pack_rows, unpack_parameters, unpack_rows
+
+
+def odd_agent(fill: float) -> Any:
+    """Arrays of 12, 1 and 8 bytes, one of them transposed, one without dimensions."""
+    agent: Any = nn.Module()
+    agent.register_parameter("turned", nn.Parameter(torch.arange(6.0).reshape(2, 3).t() + fill))
+    agent.register_parameter("three", nn.Parameter(torch.arange(3.0) - fill))
+    agent.register_buffer("flag", torch.tensor(fill > 0))
+    agent.register_buffer("count", torch.tensor(int(fill), dtype=torch.int64))
+    return agent
+
+
+def test_parameters_and_buffers_come_out_as_they_went_in() -> None:
+    one, other = odd_agent(7.0), odd_agent(0.0)
+    unpack_parameters(pack_parameters(one).tobytes(), other)
+    for name, x in parameters_of(one).items():
+        assert torch.equal(x, parameters_of(other)[name]), name
+    assert not parameters_of(other)["turned"].is_contiguous()
+
+
+def test_weights_are_packed_into_the_memory_of_the_last_ones() -> None:
+    first = pack_parameters(odd_agent(1.0))
+    again = pack_parameters(odd_agent(5.0), first)
+    assert again is first
+    assert np.array_equal(again, pack_parameters(odd_agent(5.0)))
+    linear: Any = nn.Linear(30, 30)
+    larger = pack_parameters(linear, first)
+    assert larger is not first
+    assert larger.size == 30 * 30 * 4 + 30 * 4
+
+
+def test_each_array_begins_at_a_multiple_of_eight_bytes() -> None:
+    packed = pack_parameters(odd_agent(2.0))
+    assert packed.size == 24 + 16 + 8 + 8
+    assert packed[24:36].view(np.float32).tolist() == [-2.0, -1.0, 0.0]
+    assert packed[48:].view(np.int64).tolist() == [2]
+
+
+def test_weights_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the weights have 24 bytes; expected 56, .*same settings"):
+        unpack_parameters(np.zeros(24, np.uint8), odd_agent(0.0))
+
+
+@pytest.mark.parametrize("T", [3, 90_000])
+def test_rows_come_out_as_they_went_in(T: int) -> None:
+    rng = np.random.default_rng(0)
+    rows = {"obs": rng.normal(size=(T, 2)).astype(np.float32), "first": rng.random((T, 2)) < 0.5}
+    out = {"obs": np.zeros((T, 4), np.float32), "first": np.zeros((T, 4), bool)}
+    packed = pack_rows(rows)
+    assert isinstance(packed, bytes) == (T == 3)
+    unpack_rows(packed, {name: x[:, 1:3] for name, x in out.items()})
+    for name, x in rows.items():
+        assert np.array_equal(out[name][:, 1:3], x)
+        assert not out[name][:, [0, 3]].any()
