@@ -27,6 +27,7 @@ from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree
 from penstock.distributed.packing import pack_rows, unpack_parameters
+from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.pool import OpenEpisode, PoolState
 from penstock.learn.algorithm import Algorithm, ResultDict
@@ -373,7 +374,7 @@ def shipped(recipe: Recipe) -> tuple[list[str], bytes]:
         ConfigError: the environment or the algorithm cannot be pickled.
     """
     try:
-        return list(sys.path), cloudpickle.dumps((recipe, gym.registry.get(recipe.env.name)))
+        return list(sys.path), cloudpickle.dumps((recipe, entry_to_ship(recipe.env.name)))
     except Exception as error:
         raise ConfigError(
             f"{recipe.env.name} or its settings cannot be sent to a runner ({type(error).__name__}: {error}); give the "

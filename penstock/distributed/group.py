@@ -6,13 +6,10 @@ started in the background, with a time limit of its own, and takes part as soon 
 
 from __future__ import annotations
 
-import math
-import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from penstock.agents.agent import Agent
 from penstock.core.batch import MultiAgentBatch, SampleBatch
@@ -20,7 +17,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.joining import concat_samples
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.distributed.backends.backend import Backend, RunnerError
-from penstock.distributed.cluster import MIN_STORE_BYTES
+from penstock.distributed.backends.make import BackendName, make_backend
 from penstock.distributed.env_runner import (
     EnvRunner,
     Recipe,
@@ -34,42 +31,7 @@ from penstock.distributed.packing import pack_parameters
 from penstock.run.experiment import Experiment
 from penstock.workers.faults import Fault, FaultPolicy, Faults
 
-BackendName = Literal["in-process", "processes", "ray"]
-
-
-def make_backend(
-    name: BackendName, runners: int, *, address: str = "local", num_cpus: float = 1.0, object_store_mb: int = 0
-) -> Backend:
-    """The backend of this name, with room for so many runners.
-
-    Args:
-        address: of a Ray cluster, see `start_ray`; a local one counts as many CPUs as the runners need.
-        num_cpus: that each runner takes of it. object_store_mb: of a local cluster; 0 for Ray's least.
-
-    Raises:
-        ConfigError: there is no such backend, or the cluster cannot be reached or is too small.
-    """
-    if name == "in-process":
-        from penstock.distributed.backends.in_process import InProcess  # each needs its own imports only
-
-        return InProcess()
-    if name == "processes":
-        from penstock.distributed.backends.processes import Processes
-
-        return Processes()
-    if name == "ray":
-        from penstock.distributed.backends.on_ray import Ray
-
-        needed = max(os.cpu_count() or 1, math.ceil(runners * num_cpus))
-        backend = Ray(address, num_cpus, needed, max(object_store_mb << 20, MIN_STORE_BYTES))
-        try:
-            backend.require_room(runners)
-        except ConfigError:
-            backend.close()
-            raise
-        print(f"penstock: {backend.cluster}", file=sys.stderr)
-        return backend
-    raise ConfigError(f"unknown backend {name!r}; {nearest(name, ('in-process', 'processes', 'ray'))}")
+_KEYWORDS = ("num_env_runners", "backend", "deadline_s", "start_timeout_s", "fault_policy", "restarts", "min_runners")
 
 
 class EnvRunnerGroup:
@@ -100,6 +62,14 @@ class EnvRunnerGroup:
         min_runners: int = 1,
         **options: Any,
     ) -> None:
+        if not isinstance(made_from, (Experiment, Recipe)):
+            raise ConfigError(
+                f"EnvRunnerGroup({made_from!r}); expected an experiment, e.g. "
+                'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
+            )
+        if unknown := sorted(options.keys() - {"address", "num_cpus", "object_store_mb"}):
+            hint = nearest(unknown[0], (*_KEYWORDS, "address", "num_cpus", "object_store_mb"))
+            raise ConfigError(f"EnvRunnerGroup has no {unknown[0]!r}; {hint}")
         recipe = made_from if isinstance(made_from, Recipe) else Recipe.of(made_from)
         if num_env_runners < 0 or min_runners > max(num_env_runners, 1):
             raise ConfigError(
@@ -129,6 +99,8 @@ class EnvRunnerGroup:
         self._in_flight: dict[Any, int] = {}
         self._pushes: dict[int, Any] = {}
         self._version = 0
+        self._synced: tuple[Any, int] | None = None
+        """Weights and version of the last `sync_weights`, with which a replacement begins."""
         self._packed: Any = None
         """What was published last, whose memory the next weights are packed into."""
         self._closed = False
@@ -169,13 +141,22 @@ class EnvRunnerGroup:
             RunnerError: one of them failed, or is late (`deadline_s` if none is given).
         """
         until = time.monotonic() + (self.deadline_s if timeout_s is None else timeout_s)
-        return [self.backend.result(call, max(until - time.monotonic(), 0.0)) for call in calls]
+        try:
+            return [self.backend.result(call, max(until - time.monotonic(), 0.0)) for call in calls]
+        except RunnerError as error:
+            error.add_note(error.trace)
+            raise
 
     def foreach(self, function: Callable[..., Any], *args: Any, local: bool = False) -> list[Any]:
-        """`function(runner, *args)` of every remote worker that is alive, and with `local` of the local one first."""
+        """`function(runner, *args)` of every remote worker that is alive, and with `local` of the local one first.
+
+        Raises:
+            RunnerError: the function raised, or its result cannot travel; the runner goes on.
+        """
+        self._open()
         found = [function(self.local_worker, *args)] if local else []
-        calls = {i: self.backend.call(self._remote[i], "apply", function, *args) for i in self.alive}
-        done = self.collect(calls)
+        calls = {i: self.call(i, "apply", function, *args) for i in self.alive}
+        done = self.collect(calls, harmless=True)
         return found + [done[i] for i in sorted(done)]
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
@@ -186,6 +167,7 @@ class EnvRunnerGroup:
         """
         if not self._remote:
             return self.local_worker.sample()
+        self._open()
         self.welcome()
         self._take_in_pushes()
         done = self.collect({i: self.call(i, "sample") for i in self.alive})
@@ -194,24 +176,25 @@ class EnvRunnerGroup:
         return concat_samples([done[i] for i in sorted(done)])
 
     def sample_async(self, max_in_flight: int = 1) -> Iterator[SampleBatch | MultiAgentBatch]:
-        """Yields fragments as they come, for ever; a runner is asked again at once, with the newest weights.
+        """Yields fragments as they come, for ever; a runner is asked again at once, with the local worker's weights.
 
         Args:
             max_in_flight: requests that wait at a runner, at most.
         """
         while not self._remote:
             yield self.local_worker.sample()
-        weights, sent, since = None, -1, dict[int, float]()  # when a runner was asked first, or answered last
+        self._open()
+        weights, sent, since = None, (-1, -1), dict[int, float]()  # when a runner was asked first, or answered last
         while True:
             self.welcome()
-            if sent != self._version:
-                weights, sent = self.publish(self.local_worker.policy.agent), self._version
+            if sent != (now_at := (self._version, self.local_worker.policy.version)):
+                weights, sent = self.publish(self.local_worker.policy.agent), now_at
             for i in self.alive:
                 busy = sum(j == i for j in self._in_flight.values())
                 if not busy or i not in since:
                     since[i] = time.monotonic()
                 for _ in range(max_in_flight - busy):
-                    self._in_flight[self.call(i, "sample_with", weights, sent)] = i
+                    self._in_flight[self.call(i, "sample_with", weights, max(sent))] = i
             late_at = min((since[i] for i in self._in_flight.values()), default=0.0) + self.deadline_s
             ready = self.backend.wait(list(self._in_flight), max(late_at - time.monotonic(), 0.0))
             answered, now = {self._in_flight[call] for call in ready}, time.monotonic()
@@ -233,10 +216,11 @@ class EnvRunnerGroup:
 
         Does not wait for them; a runner that has not taken the copy before is waited for first.
         """
+        self._open()
         self._take_in_pushes()
         self._version += 1
-        weights = self.publish(self.local_worker.policy.agent)
-        self._pushes = {i: self.call(i, "take_weights", weights, self._version) for i in self.alive}
+        self._synced = self.publish(self.local_worker.policy.agent), self._version
+        self._pushes = {i: self.call(i, "take_weights", *self._synced) for i in self.alive}
 
     def stop(self) -> None:
         """Ends the runners. A second call does nothing."""
@@ -267,12 +251,17 @@ class EnvRunnerGroup:
         return self.backend.call(self._remote[i], method, *args)
 
     def collect(
-        self, calls: dict[int, Any], timeout_s: float | None = None, then: Callable[[int, Any], None] | None = None
+        self,
+        calls: dict[int, Any],
+        timeout_s: float | None = None,
+        then: Callable[[int, Any], None] | None = None,
+        harmless: bool = False,
     ) -> dict[int, Any]:
         """The results of calls by runner; runners that fail or are late are lost, and missing from them.
 
         Args:
             then: called with each result as it comes, in the place of keeping it; its RunnerError is the runner's.
+            harmless: an exception of a call is raised here, and its runner goes on.
         """
         limit_s = self.deadline_s if timeout_s is None else timeout_s
         until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
@@ -284,6 +273,9 @@ class EnvRunnerGroup:
                     result = self.backend.result(call, self.deadline_s)
                     found[i] = result if then is None else then(i, result)
                 except RunnerError as error:
+                    if harmless and error.kind == "exception":
+                        error.add_note(error.trace)
+                        raise
                     self.lost(i, error)
             if not ready and time.monotonic() >= until:
                 for i in list(waiting):
@@ -390,7 +382,13 @@ class EnvRunnerGroup:
     def _first_calls(self, i: int) -> list[Any]:
         """Sends what a runner must answer before it takes part: `describe` is the last of these calls."""
         copy = [] if self._agent is None else [self.call(i, "install", self.backend.put(self._agent))]
-        return [*copy, self.call(i, "describe")]
+        newest = [] if self._synced is None else [self.call(i, "take_weights", *self._synced)]
+        return [*copy, *newest, self.call(i, "describe")]
+
+    def _open(self) -> None:
+        """Raises ConfigError once the group was closed."""
+        if self._closed:
+            raise ConfigError("this group of runners was closed; make another EnvRunnerGroup")
 
     def _describe(self) -> None:
         """Waits for all runners, and takes the spaces from them."""

@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError, LearnerError
 from penstock.core.mapped import chunks, releaser
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
 from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.group import BackendName, make_backend
+from penstock.distributed.backends.make import BackendName, make_backend
 from penstock.distributed.replay_shard import ReplayShard, versions
 from penstock.replay.columns import Array, Plan, Rows
 from penstock.replay.room import gigabytes

@@ -12,7 +12,7 @@ from penstock.core.limits import Count, NotNegative, Positive, Whole, check_sett
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.distributed.backends.backend import Backend
-from penstock.distributed.group import BackendName, make_backend
+from penstock.distributed.backends.make import BackendName, make_backend
 from penstock.distributed.live import ReadyLive, RoundsLive
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.serial import SerialSampler

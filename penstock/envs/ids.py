@@ -6,6 +6,7 @@ Gymnasium makes of the id instead.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import inspect
@@ -49,6 +50,19 @@ def own_factory(env: str) -> Callable[..., Any] | None:
         game, sticky = _ale_game(env)
         return functools.partial(_published, env, functools.partial(atari, game, sticky=sticky))
     return None
+
+
+def entry_to_ship(id_: str) -> Any:
+    """The id's entry in Gymnasium's registry, or None; a class of the script itself stands in it, not its name.
+
+    In another process that name would mean something else.
+    """
+    entry = gym.registry.get(id_)
+    if entry is None or not str(entry.entry_point).startswith("__main__:"):
+        return entry
+    entry = copy.copy(entry)
+    entry.entry_point = import_object(str(entry.entry_point))
+    return entry
 
 
 def make_registered(id_: str, **kwargs: Any) -> Any:

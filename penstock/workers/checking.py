@@ -17,6 +17,7 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import EnvReport, check_env
 from penstock.envs.closing import close_env
+from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.messages import last
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
@@ -56,7 +57,7 @@ def check_apart(env: EnvConfig | str | Callable[..., Any], seed: int = 0, settin
     config = as_env_config(env)
     try:
         require_linux()
-        parts = cloudpickle.dumps((config, gym.registry.get(config.name)))
+        parts = cloudpickle.dumps((config, entry_to_ship(config.name)))
     except ConfigError as error:
         return _here(config, seed, str(error).partition(":")[0])
     except Exception as error:

@@ -287,3 +287,48 @@ def test_import_of_penstock_and_of_the_group_imports_no_ray() -> None:
         "import sys, penstock as ps; ps.EnvRunnerGroup, ps.RunnerSampler, ps.EnvRunner; assert 'ray' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_function_that_raises_costs_no_runner() -> None:
+    with ps.EnvRunnerGroup(EXP, 2, "in-process") as workers:
+        with pytest.raises(ps.EnvWorkerError, match="ZeroDivisionError") as found:
+            workers.foreach(lambda runner: 1 / 0)
+        assert "Traceback" in found.value.__notes__[0]
+        assert workers.alive == [0, 1] and not workers.faults.counts
+        assert workers.sample().valid.any()
+    for used in (workers.sample, workers.sync_weights, lambda: next(workers.sample_async())):
+        with pytest.raises(ps.ConfigError, match="was closed"):
+            used()
+
+
+@pytest.mark.filterwarnings("ignore:runner .*the runner is replaced")
+def test_a_replacement_begins_with_the_weights_that_were_synced_last() -> None:
+    with ps.EnvRunnerGroup(EXP, 2, "in-process", fault_policy="restart") as workers:
+        ps.train_one_step(workers.local_worker.policy, workers.sample())
+        workers.sync_weights()
+        workers.lost(1, RunnerError("signal", "killed"))
+        versions = [set(workers.sample().version.ravel().tolist()) for _ in range(2)]
+        assert versions[-1] == {1}
+        own, there = workers.local_worker.get_weights(), workers.foreach(lambda runner: runner.get_weights())
+        assert all(np.array_equal(own[name], x[name]) for x in there for name in own)
+
+
+def test_asynchronous_fragments_are_of_the_newest_weights() -> None:
+    with ps.EnvRunnerGroup(EXP, 2, "in-process") as workers:
+        stream = workers.sample_async(max_in_flight=1)
+        versions = []
+        for _ in range(6):
+            batch = next(stream)
+            versions.append(int(batch.version.max()))
+            workers.local_worker.policy.version += 1
+        assert versions == sorted(versions) and versions[-1] >= 3
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [(lambda: ps.EnvRunnerGroup("CartPole-v1"), "expected an experiment"),
+     (lambda: ps.EnvRunnerGroup(EXP, num_workers=2), "has no 'num_workers'")],
+)  # fmt: skip
+def test_what_makes_no_group(made: Any, says: str) -> None:
+    with pytest.raises(ps.ConfigError, match=says):
+        made()

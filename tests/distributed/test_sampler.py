@@ -193,3 +193,29 @@ def test_the_slots_are_those_of_all_runners_in_ready_mode_of_one() -> None:
     settings = ps.RunnerSampler(3, ps.SerialSampler(8, 2))
     assert settings.spec == (8, 6)
     assert replace(settings, mode="ready").spec == (8, 2)
+
+
+OF_A_SCRIPT = """
+import gymnasium as gym
+import penstock as ps
+from penstock.workers.checking import check_apart
+from tests.distributed.test_faults import Seeded
+
+class Own(Seeded): ...
+
+gym.register("Own-v0", entry_point="__main__:Own")
+if __name__ == "__main__":
+    check_apart("Own-v0")
+    exp = ps.Experiment("Own-v0", ps.A2C(), ps.SerialSampler(4, 1))
+    with ps.EnvRunnerGroup(exp, 1, "processes") as workers:
+        print(workers.sample().spec)
+"""
+
+
+def test_an_id_that_the_script_registers_by_name_is_known_to_runners(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OF_A_SCRIPT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "T=4, B=1" in done.stdout

@@ -131,7 +131,7 @@ class Ray:
             self.cluster.close()
 
     def _connected(self) -> Any:
-        """The module, or ConfigError once Ray was shut down: it would start another cluster, open to others, by itself."""
+        """The module, or ConfigError once Ray was shut down: it would start or join another cluster by itself."""
         if not self._ray.is_initialized():
             raise ConfigError(
                 "Ray was shut down while runners live on it, as by ray.shutdown() in the script; end their sampler or "

@@ -1,0 +1,49 @@
+"""`make_backend`: a backend by its name."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from typing import Literal
+
+from penstock.core.errors import ConfigError, nearest
+from penstock.distributed.backends.backend import Backend
+from penstock.distributed.cluster import MIN_STORE_BYTES
+
+BackendName = Literal["in-process", "processes", "ray"]
+
+
+def make_backend(
+    name: BackendName, runners: int, *, address: str = "local", num_cpus: float = 1.0, object_store_mb: int = 0
+) -> Backend:
+    """The backend of this name, with room for so many runners.
+
+    Args:
+        address: of a Ray cluster, see `start_ray`; a local one counts as many CPUs as the runners need.
+        num_cpus: that each runner takes of it. object_store_mb: of a local cluster; 0 for Ray's least.
+
+    Raises:
+        ConfigError: there is no such backend, or the cluster cannot be reached or is too small.
+    """
+    if name == "in-process":
+        from penstock.distributed.backends.in_process import InProcess  # each needs its own imports only
+
+        return InProcess()
+    if name == "processes":
+        from penstock.distributed.backends.processes import Processes
+
+        return Processes()
+    if name == "ray":
+        from penstock.distributed.backends.on_ray import Ray
+
+        needed = max(os.cpu_count() or 1, math.ceil(runners * num_cpus))
+        backend = Ray(address, num_cpus, needed, max(object_store_mb << 20, MIN_STORE_BYTES))
+        try:
+            backend.require_room(runners)
+        except ConfigError:
+            backend.close()
+            raise
+        print(f"penstock: {backend.cluster}", file=sys.stderr)
+        return backend
+    raise ConfigError(f"unknown backend {name!r}; {nearest(name, ('in-process', 'processes', 'ray'))}")
