@@ -269,7 +269,6 @@ def main(argv: list[str]) -> int:
         parser.error(
             f"--only {args.only!r} --peer {args.peer!r}: expected some of {', '.join(PARTS)}; rllib needs a peer"
         )
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     missed = False
     for key in keys:
         part, header = PARTS[key], about([".venv-rllib/bin/python" if x == args.peer else x for x in argv])
@@ -277,8 +276,10 @@ def main(argv: list[str]) -> int:
             part = Part(part.title, (("memory", {"minutes": args.minutes}),), part.bars, limit_s=part.limit_s)
         if args.turns:
             part = Part(part.title, part.jobs, part.bars, args.turns, part.limit_s)
-        results[key] = {"about": header, "found": run_part(key, part, args.peer)}
-        for bar in part.bars(results[key]["found"]):
+        found = run_part(key, part, args.peer)
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results[key] = {"about": header, "found": found}
+        for bar in part.bars(found):
             missed |= not bar.met
             print(f"{key}: {bar.text} {_shown(bar.measured)}, {'met' if bar.met else 'missed'}", flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import tempfile
 import threading
 import time
 import warnings
@@ -32,9 +31,9 @@ def faults(kills: int, seconds: float, seed: int) -> Found:
     """Sends SIGKILL to random runners at random times of a run; counts what was lost, learned and left behind."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # the subreaper of all that is started below, so that none can hide
     warnings.filterwarnings("ignore", message="runner .*replaced")
-    before = _folders()
     trainer = _trainer(ps.preset("ppo", "CartPole-v1"), seed, runners=RUNNERS, restarts=50, num_cpus=0.01)
     sampler: Any = trainer.sampler
+    folder = Path(sampler.workers.backend.cluster.folder)
     over, hit = threading.Event(), list[int]()
     killer = threading.Thread(target=_kill, args=(kills, seconds, random.Random(seed), hit, over))
     killer.start()
@@ -69,7 +68,7 @@ def faults(kills: int, seconds: float, seed: int) -> Found:
         "steps": [steps],
         "highest return": [highest],
         "last return": [float(metrics["rollout/ep_rew_mean"])],
-        "left behind": [len(left(GONE_S)) + len(_folders() - before)],
+        "left behind": [len(left(GONE_S)) + folder.exists()],
     }
 
 
@@ -97,11 +96,6 @@ def _runners() -> list[psutil.Process]:
         except psutil.Error:  # it has just ended
             continue
     return found
-
-
-def _folders() -> set[str]:
-    """Folders of clusters, and shared memory."""
-    return {str(p) for p in [*Path(tempfile.gettempdir()).glob("penstock-*"), *Path("/dev/shm").iterdir()]}
 
 
 def memory(minutes: float, seed: int) -> Found:
