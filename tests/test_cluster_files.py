@@ -214,7 +214,7 @@ def test_the_commands_of_the_page_are_understood() -> None:
     assert all(isinstance(sampler, RunnerSampler) for sampler in trained)
     known = {"--sampler", *(f"--sampler.{f.name.replace('_', '-')}" for f in fields(RunnerSampler))}
     changed = {word for argv in found if argv[0] == "resume" for word in argv[2:] if word.startswith("--")}
-    assert changed == {"--sampler", "--sampler.runners", "--sampler.address"} & known
+    assert changed == {*{"--sampler", "--sampler.runners", "--sampler.address"} & known, "--algo.replay.shards"}
 
 
 def check(argv: list[str], nodes: int, cpus: int) -> RunnerSampler:

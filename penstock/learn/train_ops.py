@@ -67,7 +67,7 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
                 if loss.stop:
                     results = {"train/stopped_after": len(steps) - 1.0}
                     break
-        results |= averaged(steps) | averaged([data.metrics or {}])
+        results |= averaged(steps) | averaged([data.metrics or {}] if batch.env_steps else [])
     policy.agent.observe(tensors)
     policy.version += 1
     return _with_totals(policy, results)
