@@ -123,7 +123,7 @@ def memory(minutes: float, seed: int) -> Found:
         for name in ("driver MB", "runners MB", "store MB", "raylet MB"):
             slope = np.polyfit(found["minute"][warm:], found[name][warm:], 1)[0]
             found[f"{name} a minute"] = [float(slope)]
-        return found | {"million steps": [trainer.env_steps / 1e6], "return": [trainer.recent.metrics()["ep_rew_mean"]]}
+        return found | {"million steps": [trainer.env_steps / 1e6], "return": [float(trainer.recent.return_.mean())]}
     finally:
         trainer.stop()
 
