@@ -90,7 +90,7 @@ def test_a_run_goes_on_with_other_runners_or_none_and_ends_with_the_same_bits(cl
         (("--sampler.depth", "1"), "depth is 1, and was 0"),
         (("--sampler.rnners", "4"), "has no 'rnners'; did you mean 'runners'"),
         (("--sampler", "seriall"), "unknown sampler 'seriall'; did you mean 'serial'"),
-        (("--algo.lr", "1"), "and the sampler where it collects the same batches"),
+        (("--algo.lr", "1"), "the sampler where it collects the same batches"),
     ],
 )  # fmt: skip
 def test_a_run_does_not_go_on_with_other_batches(

@@ -111,7 +111,7 @@ def postprocess(agent, batch, cfg):
 def loss(agent, x, cfg):
     dist, value = agent(x.inputs, x.state)
     pg_loss = -ps.ops.masked_mean(dist.log_prob(x["action"]) * x["advantage"], x.valid)
-    return ps.Loss(pg_loss + ps.ops.squared_error(value, x["return"], x.valid))
+    return ps.Loss(pg_loss + ps.ops.squared_error(value, x["return"], x.valid), {})
 
 
 def optimizer(agent, cfg):
