@@ -57,7 +57,7 @@ TASKS = {
     "ppo-hopper": Task("ppo", "Hopper-v5", 50_000, 19.3),
     "ppo-acrobot": Task("ppo", "Acrobot-v1", 150_000, -497.5),
     "ppo-frozen-lake": Task("ppo", "FrozenLake-v1", 150_000, 0.0125, episodes=200),
-    "ppo-lunar-lander": Task("ppo", "LunarLander-v3", 150_000, -194.3),
+    "ppo-lunar-lander": Task("ppo", "LunarLander-v3", 150_000, -194.3, seeds=5),
     "dqn-cartpole": Task("dqn", "CartPole-v1", 50_000, 21.4, cpu=0.8),
     "dqn-acrobot": Task("dqn", "Acrobot-v1", 50_000, -497.5, cpu=0.8),
     "sac-pendulum": Task("sac", "Pendulum-v1", 10_000, -1166.4, seeds=5),
