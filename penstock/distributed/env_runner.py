@@ -291,7 +291,7 @@ class EnvRunner:
         Args:
             agent_states: [B, ...], None for those before an episode. pool: `PoolState.to_plain()`.
         """
-        self._fresh = False
+        self._fresh, self._version = False, -1  # weights of an equal version may be others in what goes on
         known = [None if x is None else OpenEpisode(*x) for x in episodes]
         return self._live.go_on(row, agent_states, PoolState.from_plain(pool), known)
 

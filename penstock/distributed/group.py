@@ -328,7 +328,7 @@ class EnvRunnerGroup:
                 )
             calls = [first[-1] for _, first in self._starting.values()]
             ready = self.backend.wait(calls, 0.2 if short else 0.0) if calls else []
-            if not calls:
+            if not calls:  # nothing to wait for but the delay of a replacement, in rounds of this loop
                 time.sleep(0.02)
             for i in [i for i, (_, first) in self._starting.items() if any(first[-1] is x for x in ready)]:
                 _, first = self._starting.pop(i)

@@ -59,7 +59,6 @@ class RunnerPool(EnvPool):
         self._gone: Counter[str] = Counter()  # faults inside runners that were lost
         self._restored: Counter[str] = Counter()
         self._times: dict[str, float] = {}
-        self._slowest_s = 0.0
         rows = {i: of_another(f"runner {i}", i) for i in self.runners}
         self._rows = {i: row for i, row in rows.items() if row is not None}
         workers.losses.append(self._lost)
@@ -85,18 +84,17 @@ class RunnerPool(EnvPool):
 
     def fill(self, batch: SampleBatch, itr: int) -> None:
         """Waits for fragment `itr` of every runner, and writes it into the runner's columns of the batch."""
-        begun, copied = time.perf_counter(), 0.0
+        begun, copied, slowest_s = time.perf_counter(), 0.0, 0.0
         arrived: set[int] = set()
-        self._slowest_s = 0.0
 
         def take(i: int, reply: dict[str, Any]) -> None:
-            nonlocal copied
+            nonlocal copied, slowest_s
             start = time.perf_counter()
             if i in self._taking_over:
                 self.workers.backend.result(self._taking_over.pop(i), self.workers.deadline_s)
             unpack_rows(reply["rows"], batch[:, self._columns[i]])
             arrived.add(i)
-            self._slowest_s = max(self._slowest_s, reply["sample_s"])
+            slowest_s = max(slowest_s, reply["sample_s"])
             self._runner_metrics[i] = reply["metrics"]
             if reply["warmup"] is not None:
                 self._warmup[self._columns[i]] = reply["warmup"]
@@ -115,7 +113,7 @@ class RunnerPool(EnvPool):
         self._times |= {
             "group/round_ms": (time.perf_counter() - begun) * 1e3,
             "group/copy_ms": copied * 1e3,
-            "group/slowest_ms": self._slowest_s * 1e3,
+            "group/slowest_ms": slowest_s * 1e3,
         }
 
     def _note(self, row: Ring, started: int, stopped: int) -> None:
@@ -136,17 +134,7 @@ class RunnerPool(EnvPool):
 
     def get_state(self) -> PoolState:
         """The state after the last fragment that was asked for; slots of runners that are lost reset next."""
-        B = len(self._opened)
-        whole = PoolState(
-            episode=self._opened.tolist(),
-            ended=[True] * B,
-            idle=[False] * B,
-            left=[None] * B,
-            began=[0] * B,
-            snapshot=[None] * B,
-            tick=self._ticks,
-            faults=dict(self._faults()),
-        )
+        whole = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()))
         alive = [i for i in self.workers.alive if i in self._columns]
         found = self.workers.collect(
             {i: self.workers.call(i, "pool_state") for i in alive}, self.workers.start_timeout_s
@@ -252,19 +240,9 @@ class RunnerPool(EnvPool):
         if i not in self._columns or self._previous is None:
             return
         slots = self._columns[i]
-        B = slots.stop - slots.start
-        state = PoolState(
-            episode=self._opened[slots].tolist(),
-            ended=[True] * B,
-            idle=[False] * B,
-            left=[None] * B,
-            began=[0] * B,
-            snapshot=[None] * B,
-            tick=self._ticks,
-            restarts=self._ticks,
-        )
-        row = last_row(self._previous[:, slots])
-        self._taking_over[i] = self.workers.call(i, "go_on", row, None, state.to_plain(), [None] * B)
+        state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
+        row, unknown = last_row(self._previous[:, slots]), [None] * len(state.episode)
+        self._taking_over[i] = self.workers.call(i, "go_on", row, None, state.to_plain(), unknown)
 
 
 class EvaluationRunners(EnvPool):
@@ -273,7 +251,7 @@ class EvaluationRunners(EnvPool):
     evaluation = True
 
     def __init__(self, pool: RunnerPool, B: int) -> None:
-        self._pool, self._workers = pool, pool.workers
+        self._workers = pool.workers
         self.specs, self.info_keys = pool.specs, pool.info_keys
         self.groups = (Group(0, slice(0, B)),)
         self._B = B
@@ -321,8 +299,10 @@ class EvaluationRunners(EnvPool):
     def recv(self) -> int:
         return 0
 
+    # Nothing of an evaluation is stored, and no evaluation has another; a Protocol wants them all the same.
+
     def get_state(self) -> PoolState:
-        raise NotImplementedError  # of an evaluation nothing is stored
+        raise NotImplementedError
 
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]

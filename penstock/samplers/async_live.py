@@ -122,15 +122,7 @@ class AsyncLive:
             self._workers.faults.counts["lost_steps"] += stepped
         row = self._batches[(done - 1) % len(self._batches)]
         # More episodes than these cannot have begun in the batch that was lost.
-        pool = PoolState(
-            episode=(self._opened + T + 1).tolist(),
-            ended=[True] * B,
-            idle=[False] * B,
-            left=[None] * B,
-            began=[0] * B,
-            snapshot=[None] * B,
-            restarts=done,
-        )
+        pool = PoolState.resetting((self._opened + T + 1).tolist(), restarts=done)
         state = {
             "collected": done > 0,
             "pool": pool.to_plain(),

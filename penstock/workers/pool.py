@@ -213,15 +213,10 @@ class ProcessPool(EnvPool):
         return out
 
     def get_state(self) -> PoolState:
-        B, ledger = slots_of(self), self.ledger.tolist()
-        # Of slots without a worker: they go on with their next episode.
-        whole = PoolState(
-            episode=[n for n, _, _ in ledger],
-            ended=[True] * B,
-            idle=[False] * B,
+        ledger = self.ledger.tolist()
+        whole = PoolState.resetting(  # of slots without a worker
+            [n for n, _, _ in ledger],
             left=[None if n < 0 else n for _, n, _ in ledger],
-            began=[0] * B,
-            snapshot=[None] * B,
             faults=dict(self._workers.faults.counts),
         )
         parts = [

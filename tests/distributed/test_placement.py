@@ -117,3 +117,22 @@ def test_native_batched_environments_evaluate_with_the_slots_that_they_have() ->
         assert np.bincount(episodes.slot).tolist() == [2, 2, 2, 2]
     finally:
         sampler.shutdown()
+
+
+def test_going_on_from_a_state_takes_the_weights_of_now_whatever_their_version() -> None:
+    env, algo = CASES["cartpole"]
+    one, policy = live(runners(2, "serial", 8, 6), env, algo)
+    two, same = live(ps.SerialSampler(8, 6), env, algo)
+    try:
+        for sampler in (one, two):
+            sampler.obtain_samples(0)
+            sampler.obtain_samples(1)
+            state = sampler.state_dict()
+            sampler.obtain_samples(2)
+            for x in (policy if sampler is one else same).agent.parameters():
+                x.data.mul_(-3.0)
+            sampler.load_state_dict(state)
+        assert bits(one.obtain_samples(2)[0]) == bits(two.obtain_samples(2)[0])
+    finally:
+        one.shutdown()
+        two.shutdown()

@@ -45,6 +45,17 @@ class PoolState:
     faults: dict[str, int] = field(default_factory=dict[str, int])
     """Faults of worker processes by kind since the run began."""
 
+    @classmethod
+    def resetting(cls, episode: list[int], **rest: Any) -> PoolState:
+        """The state of slots whose open episodes, of these numbers, are lost: each resets into its next one.
+
+        Args:
+            rest: what is known besides, by the names of the fields.
+        """
+        B = len(episode)
+        known: dict[str, Any] = {"left": [None] * B, **rest}
+        return cls(episode, [True] * B, [False] * B, began=[0] * B, snapshot=[None] * B, **known)
+
     def of(self, slots: slice) -> PoolState:
         """The same for some of the slots."""
         return PoolState(**{name: getattr(self, name)[slots] for name in PER_SLOT}, tick=self.tick)
