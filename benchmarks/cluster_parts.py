@@ -148,7 +148,10 @@ def driver(runners: int, mode: Any, turns: int, seed: int) -> Found:
 
 
 def push(turns: int, seed: int) -> Found:
-    """Milliseconds of a raw put, of a push until all runners have the bytes, and until their agents have taken them."""
+    """Milliseconds of a raw put, of a push until all runners have the bytes, and until their agents have taken them.
+
+    The raw put is of one array of as many bytes, of memory in use: zeros that were never written are no memory at all.
+    """
     inner = ps.SerialSampler(T=8, B=1)
     settings = RunnerSampler(PUSH_RUNNERS, inner, backend="ray", num_cpus=0.01, object_store_mb=800)
     sampler = settings.build(ENV, seed)
@@ -158,7 +161,7 @@ def push(turns: int, seed: int) -> Found:
         group = sampler.workers
         backend: Any = group.backend
         ray = backend.cluster.ray
-        data = np.zeros(sum(x.numel() * 4 for x in agent.parameters()), np.uint8)
+        data = np.ones(sum(x.numel() * 4 for x in agent.parameters()), np.uint8)
 
         def received() -> None:
             weights = group.publish(agent)
@@ -185,7 +188,7 @@ def push(turns: int, seed: int) -> Found:
 
 
 def _bytes_of(runner: EnvRunner, weights: Any) -> int:
-    return len(weights)
+    return sum(len(x) for x in weights) if isinstance(weights, list) else len(weights)
 
 
 PARTS: dict[str, Callable[..., Found]] = {

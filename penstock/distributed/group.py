@@ -101,8 +101,6 @@ class EnvRunnerGroup:
         self._version = 0
         self._synced: tuple[Any, int] | None = None
         """Weights and version of the last `sync_weights`, with which a replacement begins."""
-        self._packed: Any = None
-        """What was published last, whose memory the next weights are packed into."""
         self._closed = False
         self._remote: list[Any] = []
         try:
@@ -237,14 +235,13 @@ class EnvRunnerGroup:
     def install(self, agent: Agent, runners: Sequence[int]) -> None:
         """Gives these runners a copy of the agent, and their replacements too."""
         self._agent = installed_copy(agent)
-        blob = self.backend.put(self._agent)
+        blob = self.backend.put([self._agent])
         alive = [i for i in runners if i in self.alive]
         self.collect({i: self.call(i, "install", blob) for i in alive}, self.start_timeout_s)
 
     def publish(self, agent: Agent) -> Any:
         """One copy of the agent's weights, as an argument of any number of calls."""
-        self._packed = pack_parameters(agent, self._packed)
-        return self.backend.put(self._packed)
+        return self.backend.put(pack_parameters(agent))
 
     def call(self, i: int, method: str, *args: Any) -> Any:
         """Sends a call to runner i."""
@@ -381,7 +378,7 @@ class EnvRunnerGroup:
 
     def _first_calls(self, i: int) -> list[Any]:
         """Sends what a runner must answer before it takes part: `describe` is the last of these calls."""
-        copy = [] if self._agent is None else [self.call(i, "install", self.backend.put(self._agent))]
+        copy = [] if self._agent is None else [self.call(i, "install", self.backend.put([self._agent]))]
         newest = [] if self._synced is None else [self.call(i, "take_weights", *self._synced)]
         return [*copy, *newest, self.call(i, "describe")]
 

@@ -161,7 +161,7 @@ facts |= {"two": other.result(other.start(Echo, (), "runner 0").echo.remote(2), 
 call = runner.echo.remote(3)
 ray = backend.cluster.ray
 ray.shutdown()  # as a script may by mistake
-calls = [lambda: backend.result(call, 9), lambda: backend.wait([call], 9), lambda: backend.put(np.zeros(99999, "u1")),
+calls = [lambda: backend.result(call, 9), lambda: backend.wait([call], 9), lambda: backend.put([np.zeros(99999, "u1")]),
          lambda: backend.call(runner, "echo", 4), lambda: backend.start(Echo, (), "runner 1"),
          lambda: backend.start(int, (), "runner 1")]
 facts["refused"] = [refused(call) for call in calls]
