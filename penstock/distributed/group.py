@@ -263,13 +263,17 @@ class EnvRunnerGroup:
         limit_s = self.deadline_s if timeout_s is None else timeout_s
         until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
         while waiting:
-            ready = self.backend.wait(list(waiting.values()), max(until - time.monotonic(), 0.0))
+            left_s = max(until - time.monotonic(), 0.0)
+            last = len(waiting) == 1  # its result can be waited for itself, which takes one call less
+            ready = list(waiting.values()) if last else self.backend.wait(list(waiting.values()), left_s)
             for i, call in [(i, call) for i, call in waiting.items() if any(call is x for x in ready)]:
                 del waiting[i]
                 try:
-                    result = self.backend.result(call, self.deadline_s)
+                    result = self.backend.result(call, left_s if last else self.deadline_s)
                     found[i] = result if then is None else then(i, result)
                 except RunnerError as error:
+                    if last and error.kind == "timeout":
+                        error = self._late(i, limit_s)
                     if harmless and error.kind == "exception":
                         error.add_note(error.trace)
                         raise
@@ -277,7 +281,7 @@ class EnvRunnerGroup:
             if not ready and time.monotonic() >= until:
                 for i in list(waiting):
                     del waiting[i]
-                    self.lost(i, late(limit_s) if self._where[i] else self._not_up(limit_s))
+                    self.lost(i, self._late(i, limit_s))
         return found
 
     def lost(self, i: int, error: RunnerError) -> None:
@@ -360,6 +364,10 @@ class EnvRunnerGroup:
         if self._local is not None:
             self._local.close()
         self.backend.close()
+
+    def _late(self, i: int, limit_s: float) -> RunnerError:
+        """The error of a runner that has not answered in time, or never at all."""
+        return late(limit_s) if self._where[i] else self._not_up(limit_s)
 
     def _not_up(self, limit_s: float) -> RunnerError:
         """The error of a runner that has never answered."""

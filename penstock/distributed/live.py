@@ -279,7 +279,8 @@ class ReadyLive(RunnersLive):
             while True:
                 self.workers.welcome()
                 for i in self.workers.alive:
-                    self._request(i, weights, itr)
+                    if not self._sent[i]:  # it has just come up
+                        self._request(i, weights, itr)
                 i = self._next_ready()
                 batch, episodes = self._collected(i) if i >= 0 else (self.blank_batch(), Episodes())
                 if i in self.workers.alive:
