@@ -36,10 +36,9 @@ def tensors_of(agent: Agent) -> list[Tensor]:
     while waiting:
         if (module := waiting.pop()) not in modules:
             modules[module] = None
-            waiting += [x for x in reversed(module._modules.values()) if x is not None]
-    parameters = [x for module in modules for x in module._parameters.values() if x is not None]
-    buffers = [x for module in modules for x in module._buffers.values() if x is not None]
-    return list({id(x): x for x in (*parameters, *buffers)}.values())  # by identity: a shared one stands there once
+            waiting += [x for x in reversed(vars(module)["_modules"].values()) if x is not None]
+    held = [x for kind in ("_parameters", "_buffers") for module in modules for x in vars(module)[kind].values()]
+    return list({id(x): x for x in held if x is not None}.values())  # by identity: a shared one stands there once
 
 
 def copy_parameters(agent: Agent, out: dict[str, Tensor]) -> None:

@@ -62,7 +62,7 @@ class InProcess:
 
     def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> bytes:
         """Returns a copy, one after the other."""
-        return b"".join(parts)
+        return b"".join([x.data for x in parts])
 
     def call(self, runner: LocalHandle, method: str, *args: Any) -> Done:
         """Carries a call out, and keeps its result or error until it is asked for."""

@@ -93,7 +93,7 @@ class Ray:
         Ray copies the parts straight into the store, and a method receives views of it.
         """
         small = sum(x.nbytes for x in parts) <= INLINE_BYTES
-        return b"".join(parts) if small else self._connected().put(list(parts))
+        return b"".join([x.data for x in parts]) if small else self._connected().put(list(parts))
 
     def call(self, runner: Any, method: str, *args: Any) -> Any:
         """Sends a call; the answer is a reference of Ray's, which `ray.get` takes too."""

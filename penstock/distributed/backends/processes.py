@@ -63,7 +63,7 @@ class Processes:
 
     def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
         """Returns bytes, or a memory file that every runner maps and that is freed after the last call with it."""
-        return b"".join(parts) if sum(x.nbytes for x in parts) <= INLINE_BYTES else Shared(parts)
+        return b"".join([x.data for x in parts]) if sum(x.nbytes for x in parts) <= INLINE_BYTES else Shared(parts)
 
     def call(self, runner: Handle, method: str, *args: Any) -> Call:
         """Sends a call, whatever the runner does."""
