@@ -140,6 +140,7 @@ def _settings(address: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else every process listens on all interfaces, whatever is asked for
         "RAY_worker_niceness": "0",
+        "RAY_task_events_report_interval_ms": "0",  # a record of every call, which only a dashboard reads: 3 KB each
         "RAY_max_direct_call_object_size": str(_INLINE_BYTES),
         **ONE_THREAD,
     }

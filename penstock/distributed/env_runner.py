@@ -237,10 +237,10 @@ class EnvRunner:
 
     def install(self, agent: Any) -> None:
         """Takes a copy of the driver's agent as `installed_copy` returned it."""
-        self.initialize(cloudpickle.loads(bytes(agent)))
+        self.initialize(cloudpickle.loads(b"".join(agent) if isinstance(agent, list) else agent))
 
     def take_weights(self, weights: Any, version: int) -> None:
-        """Takes weights as bytes, as `pack_parameters` returned them."""
+        """Takes weights as `pack_parameters` returned them, by way of `Backend.put`."""
         unpack_parameters(weights, self._acting)
         self._version = version
 

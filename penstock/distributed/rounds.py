@@ -92,7 +92,7 @@ class RunnerPool(EnvPool):
             start = time.perf_counter()
             if i in self._taking_over:
                 self.workers.backend.result(self._taking_over.pop(i), self.workers.deadline_s)
-            unpack_rows(reply["rows"], batch[:, self._columns[i]])
+            unpack_rows(reply["rows"], batch[:, self._columns[i]] if len(self.runners) > 1 else batch)
             arrived.add(i)
             slowest_s = max(slowest_s, reply["sample_s"])
             self._runner_metrics[i] = reply["metrics"]

@@ -77,6 +77,7 @@ facts = {
     "home": os.listdir(os.environ["HOME"]), "token": len(os.environ["RAY_AUTH_TOKEN"]),
     "in_command_lines": any(os.environ["RAY_AUTH_TOKEN"] in " ".join(p.cmdline()) for p in processes),
     "room": [backend.require_room(4), refused(lambda: backend.require_room(5))],
+    "threads": [open(f"/proc/self/task/{i}/comm").read().strip() for i in os.listdir("/proc/self/task")],
 }
 fed = [backend.start(Echo, (), f"runner {i}") for i in range(1, 4)]
 for other in fed:
@@ -106,6 +107,9 @@ def test_a_local_cluster_is_this_users_alone_and_leaves_nothing(tmp_path: Path) 
     assert found["mode"] == 0o700
     assert found["token"] == 64 and not found["in_command_lines"] and found["home"] == []
     assert found["kept"] and found["kept_after"]
+    assert "worker.io" in found["threads"] and not any("task_event" in x for x in found["threads"]), (
+        "calls are recorded"
+    )
     assert (found["where"]["threads"], found["where"]["nice"]) == ("1", os.nice(0))
     room, refusal = found["room"]
     assert room is None
@@ -161,7 +165,7 @@ facts |= {"two": other.result(other.start(Echo, (), "runner 0").echo.remote(2), 
 call = runner.echo.remote(3)
 ray = backend.cluster.ray
 ray.shutdown()  # as a script may by mistake
-calls = [lambda: backend.result(call, 9), lambda: backend.wait([call], 9), lambda: backend.put(np.zeros(99999, "u1")),
+calls = [lambda: backend.result(call, 9), lambda: backend.wait([call], 9), lambda: backend.put([np.zeros(99999, "u1")]),
          lambda: backend.call(runner, "echo", 4), lambda: backend.start(Echo, (), "runner 1"),
          lambda: backend.start(int, (), "runner 1")]
 facts["refused"] = [refused(call) for call in calls]

@@ -197,8 +197,20 @@ def test_a_runner_that_never_comes_up_is_told_with_what_it_waits_for(monkeypatch
         with pytest.raises(EnvWorkerError, match=r"(?s)2 of 3 runners are up.*it needs 3 CPUs, and 2 are free"):
             sampler.obtain_samples(2)
         sampler.workers._where[0] = ""
-        with pytest.warns(UserWarning, match="runner 0.*has not come up within 0.5 s; it needs 3 CPUs"):
-            sampler.workers.collect({0: sampler.workers.call(0, "describe")}, 0.5)
+        calls = {i: sampler.workers.call(i, "describe") for i in (0, 2)}
+        with pytest.warns(UserWarning, match="has not come up within 0.5 s; it needs 3 CPUs") as told:
+            sampler.workers.collect(calls, 0.5)
+        assert "runner 2" in str(told[1].message) and "no answer within 0.5 s; if its work" in str(told[1].message)
+    finally:
+        sampler.shutdown()
+
+
+def test_the_last_runner_that_is_late_is_told_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, _ = flaky({(1, "describe", 1): died("timeout")}, monkeypatch)
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        with pytest.warns(UserWarning, match="runner 1.*no answer within 0.5 s; if its work"):
+            sampler.workers.collect({1: sampler.workers.call(1, "describe")}, 0.5)
     finally:
         sampler.shutdown()
 

@@ -66,6 +66,19 @@ def test_fragments_are_those_of_the_same_slots_of_a_serial_sampler_at_equal_weig
         there.shutdown()
 
 
+def test_runners_are_asked_who_is_ready_once_for_all_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, _ = live(ready(), Seeded, ps.PPO())
+    backend, asked = sampler.workers.backend, []
+    wait = backend.wait
+    monkeypatch.setattr(backend, "wait", lambda calls, s: asked.append(len(calls)) or wait(calls, s))
+    try:
+        for itr in range(9):
+            sampler.obtain_samples(itr)
+    finally:
+        sampler.shutdown()
+    assert asked == [3] * 3
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_lag_is_that_of_the_weights_when_the_fragment_was_asked_for(depth: int) -> None:
     found, metrics = fragments(ready(depth=depth), 20)

@@ -60,11 +60,9 @@ class InProcess:
         self._runners.append(handle := LocalHandle(name, self.call, made.value, made.error))
         return handle
 
-    def put(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns a read-only copy [n] uint8."""
-        copy = data.copy()
-        copy.flags.writeable = False
-        return copy
+    def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> bytes:
+        """Returns a copy, one after the other."""
+        return b"".join([x.data for x in parts])
 
     def call(self, runner: LocalHandle, method: str, *args: Any) -> Done:
         """Carries a call out, and keeps its result or error until it is asked for."""
