@@ -27,7 +27,7 @@ from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree
 from penstock.distributed.packing import pack_rows, unpack_parameters
-from penstock.envs.ids import entry_to_ship
+from penstock.envs.ids import entry_to_ship, take_shipped
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.pool import OpenEpisode, PoolState
 from penstock.learn.algorithm import Algorithm, ResultDict
@@ -361,8 +361,7 @@ class ShippedRunner(EnvRunner):
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         torch.set_num_threads(1)
         recipe, entry = cloudpickle.loads(payload)
-        if entry is not None and entry.id not in gym.registry:
-            gym.registry[entry.id] = entry
+        take_shipped(entry)
         trace.enter(f"runner {recipe.first_slot // recipe.sampler.spec.B}")
         super().__init__(recipe)
 
