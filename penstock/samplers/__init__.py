@@ -55,10 +55,12 @@ def sized(sampler: Any, spec: BatchSpec) -> Any:
         parts = sampler.spec.B // sampler.inner.spec.B
         if spec.B % parts:
             each = -(-spec.B // parts)
-            more = "more runners than slots make no sense, " if parts > spec.B else ""
+            fit = f"a number that divides {spec.B}"
+            if parts > spec.B:
+                fit = f"at most {spec.B}, since more runners than slots make no sense"
             raise ConfigError(
-                f"sampler.runners={parts} for the B={spec.B} of a batch; {more}expected a number that divides "
-                f"{spec.B}; or set the slots of each runner, e.g. sampler.inner.B={each} for {each * parts} in all"
+                f"sampler.runners={parts} for the B={spec.B} of a batch; expected {fit}; or set the slots of "
+                f"each runner, e.g. sampler.inner.B={each} (--sampler.inner.B {each}) for {each * parts} in all"
             )
         return replace(sampler, inner=sized(sampler.inner, spec._replace(B=spec.B // parts)))
     changes: dict[str, Any] = {"T": spec.T, "B": spec.B}
