@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from penstock.core.config import import_object, override, whole
 from penstock.core.errors import ConfigError, nearest
+from penstock.core.machine import counted
 from penstock.core.spec import BatchSpec
 
 SAMPLERS = {
@@ -38,6 +39,20 @@ def find_sampler(name: str) -> Any:
     if ":" not in name and name not in SAMPLERS:
         raise ConfigError(f"unknown sampler {name!r}; {nearest(name, SAMPLERS)}")
     return import_object(SAMPLERS.get(name, name))
+
+
+def described(sampler: Any) -> str:
+    """A sampler in words, as in `cpu with 2 workers` or `runners: 4 on processes, 16 slots each, serial`."""
+    path = f"{type(sampler).__module__}:{type(sampler).__qualname__}"
+    name = next((known for known, at in SAMPLERS.items() if at == path), type(sampler).__name__)
+    if not hasattr(sampler, "inner"):
+        return f"{name} with {counted(sampler.workers, 'worker')}" if hasattr(sampler, "workers") else name
+    inner, ahead = described(sampler.inner), f", depth {sampler.depth}" if sampler.depth else ""
+    if not hasattr(sampler, "runners"):
+        return f"{name}: {inner}{ahead}"
+    mode = ", ready mode" if sampler.mode == "ready" else ""
+    slots = counted(sampler.inner.spec.B, "slot")
+    return f"{name}: {sampler.runners} on {sampler.backend}, {slots} each, {inner}{mode}{ahead}"
 
 
 def samplers_with(setting: str) -> list[str]:
