@@ -17,6 +17,7 @@ from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec
+from penstock.core.trace import WAIT, timed
 from penstock.core.tree import tree_leaves
 from penstock.distributed.env_runner import Recipe
 from penstock.distributed.group import EnvRunnerGroup, late
@@ -261,6 +262,7 @@ class ReadyLive(RunnersLive):
         self._since = [0.0] * n  # when each runner got its oldest request, or delivered last
         self._waiting: list[tuple[int, SampleBatch, Episodes]] = []
         self._count = 0
+        self._round: dict[str, float] = {}
         self.workers.losses.append(lambda i: self._sent[i].clear())
 
     @property
@@ -280,10 +282,12 @@ class ReadyLive(RunnersLive):
             weights = self.workers.publish(agent)
             while True:
                 self._request(weights, itr)
+                begun = time.perf_counter()
                 i = self._first_ready()
                 batch, episodes = self._collected(i) if i >= 0 else (self.blank_batch(), Episodes())
                 if i in self.workers.alive:
                     break
+            self._round = {"group/round_ms": (time.perf_counter() - begun) * 1e3}
             self._request(weights, itr)
         self._count += 1
         self._served[i], self._last = self._count, batch
@@ -338,7 +342,7 @@ class ReadyLive(RunnersLive):
             values = [one[name] for one in found if name in one]
             counted = name.startswith("faults/") or name in ("group/runners", "env/out_of_bounds")
             out[name] = out.get(name, 0.0) + sum(values) if counted else sum(values) / len(values)
-        return {**out, **self._lag}
+        return {**out, **self._round, **self._lag}
 
     def _request(self, weights: Any, itr: int) -> None:
         """Asks every runner that is alive for fragments until it has as many requests as it may."""
@@ -357,7 +361,7 @@ class ReadyLive(RunnersLive):
         heads = {i: self._pools[i].requested(self._numbers[i])[i] for i, sent in enumerate(self._sent) if sent}
         limit_s = self.workers.deadline_s
         late_at = min((self._since[i] for i in heads), default=0.0) + limit_s
-        ready = self.workers.backend.wait(list(heads.values()), max(late_at - time.monotonic(), 0.0))
+        ready = timed(WAIT, self.workers.backend.wait)(list(heads.values()), max(late_at - time.monotonic(), 0.0))
         now = time.monotonic()
         found = [i for i, call in heads.items() if any(call is x for x in ready)]
         for i in heads:
