@@ -192,6 +192,7 @@ assert not constants.ENABLE_RAY_CLUSTER  # by the environment: loopback only, of
 checks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
 small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 head = {**small, "_system_config": checks, "temp_dir": os.path.join(tempfile.gettempdir(), "pr" + str(os.getpid()))}
+os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)  # where Ray writes the address of the head
 nodes = Cluster(initialize_head=True, head_node_args=head)
 two = nodes.add_node(**{**small, "num_cpus": 2})
 nodes.wait_for_nodes(timeout=60)
