@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.tree import tree_leaves
+from penstock.distributed.backends.backend import RunnerError
 from penstock.envs.pools.serial import SerialPool
+from penstock.workers import faults as faults_of_workers
 from tests.distributed.test_faults import Seeded, died, echoes, flaky
 from tests.distributed.test_group import EXP
 from tests.samplers.placed import CASES, live
@@ -129,3 +133,46 @@ def test_in_ready_mode_the_deadline_runs_from_the_fragment_before(monkeypatch: p
     finally:
         monkeypatch.undo()
         sampler.shutdown()
+
+
+def test_a_replacement_that_does_not_come_up_is_lost_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backend = flaky({}, monkeypatch)
+    now = [1000.0]
+    monkeypatch.setattr(faults_of_workers, "_FIRST_DELAY_S", 5.0)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with ps.EnvRunnerGroup(EXP, 2, backend, start_timeout_s=10.0) as workers:
+        monkeypatch.setattr(backend, "wait", lambda calls, timeout_s: [])
+        workers.lost(1, died())
+        for seconds in (0, 11, 1, 1):  # it is started, given up, and its successor waits out a delay of 10 s
+            now[0] += seconds
+            workers.welcome()
+        assert dict(workers.faults.counts) == {"signal": 1, "timeout": 1, "restarts": 2}
+        assert workers.alive == [0]
+    monkeypatch.undo()
+
+
+def test_what_a_lost_runner_was_asked_for_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backend = flaky({(1, "sample_with", n): died() for n in (1, 2)}, monkeypatch)
+    with ps.EnvRunnerGroup(EXP, 2, backend) as workers:
+        stream = workers.sample_async(max_in_flight=2)
+        assert all(next(stream).valid.any() for _ in range(12))
+        assert dict(workers.faults.counts) == {"signal": 1, "restarts": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "raises"),
+    [
+        (died("node"), "exit", None),
+        (RunnerError("exception", "x", "", "EnvContractError"), "contract", EnvContractError),
+        (RunnerError("exception", "x", "", "ZeroDivisionError"), "exception", EnvWorkerError),
+        (RunnerError("exception", "x", "", "MissingExtraError"), None, ConfigError),
+    ],
+)
+def test_losses_by_their_kind(error: Any, kind: Any, raises: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backend = flaky({}, monkeypatch)
+    with ps.EnvRunnerGroup(EXP, 2, backend) as workers:
+        with contextlib.nullcontext() if raises is None else pytest.raises(raises) as raised:
+            workers.lost(1, error)
+        assert raises is None or type(raised.value) is raises
+        assert workers.faults.counts["restarts"] == (raises is None)
+        assert set(workers.faults.counts) - {"restarts"} == ({kind} if kind else set())
