@@ -344,7 +344,7 @@ class EnvRunner:
         return self._agent
 
     def _new(self, caught: list[warnings.WarningMessage]) -> list[str]:
-        """What to show of the warnings: of each line of code the first, and of other texts the 10th, 100th, and so on."""
+        """The warnings to show: of each line of code the first, and of other texts of it the 10th, 100th and so on."""
         shown: list[str] = []
         for w in caught:
             place, text = (w.category.__name__, w.filename, w.lineno), str(w.message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,7 @@ def test_a_checkpoint_says_when_each_episode_began_by_the_drivers_own_count(monk
         pool, steps = state["pool"], state["row"]["obs"][:, 1]
         going = [b for b in range(6) if not pool["ended"][b]]
         assert {2, 3} & set(going)
+        assert pool["tick"] == 7 * 5  # with the batch ahead
         assert [pool["tick"] - pool["began"][b] for b in going] == [int(steps[b]) for b in going]
     finally:
         sampler.shutdown()
@@ -105,6 +107,39 @@ def test_faults_inside_a_runner_still_count_when_it_is_lost(monkeypatch: pytest.
     counted: list[float] = []
     echoes(settings, 6, lambda itr, sampler: counted.append(sampler.metrics().get("faults/oom", 0.0)))
     assert counted == [0, 6, 6, 6, 8, 8]
+
+
+@pytest.mark.parametrize("mode", ["rounds", "ready"])
+def test_a_checkpoint_brings_its_own_counts_of_faults(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, _ = flaky({(1, "fill", 2): died()}, monkeypatch, mode=mode)
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        monkeypatch.setattr(SerialPool, "metrics", lambda self: {"faults/oom": 2.0})
+        for itr in range(12):
+            sampler.obtain_samples(itr)
+        found = {name: n for name, n in sampler.metrics().items() if name.startswith("faults/")}
+        assert found["faults/signal"] == 1 and found["faults/oom"] == 8
+        state = copy.deepcopy(sampler.state_dict())
+        sampler.workers.lost(2, died("timeout"))
+        monkeypatch.setattr(SerialPool, "metrics", lambda self: {})  # runners that go on count from 0
+        sampler.load_state_dict(state)
+        assert {name: n for name, n in sampler.metrics().items() if name.startswith("faults/")} == found
+    finally:
+        sampler.shutdown()
+
+
+def test_slots_of_a_runner_that_cannot_go_on_from_a_checkpoint_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, _ = flaky({(1, "go_on", 0): died()}, monkeypatch)
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        sampler.obtain_samples(0)
+        sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
+        assert sampler.cut_slots == [2, 3]
+        for itr in range(1, 4):
+            batch, _ = sampler.obtain_samples(itr)
+        assert batch.valid[:, 2:4].any()
+    finally:
+        sampler.shutdown()
 
 
 def test_a_push_that_a_lost_runner_owed_is_not_held_against_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +192,15 @@ def test_what_a_lost_runner_was_asked_for_is_forgotten(monkeypatch: pytest.Monke
         stream = workers.sample_async(max_in_flight=2)
         assert all(next(stream).valid.any() for _ in range(12))
         assert dict(workers.faults.counts) == {"signal": 1, "restarts": 1}
+
+
+def test_a_loss_is_told_with_the_process_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backend = flaky({}, monkeypatch)
+    with ps.EnvRunnerGroup(EXP, 2, backend, restarts=1) as workers:
+        with pytest.warns(UserWarning, match=rf"runner 1 \(.*, pid {os.getpid()}\), slots 2 to 3: killed"):
+            workers.lost(1, died())
+        with pytest.raises(EnvWorkerError, match=r"^runner 1, slots 2 to 3: killed"):
+            workers.lost(1, died())  # before its successor has come up
 
 
 @pytest.mark.parametrize(
