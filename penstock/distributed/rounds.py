@@ -142,7 +142,8 @@ class RunnerPool(EnvPool):
         for i, reply in found.items():
             part, slots = PoolState.from_plain(reply["pool"]), self._columns[i]
             part.began = [n + whole.tick - part.tick for n in part.began]
-            whole.put(slots, part)
+            if part.episode:  # native batched environments know of none: all of their slots reset next
+                whole.put(slots, part)
             tree_map(lambda x, y, s=slots: np.copyto(x[s], y), self._states, reply["agent_states"])
             whole.restarts = max(whole.restarts, part.restarts)
         return whole

@@ -7,6 +7,7 @@ import copy
 import os
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -220,3 +221,21 @@ def test_losses_by_their_kind(error: Any, kind: Any, raises: Any, monkeypatch: p
         assert raises is None or type(raised.value) is raises
         assert workers.faults.counts["restarts"] == (raises is None)
         assert set(workers.faults.counts) - {"restarts"} == ({kind} if kind else set())
+
+
+def test_native_environments_never_begin_twice_with_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def vector() -> Any:
+        return gym.make_vec("CartPole-v1", 2, "sync", vector_kwargs={"autoreset_mode": "NextStep"})
+
+    settings, _ = flaky({}, monkeypatch, runners=2, inner=ps.SerialSampler(8, 2))
+    sampler, _ = live(settings, vector, ps.PPO())
+    try:
+        sampler.obtain_samples(0)
+        for times in (1, 2):
+            sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
+            assert sampler.state_dict()["pool"]["restarts"] == times
+        sampler.workers.lost(1, died())
+        sampler.obtain_samples(1)
+        assert sampler.state_dict()["pool"]["restarts"] == 8 + 1  # by the steps so far
+    finally:
+        sampler.shutdown()
