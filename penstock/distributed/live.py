@@ -324,6 +324,7 @@ class ReadyLive(RunnersLive):
         self.workers.faults.counts.clear()
         self.workers.faults.counts.update(state["faults"])
         self.cut_slots = []
+        self._waiting.clear()
         for i, (live, kept) in enumerate(zip(self._lives, state["runners"])):
             live.load_state_dict(kept)
             self.cut_slots += [b + i * self.batch_spec.B for b in live.cut_slots]

@@ -129,16 +129,18 @@ def test_a_checkpoint_brings_its_own_counts_of_faults(mode: Any, monkeypatch: py
         sampler.shutdown()
 
 
-def test_slots_of_a_runner_that_cannot_go_on_from_a_checkpoint_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, _ = flaky({(1, "go_on", 0): died()}, monkeypatch)
+@pytest.mark.parametrize("mode", ["rounds", "ready"])
+def test_slots_of_a_runner_that_cannot_go_on_from_a_checkpoint_are_cut(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, _ = flaky({(1, "go_on", 0): died()}, monkeypatch, mode=mode)
     sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
     try:
         sampler.obtain_samples(0)
         sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
         assert sampler.cut_slots == [2, 3]
-        for itr in range(1, 4):
-            batch, _ = sampler.obtain_samples(itr)
-        assert batch.valid[:, 2:4].any()
+        assert all(sampler.obtain_samples(itr)[0].valid.any() for itr in range(1, 9))
+        assert sampler.workers.alive == [0, 1, 2]
     finally:
         sampler.shutdown()
 
