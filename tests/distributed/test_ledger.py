@@ -16,6 +16,7 @@ from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.tree import tree_leaves
 from penstock.distributed.backends.backend import RunnerError
 from penstock.envs.pools.serial import SerialPool
+from penstock.testing.samplers import bits
 from penstock.workers import faults as faults_of_workers
 from tests.distributed.test_faults import Seeded, died, echoes, flaky
 from tests.distributed.test_group import EXP
@@ -241,3 +242,31 @@ def test_native_environments_never_begin_twice_with_the_same_seed(monkeypatch: p
         assert sampler.state_dict()["pool"]["restarts"] == 8 + 1  # by the steps so far
     finally:
         sampler.shutdown()
+
+
+def test_versions_of_the_first_batches_are_those_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, _ = flaky({}, monkeypatch, depth=1)
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        assert [int(sampler.obtain_samples(itr)[0].version.max()) for itr in range(5, 9)] == [5, 5, 6, 7]
+    finally:
+        sampler.shutdown()
+
+
+def test_what_was_evaluated_is_not_what_acts_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for evaluated in (False, True):
+        settings, _ = flaky({}, monkeypatch)
+        sampler, policy = live(settings, *CASES["cartpole"])
+        try:
+            sampler.obtain_samples(0)
+            if evaluated:
+                kept = copy.deepcopy(policy.agent.state_dict())
+                for x in policy.agent.parameters():
+                    x.data.mul_(-3.0)
+                sampler.evaluate_agent(0, 6)
+                policy.agent.load_state_dict(kept)
+            found.append(bits(sampler.obtain_samples(0)[0]))  # of the version of the batch before
+        finally:
+            sampler.shutdown()
+    assert found[0] == found[1]
