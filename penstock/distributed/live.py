@@ -17,6 +17,7 @@ from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec
+from penstock.core.trace import WAIT, timed
 from penstock.core.tree import tree_leaves
 from penstock.distributed.env_runner import Recipe
 from penstock.distributed.group import EnvRunnerGroup, late
@@ -259,6 +260,7 @@ class ReadyLive(RunnersLive):
         self._ready: list[int] = []  # runners whose fragment was seen to have come, in the order of serving them
         self._waiting: list[tuple[int, SampleBatch, Episodes]] = []
         self._count = 0
+        self._round: dict[str, float] = {}
         self.workers.losses.append(self._lost)
 
     @property
@@ -281,10 +283,12 @@ class ReadyLive(RunnersLive):
                 for i in self.workers.alive:
                     if not self._sent[i]:  # it has just come up
                         self._request(i, weights, itr)
+                begun = time.perf_counter()
                 i = self._next_ready()
                 batch, episodes = self._collected(i) if i >= 0 else (self.blank_batch(), Episodes())
                 if i in self.workers.alive:
                     break
+            self._round = {"group/round_ms": (time.perf_counter() - begun) * 1e3}
             self._request(i, weights, itr)
         self._count += 1
         self._served[i], self._last = self._count, batch
@@ -322,6 +326,8 @@ class ReadyLive(RunnersLive):
         self.workers.faults.counts.clear()
         self.workers.faults.counts.update(state["faults"])
         self.cut_slots = []
+        self._waiting.clear()
+        self._ready.clear()
         for i, (live, kept) in enumerate(zip(self._lives, state["runners"])):
             live.load_state_dict(kept)
             self.cut_slots += [b + i * self.batch_spec.B for b in live.cut_slots]
@@ -340,7 +346,7 @@ class ReadyLive(RunnersLive):
             values = [one[name] for one in found if name in one]
             counted = name.startswith("faults/") or name in ("group/runners", "env/out_of_bounds")
             out[name] = out.get(name, 0.0) + sum(values) if counted else sum(values) / len(values)
-        return {**out, **self._lag}
+        return {**out, **self._round, **self._lag}
 
     def _request(self, i: int, weights: Any, itr: int) -> None:
         """Asks a runner for fragments until it has as many requests as it may."""
@@ -362,7 +368,8 @@ class ReadyLive(RunnersLive):
             heads = {i: self._pools[i].requested(self._numbers[i])[i] for i, sent in enumerate(self._sent) if sent}
             limit_s = self.workers.deadline_s
             late_at = min((self._since[i] for i in heads), default=0.0) + limit_s
-            ready = set(map(id, self.workers.backend.wait(list(heads.values()), max(late_at - time.monotonic(), 0.0))))
+            come = timed(WAIT, self.workers.backend.wait)(list(heads.values()), max(late_at - time.monotonic(), 0.0))
+            ready = set(map(id, come))
             now = time.monotonic()
             self._ready = sorted((i for i in heads if id(heads[i]) in ready), key=lambda i: self._served[i])
             for i in heads:

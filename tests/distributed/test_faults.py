@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -275,3 +279,35 @@ def test_the_runners_warnings_are_shown_once(monkeypatch: pytest.MonkeyPatch) ->
         sampler.shutdown()
     texts = [str(w.message) for w in caught if "runner 2" in str(w.message)]
     assert len(texts) == 1 and "the motor is warm" in texts[0]
+
+
+class Fatal(Seeded):
+    """Kills its process in a step where the file that PENSTOCK_TEST_MARK names exists; whoever removes it first dies."""
+
+    def step(self, action: Any) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.environ["PENSTOCK_TEST_MARK"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_process_that_is_killed_in_an_evaluation_changes_none_of_its_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(tmp_path / "mark"))
+    sampler, _ = live(RunnerSampler(2, ps.SerialSampler(5, 2), "processes"), Fatal, ps.PPO(epochs=1))
+    try:
+        found = []
+        for killed in (False, True, False):
+            sampler.obtain_samples(len(found))
+            if killed:
+                (tmp_path / "mark").touch()
+            episodes = sampler.evaluate_agent(3, 9, deterministic=False)
+            assert not (tmp_path / "mark").exists()
+            found.append([x.tobytes() for x in (episodes.return_, episodes.length, episodes.slot)])
+            assert sampler.metrics().get("faults/signal", 0) == (len(found) > 1)
+        assert found[0] == found[1] == found[2]
+        assert sampler.obtain_samples(3)[0].valid.any()
+    finally:
+        sampler.shutdown()

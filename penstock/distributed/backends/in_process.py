@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.errors import words_of
 from penstock.distributed.backends.backend import RunnerError
 from penstock.distributed.backends.handle import Handle
 
@@ -108,6 +109,6 @@ def _carry_out(what: str, function: Any, *args: Any) -> Done:
     except (Exception, SystemExit) as error:
         kind, verb = ("exit", "ended with") if isinstance(error, SystemExit) else ("exception", "raised")
         trace = "".join(traceback.format_exception(error))
-        found = RunnerError(kind, f"{what} {verb} {type(error).__name__}: {error}", trace, type(error).__name__)
+        found = RunnerError(kind, f"{what} {verb} {words_of(error)}", trace, type(error).__name__)
         found.__cause__ = error
         return Done(error=found)
