@@ -54,11 +54,13 @@ def least(stack: nn.Module, x: Tensor, of: int | None = None) -> Tensor:
     """
     if not is_plain(stack, StackedMLP):
         return stack(x)[:of].squeeze(-1).amin(0)
-    weights: list[Tensor] = [p.detach()[:of] for p in stack.weights()]  # pyright: ignore
+    weights: list[Tensor] = stack.weights()  # pyright: ignore
+    if of is not None:
+        weights = [p.detach()[:of] for p in weights]
     if not (x.dim() == 2 and runs_directly() and are_plain((x, *weights))):
-        return _written_out(x, weights).squeeze(-1).amin(0)
+        return _written_out(x, [p.detach() for p in weights]).squeeze(-1).amin(0)
     if torch.is_grad_enabled():
-        return _Smallest.apply(x, *weights)  # pyright: ignore[reportReturnType]
+        return _Smallest.apply(x, weights)  # pyright: ignore[reportReturnType]
     return _layers(x, weights)[-1].squeeze(-1).amin(0)
 
 
@@ -128,8 +130,10 @@ class _Stack(torch.autograd.Function):
 
 
 class _Smallest(torch.autograd.Function):
+    """The parameters come as a list, which autograd does not look into."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, parameters: list[Tensor]) -> Tensor:
         outputs = _layers(x, parameters)
         least, which = outputs[-1].squeeze(-1).min(0)
         ctx.save_for_backward(which, *outputs[1:-1], *parameters[::2])
@@ -149,7 +153,7 @@ class _Smallest(torch.autograd.Function):
                 gradient = relu_backward(gradient, _at(hidden[i][k], rows), own=True)
                 gradient = product(gradient, weights[i][k].t())
             out = gradient if rows is None else out.index_copy_(0, rows, gradient)
-        return out, *[None] * (2 * count)
+        return out, None
 
 
 def _at(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -150,8 +150,7 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
                 "optimizer: copy values in place, or make the layers in agent_fn"
             )
         norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
-        value = float(total.detach())
+        norm, value = math.hypot(*torch.stack(norms).tolist()), total.item()
         if not (math.isfinite(norm) and math.isfinite(value)):
             return norm if math.isfinite(value) else value
         if max_grad_norm is not None and norm > max_grad_norm:
@@ -201,21 +200,23 @@ class Adam:
         self._weight_decay, self._kernel = weight_decay, _ADAMW if decoupled else _ADAM
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
-        self._steps = [torch.zeros((), device=p.device) for p in params]
+        self._count = torch.zeros(len(params), device=params[0].device if params else None)
+        self._steps = list(self._count)  # of each parameter; views
 
     @torch.no_grad()
     def step(self) -> None:
         """One update from the parameters' `.grad`; a parameter without one stays as it is."""
         group = self.param_groups[0]
-        held = [
-            (p, _laid_out_as(p, p.grad), average, square, step)
-            for p, average, square, step in zip(group["params"], self._averages, self._squares, self._steps)
-            if p.grad is not None
-        ]
+        params, averages, squares, steps = group["params"], self._averages, self._squares, self._steps
+        held = [i for i, p in enumerate(params) if p.grad is not None]
         if not held:
             return
-        params, gradients, averages, squares, steps = map(list, zip(*held))
-        torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        if len(held) == len(params):
+            self._count.add_(1.0)
+        else:
+            params, averages, squares, steps = ([x[i] for i in held] for x in (params, averages, squares, steps))
+            torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        gradients = [_laid_out_as(p, p.grad) for p in params]
         self._kernel(
             params,
             gradients,

@@ -4,6 +4,7 @@ from penstock.ops.distributional import categorical_cross_entropy, project_categ
 from penstock.ops.losses import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized, squared_error
 from penstock.ops.returns import continues, discounted_return, discounted_sum, gae, td_error, vtrace
 from penstock.ops.value_learning import (
+    critic_loss,
     double_q,
     dueling,
     epsilon_ladder,
@@ -28,6 +29,7 @@ __all__ = [
     "epsilon_ladder",
     "explained_variance",
     "gae",
+    "critic_loss",
     "huber",
     "log_space_ladder",
     "masked_mean",

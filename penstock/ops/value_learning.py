@@ -29,6 +29,23 @@ def huber(x: Tensor, delta: float = 1.0) -> Tensor:
     return F.huber_loss(x, x.new_zeros(()).expand_as(x), reduction="none", delta=delta)
 
 
+def critic_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """The sum over k critics of the mean of weight (Q - target)^2, and what replay is told of each row.
+
+    Args:
+        q: [k, N] float. target: [N] float, without gradient. weight: [N] of prioritized replay; None for 1.
+
+    Returns:
+        the loss, a scalar; and [N] mean |Q - target| over the critics, for priorities, None where there is no weight.
+    """
+    if q.ndim != 2 or target.shape != q.shape[1:]:
+        raise shape_error("critic_loss", "q [k, N] and target [N]", q=q, target=target)
+    if weight is None:
+        return len(q) * F.mse_loss(q, target.expand_as(q)), None
+    error = q - target
+    return (error.square() * weight).mean(1).sum(), error.detach().abs().mean(0)
+
+
 def double_q(q_online: Tensor, q_target: Tensor) -> Tensor:
     """The target's value of the action that the online network prefers (van Hasselt et al. 2016, eq. 4).
 
