@@ -253,10 +253,11 @@ class QAgent(Agent):
             else:
                 nth = (noise[:, 1] * mask.sum(-1)).long()
                 random = (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)
-            slot = noise[:, 2].long().remainder(len(self.epsilon))  # an evaluation may have more slots than the run
-            chance = self.epsilon[slot]
+            chance = self.epsilon
+            if len(chance) > 1:
+                chance = chance[noise[:, 2].long().remainder(len(chance))]  # an evaluation may have more slots
             if self.evaluates_with_noise:
-                chance = chance.masked_fill(noise[:, 2] < 0.0, self._eps_eval)
+                chance = torch.where(noise[:, 2] < 0.0, self._eps_eval, chance)
             index = torch.where(noise[:, 0] < chance, random, index)
         if self._records_q:
             info = {"q": q.gather(-1, index.unsqueeze(-1)).squeeze(-1), "q_max": q.amax(-1)}

@@ -21,6 +21,7 @@ from penstock.ops import (
     polyak_,
     sequence_priority,
     td_error,
+    td_loss,
     value_rescale,
     value_unscale,
 )
@@ -271,3 +272,18 @@ def test_critics_and_targets_that_would_broadcast_are_refused() -> None:
     for q, target in ((torch.zeros(2, 3), torch.zeros(3, 1)), (torch.zeros(3), torch.zeros(3))):
         with pytest.raises(ConfigError, match="critic_loss got q"):
             critic_loss(q, target)
+
+
+def test_the_golden_loss_of_one_network() -> None:
+    q, target = torch.tensor([1.0, 3.0], requires_grad=True), torch.tensor([0.5, 0.0])
+    total, priorities = td_loss(q, target)
+    assert total.item() == pytest.approx((0.125 + 2.5) / 2) and priorities is None
+    assert torch.autograd.grad(total, q)[0].tolist() == [0.25, 0.5]  # clipped errors / N
+    total, priorities = td_loss(q, target, torch.tensor([1.0, 0.5]), math.inf)
+    assert total.item() == pytest.approx((0.125 + 0.5 * 4.5) / 2)
+    assert priorities is not None and priorities.tolist() == [0.5, 3.0] and not priorities.requires_grad
+    for wrong in (torch.zeros(2, 1), torch.zeros(1)):
+        with pytest.raises(ConfigError, match="td_loss got q"):
+            td_loss(q, wrong)
+    with pytest.raises(ConfigError, match="td_loss got delta=0"):
+        td_loss(q, target, None, 0.0)
