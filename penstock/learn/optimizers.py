@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -263,7 +263,7 @@ class Adam:
 
 
 @contextlib.contextmanager
-def _subnormals_flushed() -> Iterator[None]:
+def _subnormals_flushed() -> Generator[None]:
     """Arithmetic of this thread takes numbers below the smallest normal one for 0, as it may have done before."""
     before = _SMALLEST * 0.5 == 0.0
     torch.set_flush_denormal(True)
