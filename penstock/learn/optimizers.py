@@ -222,7 +222,7 @@ class Adam:
         else:
             params, averages, squares, steps = ([x[i] for i in held] for x in (params, averages, squares, steps))
             torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        gradients = [_laid_out_as(p, p.grad) for p in params]
+        gradients = [_laid_out_as(p, p.grad) for p in params if p.grad is not None]
         with _subnormals_flushed():
             self._kernel(
                 params,
@@ -263,7 +263,7 @@ class Adam:
 
 
 @contextlib.contextmanager
-def _subnormals_flushed() -> Generator[None]:
+def _subnormals_flushed() -> Generator[None, None, None]:
     """Arithmetic of this thread takes numbers below the smallest normal one for 0, as it may have done before."""
     before = _SMALLEST * 0.5 == 0.0
     torch.set_flush_denormal(True)
