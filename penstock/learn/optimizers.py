@@ -153,7 +153,7 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
                 "optimizer: copy values in place, or make the layers in agent_fn"
             )
         norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        norm, value = math.hypot(*torch.stack(norms).tolist()), total.item()
+        norm, value = torch.linalg.vector_norm(torch.stack(norms)).item(), total.item()
         if not (math.isfinite(norm) and math.isfinite(value)):
             return norm if math.isfinite(value) else value
         if max_grad_norm is not None and norm > max_grad_norm:
