@@ -113,7 +113,7 @@ MUTATIONS = (
     Mutation("double: the target network chooses", DQN, "chooser = agent(following) if cfg.double else out", "chooser = out", IN_DQN),
     Mutation("the online network bootstraps", DQN, "out = agent.bootstrap(following)", "out = agent(following)", IN_DQN),
     Mutation("DQN without importance weights", DQN, '(each * x["weight"]).mean()', "each.mean()", IN_DQN),
-    Mutation("priorities with a sign", DQN, "priorities, q = error.detach().abs(), ", "priorities, q = error.detach(), ", IN_DQN),
+    Mutation("priorities with a sign", VALUES, "(q.detach() - target).abs()", "(q.detach() - target)", IN_DQN),
     Mutation("C51: the value after a terminal state counts", DQN, 'reward, x["discount"], agent.atoms)',
              'reward, x["discount"].clamp(min=0.5), agent.atoms)', IN_DQN),
     Mutation("C51: probabilities of the online action unnormalised", DQN, "chosen.log_softmax(-1))\n", "chosen)\n", IN_DQN),
@@ -133,7 +133,8 @@ MUTATIONS = (
     Mutation("targets hope for masked actions", Q_AGENT, "return self.legal(inputs, q).argmax(-1)", "return q.argmax(-1)", IN_DQN),
     Mutation("random actions that the mask forbids", Q_AGENT, "mask.cumsum(-1) > nth", "mask.cumsum(-1) >= nth",
              "tests/agents/test_q_agent.py"),
-    Mutation("every slot explores like the first", Q_AGENT, "self.epsilon[slot]", "self.epsilon[0]", "tests/agents/test_q_agent.py"),
+    Mutation("every slot explores like the first", Q_AGENT, "chance[slot.long().remainder(len(chance))]", "chance[0]",
+             "tests/agents/test_q_agent.py"),
     Mutation("no random actions before learning starts", Q_AGENT,
              "wanted = (1.0, 1.0) if env_steps < settings.learning_starts else (high, low)", "wanted = (high, low)",
              IN_TRAINING),
@@ -147,7 +148,7 @@ MUTATIONS = (
     Mutation("R2D1: eta the wrong way round", VALUES, "eta * kept.amax(0) + (1.0 - eta)", "(1.0 - eta) * kept.amax(0) + eta", IN_R2D1),
     Mutation("R2D1: the state is not warmed up", R2D1, "warm = between(x.inputs, 0, start)", "warm = between(x.inputs, 0, 1)", IN_R2D1),
     # SAC.
-    Mutation("wrong log-determinant of tanh", SQUASHED, "each = 2.0 * (magnitude + ", "each = 1.0 * (magnitude + ",
+    Mutation("wrong log-determinant of tanh", SQUASHED, "torch.addcmul(2.0 * (u + ", "torch.addcmul(1.0 * (u + ",
              "tests/agents/test_squashed.py"),
     Mutation("gradient of the log-density with the wrong sign", SQUASHED, "action, value=2.0)", "action, value=-2.0)",
              "tests/agents/test_squashed.py"),
@@ -182,7 +183,7 @@ MUTATIONS = (
     Mutation("TD3: the actor's step size is ignored", TD3,
              "make_optimizer(agent.actor.parameters(), cfg, cfg.actor_lr)", "make_optimizer(agent.actor.parameters(), cfg, None)", IN_TD3),
     Mutation("DDPG: the online actor chooses in targets", DDPG, "agent.target_point(following)", "agent.point(following)", IN_DDPG),
-    Mutation("DDPG without importance weights", DDPG, 'error.square() * x["weight"] if', "error.square() if", IN_DDPG),
+    Mutation("DDPG without importance weights", DDPG, 'x["target"], x.rows.get("weight"))', 'x["target"])', IN_DDPG),
     # Discrete SAC.
     Mutation("discrete SAC: a sum without chances", DISCRETE, "value = (logp.exp() * (", "value = (1.0 * (", IN_DISCRETE),
     Mutation("discrete SAC: entropy of masked actions wanted", "agents/discrete_control.py",
@@ -190,8 +191,8 @@ MUTATIONS = (
     Mutation("discrete SAC: temperature with the wrong sign", DISCRETE, "(entropy - wanted)", "(wanted - entropy)", IN_DISCRETE),
     Mutation("discrete SAC: critics learn from the actor's loss", DISCRETE, "q.detach().amin(0)", "q.amin(0)", IN_DISCRETE),
     # What trains: found in earnest, after every learning curve had looked plausible.
-    Mutation("Adam walks through transposed gradients as if they were not", "learn/optimizers.py", "(p, _laid_out_as(p, p.grad), average,",
-             "(p, p.grad, average,", "tests/learn/test_optimizers.py"),
+    Mutation("Adam walks through transposed gradients as if they were not", "learn/optimizers.py", "_laid_out_as(p, p.grad) for p",
+             "p.grad for p", "tests/learn/test_optimizers.py"),
     Mutation("a worker's replacement begins its episodes anew", "workers/env_worker.py", "ledger=None if mail.keep else ledger[slots]",
              "ledger=ledger[slots]", "tests/workers/test_supervisor.py -k slow_to_make"),
 )  # fmt: skip

@@ -37,6 +37,8 @@ class Agent(nn.Module):
     """The first of the `noise_size` numbers that stay for several steps; by default none."""
     evaluates_with_noise = False
     """True: deterministic evaluations act with noise as well, whose slot numbers (`env_ranks`) are negative."""
+    is_noisy = True
+    """False: `renew_noise` has nothing to draw, though the class defines it; then it is not called."""
     fed = frozenset(("prev_action", "prev_reward", "first"))
     """Inputs that the networks read besides the observation: a replay draws no others."""
     preparation = Preparation(EnvSpec((), ()), Net())

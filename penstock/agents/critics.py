@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penstock.agents.mlp import are_plain, by_onednn, is_plain, linear, product, runs_directly
+from penstock.agents.mlp import are_plain, by_onednn, is_plain, linear, product, relu_backward, runs_directly
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
@@ -54,11 +54,13 @@ def least(stack: nn.Module, x: Tensor, of: int | None = None) -> Tensor:
     """
     if not is_plain(stack, StackedMLP):
         return stack(x)[:of].squeeze(-1).amin(0)
-    weights: list[Tensor] = [p.detach()[:of] for p in stack.weights()]  # pyright: ignore
+    weights: list[Tensor] = stack.weights()  # pyright: ignore
+    if of is not None:
+        weights = [p.detach()[:of] for p in weights]
     if not (x.dim() == 2 and runs_directly() and are_plain((x, *weights))):
-        return _written_out(x, weights).squeeze(-1).amin(0)
+        return _written_out(x, [p.detach() for p in weights]).squeeze(-1).amin(0)
     if torch.is_grad_enabled():
-        return _Smallest.apply(x, *weights)  # pyright: ignore[reportReturnType]
+        return _Smallest.apply(x, weights)  # pyright: ignore[reportReturnType]
     return _layers(x, weights)[-1].squeeze(-1).amin(0)
 
 
@@ -74,24 +76,32 @@ def _layers(x: Tensor, parameters: tuple[Tensor, ...] | list[Tensor]) -> list[Te
     outputs = [x.expand(len(parameters[0]), *x.shape)]
     last = len(parameters) - 2
     for i in range(0, len(parameters), 2):
-        weight, bias = parameters[i], parameters[i + 1]
-        if by_onednn(outputs[-1][0], weight.shape[2]):
+        x, weight, bias = outputs[-1], parameters[i], parameters[i + 1]
+        if by_onednn(x, weight.shape[2]):
             kind = "none" if i == last else "relu"
-            each = zip(outputs[-1], weight.transpose(1, 2), bias.squeeze(1))
+            each = zip(x, weight.transpose(1, 2), bias.squeeze(1))
             outputs.append(torch.stack([linear(x, w, b, kind) for x, w, b in each]))
+        elif weight.shape[2] == 1:  # a row times a matrix takes half the time of a matrix times a column
+            y = torch.baddbmm(bias, weight.transpose(1, 2), x.transpose(1, 2)).transpose(1, 2)
+            outputs.append(y if i == last else y.relu_())
         else:
-            y = _product(outputs[-1], weight).add_(bias)
+            y = torch.baddbmm(bias, x, weight)
             outputs.append(y if i == last else y.relu_())
     return outputs
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
-    """[k, n, m] @ [k, m, p]: one by one where a batched product is slow, at one column or large matrices."""
-    if w.shape[2] == 1:
-        return torch.stack([torch.mv(each, column) for each, column in zip(x, w.squeeze(2))]).unsqueeze(2)
-    if by_onednn(x[0], w.shape[2]):
+    """[k, n, m] @ [k, m, p]."""
+    if by_onednn(x, w.shape[2]):
         return torch.stack([product(a, b) for a, b in zip(x, w)])
     return torch.bmm(x, w)
+
+
+def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
+    """[k, inputs, outputs] from the inputs [k, N, inputs] and the gradient [k, N, outputs] of a layer."""
+    if gradient.shape[2] == 1:
+        return torch.matmul(gradient.transpose(1, 2), x).reshape(len(x), -1, 1)
+    return _product(x.transpose(1, 2), gradient)
 
 
 class _Stack(torch.autograd.Function):
@@ -111,8 +121,8 @@ class _Stack(torch.autograd.Function):
         gradient: Any = upstream[0]
         for i in reversed(range(count)):
             if i < count - 1:
-                gradient = torch.ops.aten.threshold_backward(gradient, inputs[i + 1], 0)
-            gradients += [gradient.sum(1, keepdim=True), _product(inputs[i].transpose(1, 2), gradient)]
+                gradient = relu_backward(gradient, inputs[i + 1], own=True)
+            gradients += [gradient.sum(1, keepdim=True), _weight_gradient(inputs[i], gradient)]
             if i or ctx.needs_input_grad[0]:
                 back = weights[i].transpose(1, 2)
                 gradient = gradient * back if gradient.shape[2] == 1 else _product(gradient, back)
@@ -120,8 +130,10 @@ class _Stack(torch.autograd.Function):
 
 
 class _Smallest(torch.autograd.Function):
+    """The parameters come as a list, which autograd does not look into."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, parameters: list[Tensor]) -> Tensor:
         outputs = _layers(x, parameters)
         least, which = outputs[-1].squeeze(-1).min(0)
         ctx.save_for_backward(which, *outputs[1:-1], *parameters[::2])
@@ -135,13 +147,17 @@ class _Smallest(torch.autograd.Function):
         hidden, weights = saved[: count - 1], saved[count - 1 :]
         out = upstream[0].new_empty(len(which), weights[0].shape[1])
         for k in range(len(weights[0])):
-            rows = slice(None) if len(weights[0]) == 1 else (which == k).nonzero().squeeze(1)
-            gradient = upstream[0][rows].unsqueeze(1) * weights[-1][k].t()
+            rows = None if len(weights[0]) == 1 else (which == k).nonzero().squeeze(1)
+            gradient = _at(upstream[0], rows).unsqueeze(1) * weights[-1][k].t()
             for i in reversed(range(count - 1)):
-                gradient = torch.ops.aten.threshold_backward(gradient, hidden[i][k][rows], 0)
+                gradient = relu_backward(gradient, _at(hidden[i][k], rows), own=True)
                 gradient = product(gradient, weights[i][k].t())
-            out[rows] = gradient
-        return out, *[None] * (2 * count)
+            out = gradient if rows is None else out.index_copy_(0, rows, gradient)
+        return out, None
+
+
+def _at(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x.index_select(0, rows)
 
 
 class ActionBox(nn.Module):

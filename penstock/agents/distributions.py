@@ -1,6 +1,6 @@
 """Action distributions as pure functions of parameters and given noise, in the units of the environment.
 
-They use exp, log1p and tanh only: torch's softplus, silu and elu differ in the last bit between the vectorised body
+Acting uses exp, log1p and tanh only: torch's softplus, silu and elu differ in the last bit between the vectorised body
 and the tail of an array, which would make a row's bits depend on how many rows lie beside it.
 """
 
@@ -13,6 +13,7 @@ import optree
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
 
 from penstock.agents.mlp import runs_directly
 from penstock.core.errors import ConfigError
@@ -247,7 +248,7 @@ _LOG_4 = math.log(4.0)
 def squashed_sample(out: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """a = tanh(mean + std z) [N, A] and log pi(a) [N] in nats, reparametrised (Haarnoja et al. 2018, appendix C).
 
-    log(1 - a^2) is formed as 2 (log 2 - |u| - log1p(exp(-2|u|))), which stays exact where 1 - a^2 underflows.
+    log(1 - a^2) is formed as 2 (log 2 - u - softplus(-2u)), which stays exact where 1 - a^2 underflows.
 
     Args:
         out: [N, 2 A] mean and log standard deviation. z: [N, A] standard normals, without gradient.
@@ -262,9 +263,8 @@ def _sample(out: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     log_std = log_std.clamp(*LOG_STD_RANGE)
     noise = log_std.exp() * z
     u = mean + noise
-    magnitude = u.abs()
-    # log N(u) - log(1 - tanh(u)^2), summed over the elements of an action.
-    each = 2.0 * (magnitude + torch.log1p((-2.0 * magnitude).exp())) - 0.5 * z * z - log_std
+    # log N(u) - log(1 - tanh(u)^2), summed over the elements of an action. This is no acting, so softplus will do.
+    each = torch.addcmul(2.0 * (u + softplus(-2.0 * u)) - log_std, z, z, value=-0.5)
     return torch.tanh(u), each.sum(-1) - each.shape[-1] * (_LOG_4 + _LOG_SQRT_2PI), noise
 
 
@@ -285,5 +285,5 @@ class _Squashed(torch.autograd.Function):
         # d action / d u = 1 - a^2, d logp / d u = 2 a; u moves with the mean by 1 and with log std by std z.
         for_u = torch.addcmul(for_action, for_action, action.square(), value=-1.0).addcmul_(for_logp, action, value=2.0)
         log_std = out[..., action.shape[-1] :]
-        inside = (log_std >= LOG_STD_RANGE[0]) & (log_std <= LOG_STD_RANGE[1])
+        inside = log_std.clamp(*LOG_STD_RANGE) == log_std
         return torch.cat([for_u, (for_u * noise - for_logp) * inside], -1), None

@@ -2,10 +2,10 @@
 
 For 512 rows of 64 units most of a training step is not matrix products but graph nodes (`benchmarks/update.py`).
 
-Large products of training go through oneDNN on CPU, which uses the widest registers on every vendor's processor. torch
-multiplies float32 by MKL, which keeps to narrower ones where the vendor is not Intel: half the speed. Both come with
-torch. Shape alone decides which one multiplies, so a run repeats itself; acting always goes through MKL, in which the
-bits of a row do not depend on the rows beside it.
+torch multiplies float32 by MKL, which keeps to narrow registers where the processor is not Intel's: half the speed.
+There large products of training go through oneDNN, which also comes with torch and uses the widest registers of every
+vendor. The machine and the shape alone decide which one multiplies, so a run repeats itself; acting always goes through
+MKL, in which the bits of a row do not depend on the rows beside it.
 
 A module may be changed in ways that act on its call alone: hooks, pruning, parametrisations, a replaced layer, tracing,
 export, transforms of functions. So whatever is fused first asks whether its layers are plain, at a fifth of a
@@ -14,6 +14,7 @@ microsecond for each, and otherwise runs them as modules. Nothing is remembered 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -32,6 +33,8 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook  # pyright: ignore
 
+from penstock.core.machine import cpu_vendor
+
 Activation = Literal["tanh", "relu"]
 
 LARGE = 4_000_000
@@ -43,8 +46,6 @@ _LANES = 16  # float32 numbers in the widest vector register
 _ONE, _TWO = torch.tensor(1.0), torch.tensor(2.0)
 
 _Linear, _Parameter = nn.Linear, nn.Parameter
-
-_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
@@ -141,7 +142,7 @@ class _Chain(torch.autograd.Function):
         gradient: Any = upstream[0]
         for i in reversed(range(len(weights))):
             if i < activated and ctx.activation == "relu":
-                gradient = torch.ops.aten.threshold_backward(gradient, outputs[i + 1], 0)
+                gradient = relu_backward(gradient, outputs[i + 1], gradient is not upstream[0])
             elif i < activated:
                 gradient = torch.ops.aten.tanh_backward(gradient, outputs[i + 1])
             inputs = outputs[i]
@@ -152,15 +153,31 @@ class _Chain(torch.autograd.Function):
         return gradient, None, None, *reversed(gradients)
 
 
+def relu_backward(gradient: Tensor, output: Tensor, own: bool) -> Tensor:
+    """The gradient before a relu of this output; written over the one behind it, if that is the caller's `own`."""
+    if own:
+        return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
+    return torch.ops.aten.threshold_backward(gradient, output, 0)
+
+
 def by_onednn(x: Tensor, outputs: int) -> bool:
-    """True if [n, m] @ [m, outputs] goes to oneDNN: large, float32 on CPU, and not in inference mode (acting)."""
+    """True if [n, m] @ [m, outputs], or each of k such products, goes to oneDNN.
+
+    Large ones of float32 on a CPU where that is faster, and not in inference mode (acting).
+    """
     return (
-        x.numel() * outputs >= LARGE
-        and _HAS_ONEDNN
+        x.shape[-2] * x.shape[-1] * outputs >= LARGE
+        and _onednn_is_faster()
         and x.is_cpu
         and x.dtype is torch.float32
         and not torch.is_inference_mode_enabled()
     )
+
+
+@functools.cache
+def _onednn_is_faster() -> bool:
+    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return there and cpu_vendor() != "GenuineIntel"
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ class QAgent(Agent):
         sigma = noisy_sigma if noisy else None
         self.online = QNetwork(spec, self.preparation.obs, body, self.actions, outputs, streams, sigma, closing)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
-        self._ladder, self._records_q, self._noisy = ladder, records_q, noisy
+        self._ladder, self._records_q, self.is_noisy = ladder, records_q, noisy
         self.env_ranks, self.noise_size = True, 3
         self._eps_eval, self.evaluates_with_noise = eps_eval, eps_eval > 0.0
         self.register_buffer("epsilon", torch.ones(1))
@@ -216,7 +216,7 @@ class QAgent(Agent):
         self._spread()
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
-        high = float(settings.noisy_epsilon if self._noisy else settings.epsilon)
+        high = float(settings.noisy_epsilon if self.is_noisy else settings.epsilon)
         low = min(float(settings.epsilon_low), high)
         wanted = (1.0, 1.0) if env_steps < settings.learning_starts else (high, low)
         if tuple(self.explored.tolist()) != wanted:  # asked twice for each batch, and mostly nothing has changed
@@ -224,7 +224,7 @@ class QAgent(Agent):
             self._spread()
 
     def renew_noise(self, rng: np.random.Generator) -> None:
-        if self._noisy:
+        if self.is_noisy:
             for layer in (*noisy_layers(self.online), *noisy_layers(self.target)):
                 layer.renew(rng)
 
@@ -232,7 +232,7 @@ class QAgent(Agent):
         return self.online.memory.initial_state(B) if self.online.memory is not None else None
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        if self._noisy and (noise is None or self._evaluated(noise)):
+        if self.is_noisy and (noise is None or self._evaluated(noise)):
             with mean_weights(self.online):
                 out, _ = self.online(inputs, self.prepared(inputs.obs))
         elif self.online.memory is None:
@@ -248,16 +248,18 @@ class QAgent(Agent):
         index = q.argmax(-1)
         info: dict[str, Tree] = {}
         if noise is not None:
+            explores, choice, slot = noise.unbind(1)
             if mask is None:
-                random = (noise[:, 1] * self.actions).long()
+                random = (choice * self.actions).long()
             else:
-                nth = (noise[:, 1] * mask.sum(-1)).long()
+                nth = (choice * mask.sum(-1)).long()
                 random = (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)
-            slot = noise[:, 2].long().remainder(len(self.epsilon))  # an evaluation may have more slots than the run
-            chance = self.epsilon[slot]
+            chance = self.epsilon
+            if len(chance) > 1:
+                chance = chance[slot.long().remainder(len(chance))]  # an evaluation may have more slots
             if self.evaluates_with_noise:
-                chance = chance.masked_fill(noise[:, 2] < 0.0, self._eps_eval)
-            index = torch.where(noise[:, 0] < chance, random, index)
+                chance = torch.where(slot < 0.0, self._eps_eval, chance)
+            index = torch.where(explores < chance, random, index)
         if self._records_q:
             info = {"q": q.gather(-1, index.unsqueeze(-1)).squeeze(-1), "q_max": q.amax(-1)}
         return index + self._start if self._start else index, info, state

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock import ops
 from penstock.agents.continuous import ControlAgent
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Positive, Rate, Weight
@@ -28,15 +29,14 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: DDPG) -> TrainBatch:
 
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: DDPG) -> Loss:
     """Critic: (Q - target)^2. Actor: -Q(s, mu(s)), whose gradient is eq. 6."""
-    error = agent.q(x.inputs, agent.box.to_unit(x["action"]))[0] - x["target"]
-    squares = error.square() * x["weight"] if "weight" in x.rows else error.square()
-    critic_loss = squares.mean()
+    q = agent.q(x.inputs, agent.box.to_unit(x["action"]))
+    critic_loss, priorities = ops.critic_loss(q, x["target"], x.rows.get("weight"))
     actor_loss = -agent.smallest_q(x.inputs, agent.point(x.inputs)).mean()
     metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "q": x["target"].mean()}
     return Loss(
         {"critic": critic_loss, "actor": actor_loss},
         {name: value.detach() for name, value in metrics.items()},
-        error.detach().abs(),
+        priorities,
     )
 
 

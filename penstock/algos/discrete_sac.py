@@ -13,6 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from penstock import ops
 from penstock.agents.discrete_control import DiscreteControlAgent
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Count, Positive, Unit, Whole
@@ -36,9 +37,8 @@ def loss_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> Los
     """Critics: (Q - target)^2 / 2 (eq. 4). Actor: sum_a pi (alpha log pi - min_k Q) (eq. 12). Temperature: eq. 11."""
     q = agent.q(x.inputs)
     index = agent.index(x["action"]).view(1, -1, 1).expand(len(q), -1, 1)
-    error = q.gather(2, index).squeeze(2) - x["target"]
-    squares = error.square() * x["weight"] if "weight" in x.rows else error.square()
-    critic_loss = 0.5 * squares.mean(1).sum()
+    squares, priorities = ops.critic_loss(q.gather(2, index).squeeze(2), x["target"], x.rows.get("weight"))
+    critic_loss = 0.5 * squares
     logp = agent(x.inputs)
     p = logp.exp()
     actor_loss = (p * (alpha(agent) * logp - q.detach().amin(0))).sum(-1).mean()
@@ -54,7 +54,7 @@ def loss_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> Los
         "entropy": entropy.mean(),
         "q": q[0].mean(),
     }
-    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, error.detach().abs().mean(0))
+    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, priorities)
 
 
 def alpha(agent: DiscreteControlAgent) -> Tensor:

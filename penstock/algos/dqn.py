@@ -37,7 +37,7 @@ def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> TrainBatch:
     out = agent.bootstrap(following)
     chooser = agent(following) if cfg.double else out
     best = agent.greedy(following, agent.expected(chooser))
-    best_out = out.gather(1, best.view(-1, 1, *[1] * (out.ndim - 2)).expand(-1, 1, *out.shape[2:])).squeeze(1)
+    best_out = of_action(out, best)
     reward = agent.scaled_reward(x["return"])
     if cfg.distributional == "c51":
         target = ops.project_categorical(best_out.softmax(-1), reward, x["discount"], agent.atoms)
@@ -50,21 +50,26 @@ def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> TrainBatch:
 
 def loss_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> Loss:
     """Huber loss of Q - target, cross-entropy of the atoms (Bellemare eq. 7), or quantile Huber (Dabney eq. 10)."""
-    out, index = agent(x.inputs), agent.index(x["action"])
-    chosen = out.gather(1, index.view(-1, 1, *[1] * (out.ndim - 2)).expand(-1, 1, *out.shape[2:])).squeeze(1)
+    chosen = of_action(agent(x.inputs), agent.index(x["action"]))
+    if cfg.distributional == "none":
+        total, priorities = ops.td_loss(chosen, x["target"], x.rows.get("weight"), cfg.huber_delta)
+        return Loss(total, {"loss": total.detach(), "q": chosen.detach().mean()}, priorities)
     if cfg.distributional == "c51":
         each = ops.categorical_cross_entropy(x["target"], chosen.log_softmax(-1))
         priorities, q = each.detach(), (chosen.detach().softmax(-1) * agent.atoms).sum(-1)
-    elif cfg.distributional == "quantile":
+    else:
         each = ops.quantile_huber(chosen, x["target"], kappa=cfg.huber_delta)
         q = chosen.detach().mean(-1)
         priorities = (x["target"].mean(-1) - q).abs()
-    else:
-        error = chosen - x["target"]
-        each = ops.huber(error, cfg.huber_delta)
-        priorities, q = error.detach().abs(), chosen.detach()
     total = (each * x["weight"]).mean() if "weight" in x.rows else each.mean()
     return Loss(total, {"loss": total.detach(), "q": q.mean()}, priorities)
+
+
+def of_action(out: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """[N] or [N, K] of a network's outputs [N, A] or [N, A, K] for one action of each row."""
+    if out.ndim == 2:
+        return out.gather(1, index.unsqueeze(1)).squeeze(1)
+    return out.take_along_dim(index.view(-1, 1, 1), 1).squeeze(1)
 
 
 def optimizer_fn(agent: QAgent, cfg: DQN) -> Optimizers:

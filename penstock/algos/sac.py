@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from penstock import ops
 from penstock.agents.continuous import ControlAgent
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Count, Number, Positive
@@ -35,24 +36,24 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> TrainBatch:
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> Loss:
     """Critics: (Q - target)^2 / 2 (eq. 5). Actor: alpha log pi - min_k Q (eq. 7). Temperature: eq. 18, in log alpha."""
     q = agent.q(x.inputs, agent.box.to_unit(x["action"]))
-    error = q - x["target"]
-    squares = error.square() * x["weight"] if "weight" in x.rows else error.square()
-    critic_loss = 0.5 * squares.mean(1).sum()
+    squares, priorities = ops.critic_loss(q, x["target"], x.rows.get("weight"))
+    critic_loss = 0.5 * squares
     action, logp = agent.sample(x.inputs, x["noise"])
-    actor_loss = (alpha(agent) * logp - agent.smallest_q(x.inputs, action)).mean()
+    temperature = alpha(agent)
+    actor_loss = (temperature * logp - agent.smallest_q(x.inputs, action)).mean()
     totals = {"critic": critic_loss, "actor": actor_loss}
     entropy = -logp.detach().mean()
     if cfg.alpha == "auto":
         assert agent.log_alpha is not None
-        totals["alpha"] = (agent.log_alpha * (entropy - target_entropy(agent, cfg))).mean()
+        totals["alpha"] = agent.log_alpha.squeeze(0) * (entropy - target_entropy(agent, cfg))
     metrics = {
         "critic_loss": critic_loss,
         "actor_loss": actor_loss,
-        "ent_coef": alpha(agent),
+        "ent_coef": temperature,
         "entropy": entropy,
-        "q": q[0].mean(),
+        "q": q.detach()[0].mean(),
     }
-    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, error.detach().abs().mean(0))
+    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, priorities)
 
 
 def alpha(agent: ControlAgent) -> torch.Tensor:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from penstock import ops
 from penstock.agents.continuous import ControlAgent
 from penstock.agents.distributions import standard_normal
 from penstock.core.batch import TrainBatch
@@ -32,13 +33,12 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> TrainBatch:
 
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> Loss:
     """Critics: (Q - target)^2. Actor, every `policy_delay` steps: -Q_1(s, mu(s))  (section 5.2)."""
-    error = agent.q(x.inputs, agent.box.to_unit(x["action"])) - x["target"]
-    squares = error.square() * x["weight"] if "weight" in x.rows else error.square()
-    critic_loss = squares.mean(1).sum()
+    q = agent.q(x.inputs, agent.box.to_unit(x["action"]))
+    critic_loss, priorities = ops.critic_loss(q, x["target"], x.rows.get("weight"))
     totals, metrics = {"critic": critic_loss}, {"critic_loss": critic_loss, "q": x["target"].mean()}
     if x["update"] % cfg.policy_delay == cfg.policy_delay - 1:
         totals["actor"] = metrics["actor_loss"] = -agent.smallest_q(x.inputs, agent.point(x.inputs), of=1).mean()
-    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, error.detach().abs().mean(0))
+    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, priorities)
 
 
 def optimizer_fn(agent: ControlAgent, cfg: TD3) -> Optimizers:

@@ -69,6 +69,15 @@ class Machine:
         return ", ".join(parts)
 
 
+def cpu_vendor(root: Path = _ROOT) -> str:
+    """Maker of the processor as it names itself, `GenuineIntel` or `AuthenticAMD`; empty where the kernel is silent."""
+    try:
+        with (root / "proc/cpuinfo").open() as lines:
+            return next((x.partition(":")[2].strip() for x in lines if x.startswith("vendor_id")), "")
+    except OSError:
+        return ""
+
+
 def read_machine(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Machine:
     """The part of this machine that this process may use, or one with the CPU numbers `allowed`."""
     cpus = sorted(allowed_cpus() if allowed is None else set(allowed))

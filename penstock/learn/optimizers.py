@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -14,6 +16,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.learn.algorithm import Loss, Optimizer, Optimizers
 
 OptimizerName = Literal["adam", "adamw", "rmsprop"]
+_SMALLEST = sys.float_info.min
 _ADAM: Any = torch._fused_adam_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _ADAMW: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
@@ -150,8 +153,7 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
                 "optimizer: copy values in place, or make the layers in agent_fn"
             )
         norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
-        value = float(total.detach())
+        norm, value = torch.linalg.vector_norm(torch.stack(norms)).item(), total.item()
         if not (math.isfinite(norm) and math.isfinite(value)):
             return norm if math.isfinite(value) else value
         if max_grad_norm is not None and norm > max_grad_norm:
@@ -175,6 +177,9 @@ class Adam:
 
     For twelve small arrays most of that class's step is Python around the kernel, and the first optimizer of a
     process imports torch's compiler, which takes 0.85 s: `benchmarks/update.py`. One group.
+
+    Of a unit that no row switches on, the averages of gradients shrink by beta1 a step until they are subnormal
+    numbers, and stay there; a processor takes up to a hundred times as long for these. So they are flushed to 0.
     """
 
     def __init__(
@@ -201,38 +206,41 @@ class Adam:
         self._weight_decay, self._kernel = weight_decay, _ADAMW if decoupled else _ADAM
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
-        self._steps = [torch.zeros((), device=p.device) for p in params]
+        self._count = torch.zeros(len(params), device=params[0].device if params else None)
+        self._steps = list(self._count)  # of each parameter; views
 
     @torch.no_grad()
     def step(self) -> None:
         """One update from the parameters' `.grad`; a parameter without one stays as it is."""
         group = self.param_groups[0]
-        held = [
-            (p, _laid_out_as(p, p.grad), average, square, step)
-            for p, average, square, step in zip(group["params"], self._averages, self._squares, self._steps)
-            if p.grad is not None
-        ]
+        params, averages, squares, steps = group["params"], self._averages, self._squares, self._steps
+        held = [i for i, p in enumerate(params) if p.grad is not None]
         if not held:
             return
-        params, gradients, averages, squares, steps = map(list, zip(*held))
-        torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        self._kernel(
-            params,
-            gradients,
-            averages,
-            squares,
-            [],
-            steps,
-            amsgrad=False,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=self._weight_decay,
-            eps=group["eps"],
-            maximize=False,
-            grad_scale=None,
-            found_inf=None,
-        )
+        if len(held) == len(params):
+            self._count.add_(1.0)
+        else:
+            params, averages, squares, steps = ([x[i] for i in held] for x in (params, averages, squares, steps))
+            torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        gradients = [_laid_out_as(p, p.grad) for p in params if p.grad is not None]
+        with _subnormals_flushed():
+            self._kernel(
+                params,
+                gradients,
+                averages,
+                squares,
+                [],
+                steps,
+                amsgrad=False,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=self._weight_decay,
+                eps=group["eps"],
+                maximize=False,
+                grad_scale=None,
+                found_inf=None,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Steps, moments and settings: tensors and plain Python."""
@@ -252,6 +260,17 @@ class Adam:
             own.copy_(stored)
         settings = dict(state["group"])
         self.param_groups[0].update(settings, betas=tuple(settings["betas"]))
+
+
+@contextlib.contextmanager
+def _subnormals_flushed() -> Generator[None, None, None]:
+    """Arithmetic of this thread takes numbers below the smallest normal one for 0, as it may have done before."""
+    before = _SMALLEST * 0.5 == 0.0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:

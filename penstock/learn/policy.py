@@ -112,7 +112,7 @@ class Policy:
         self._predictions = 0
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
-        self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise
+        self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy
         """True if the agent has noisy layers, whose noise each gradient step from replay draws anew."""
         self._explores = type(self.agent).set_exploration is not Agent.set_exploration
         self.agent.set_exploration(self.settings, 0)

@@ -4,6 +4,7 @@ from penstock.ops.distributional import categorical_cross_entropy, project_categ
 from penstock.ops.losses import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized, squared_error
 from penstock.ops.returns import continues, discounted_return, discounted_sum, gae, td_error, vtrace
 from penstock.ops.value_learning import (
+    critic_loss,
     double_q,
     dueling,
     epsilon_ladder,
@@ -12,6 +13,7 @@ from penstock.ops.value_learning import (
     n_step_return,
     polyak_,
     sequence_priority,
+    td_loss,
     value_rescale,
     value_unscale,
 )
@@ -21,6 +23,7 @@ __all__ = [
     "categorical_cross_entropy",
     "clipped_surrogate",
     "continues",
+    "critic_loss",
     "discounted_return",
     "discounted_sum",
     "double_q",
@@ -39,6 +42,7 @@ __all__ = [
     "sequence_priority",
     "squared_error",
     "td_error",
+    "td_loss",
     "value_rescale",
     "value_unscale",
     "vtrace",

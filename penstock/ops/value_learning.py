@@ -24,9 +24,49 @@ def huber(x: Tensor, delta: float = 1.0) -> Tensor:
 
     The gradient is x clipped to [-delta, delta]; `delta=math.inf` is half the square everywhere.
     """
-    if not delta > 0:
-        raise ConfigError(f"huber got delta={delta}; expected delta > 0, or math.inf for half the square")
+    _check_delta("huber", delta)
     return F.huber_loss(x, x.new_zeros(()).expand_as(x), reduction="none", delta=delta)
+
+
+def td_loss(
+    q: Tensor, target: Tensor, weight: Tensor | None = None, delta: float = 1.0
+) -> tuple[Tensor, Tensor | None]:
+    """The mean of weight * `huber` of Q - target, and what replay is told of each row.
+
+    Args:
+        q: [N] float. target: [N] float, without gradient. weight: [N] of prioritized replay; None for 1.
+
+    Returns:
+        the loss, a scalar; and [N] |Q - target| for priorities, None where there is no weight.
+    """
+    _check_delta("td_loss", delta)
+    if q.shape != target.shape or (weight is not None and weight.shape != q.shape):
+        raise shape_error("td_loss", "equal shapes", q=q, target=target)
+    if weight is None:
+        return F.huber_loss(q, target, delta=delta), None
+    return (F.huber_loss(q, target, reduction="none", delta=delta) * weight).mean(), (q.detach() - target).abs()
+
+
+def _check_delta(function: str, delta: float) -> None:
+    if not delta > 0:
+        raise ConfigError(f"{function} got delta={delta}; expected delta > 0, or math.inf for half the square")
+
+
+def critic_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """The sum over k critics of the mean of weight (Q - target)^2, and what replay is told of each row.
+
+    Args:
+        q: [k, N] float. target: [N] float, without gradient. weight: [N] of prioritized replay; None for 1.
+
+    Returns:
+        the loss, a scalar; and [N] mean |Q - target| over the critics, for priorities, None where there is no weight.
+    """
+    if q.ndim != 2 or target.shape != q.shape[1:]:
+        raise shape_error("critic_loss", "q [k, N] and target [N]", q=q, target=target)
+    if weight is None:
+        return len(q) * F.mse_loss(q, target.expand_as(q)), None
+    error = q - target
+    return (error.square() * weight).mean(1).sum(), error.detach().abs().mean(0)
 
 
 def double_q(q_online: Tensor, q_target: Tensor) -> Tensor:

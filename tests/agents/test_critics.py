@@ -179,12 +179,14 @@ def test_bounds_are_no_part_of_what_is_stored() -> None:
     assert np.isfinite(box(-1e30, 1e30).to_env(torch.ones(1, 1)).numpy()).all()
 
 
-def test_large_stacks_are_the_same_function_in_other_roundings() -> None:
-    """Where each network's product goes through another library than the batched one."""
+@pytest.mark.parametrize("library", ["onednn", "mkl"])
+def test_large_stacks_are_the_same_function_in_other_roundings(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    """With oneDNN each network's product is one of its own."""
+    monkeypatch.setattr("penstock.agents.mlp._onednn_is_faster", lambda: library == "onednn")
     torch.manual_seed(0)
     stack = StackedMLP(2, 150, (160, 128))
     x, weight = torch.randn(256, 150, requires_grad=True), torch.randn(2, 256, 1)
-    assert by_onednn(x, 160)
+    assert by_onednn(x, 160) == (library == "onednn")
     wanted = [x, *stack.parameters()]
     seen = [*torch.autograd.grad((stack(x) * weight).sum(), wanted), *torch.autograd.grad(least(stack, x).sum(), [x])]
     stack, x = stack.double(), x.detach().double().requires_grad_()

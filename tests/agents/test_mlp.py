@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import MLP, by_onednn, linear, orthogonal, product, through
+from penstock.agents.mlp import (
+    MLP,
+    _onednn_is_faster,  # pyright: ignore[reportPrivateUsage]
+    by_onednn,
+    linear,
+    orthogonal,
+    product,
+    through,
+)
 
 
 def orthogonal_error(weight: Tensor, gain: float) -> float:
@@ -103,6 +111,13 @@ def test_layers_start_orthogonal():
     assert not conv.bias.any()
 
 
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that is not Intel's."""
+    monkeypatch.setattr("penstock.agents.mlp._onednn_is_faster", lambda: True)
+
+
+@pytest.mark.usefixtures("onednn")
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_large_products_of_training_are_the_same_function_in_other_roundings(activation: Any):
     torch.manual_seed(0)
@@ -121,6 +136,7 @@ def test_large_products_of_training_are_the_same_function_in_other_roundings(act
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.usefixtures("onednn")
 def test_acting_keeps_a_rows_bits_whatever_lies_beside_it_and_training_repeats_itself():
     mlp, x = MLP(64, (256, 256), "relu"), torch.randn(512, 64)
     with torch.inference_mode():
@@ -131,6 +147,7 @@ def test_acting_keeps_a_rows_bits_whatever_lies_beside_it_and_training_repeats_i
         assert torch.equal(mlp(x), mlp(x.clone()))
 
 
+@pytest.mark.usefixtures("onednn")
 def test_products_of_other_numbers_stay_where_they_were():
     x = torch.randn(512, 512)
     assert by_onednn(x, 512) and not by_onednn(x, 7) and not by_onednn(x.double(), 512)
@@ -138,3 +155,11 @@ def test_products_of_other_numbers_stay_where_they_were():
     torch.testing.assert_close(product(x, x.t()), x @ x.t(), rtol=1e-5, atol=1e-3)
     torch.testing.assert_close(product(x[:, :300], x[:300]), x[:, :300] @ x[:300], rtol=1e-5, atol=1e-3)
     torch.testing.assert_close(linear(x, x, x[0]), F.linear(x, x, x[0]), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(("vendor", "faster"), [("GenuineIntel", False), ("AuthenticAMD", True), ("", True)])
+def test_onednn_multiplies_where_mkl_keeps_to_narrow_registers(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, faster: bool
+):
+    monkeypatch.setattr("penstock.agents.mlp.cpu_vendor", lambda: vendor)
+    assert _onednn_is_faster.__wrapped__() is faster

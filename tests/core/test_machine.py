@@ -11,6 +11,7 @@ from penstock.core.machine import (
     Machine,
     allowed_cpus,
     cpu_quota,
+    cpu_vendor,
     free_memory,
     memory_limit,
     oom_kills,
@@ -49,6 +50,13 @@ def test_two_sockets_with_hyperthreads(tree: Tree) -> None:
     assert found.nodes == (0, 0, 0, 0, 1, 1, 1, 1)
     assert found.cpus == tuple(range(16))
     assert str(found) == "8 cores with 2 threads, 2 NUMA nodes"
+
+
+def test_the_processor_names_its_maker(tree: Tree) -> None:
+    lines = "processor\t: 0\nvendor_id\t: AuthenticAMD\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n"
+    assert cpu_vendor(tree({})) == ""
+    assert cpu_vendor(tree({"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\n"})) == ""
+    assert cpu_vendor(tree({"proc/cpuinfo": lines})) == "AuthenticAMD"
 
 
 def test_cores_of_a_node_stand_together_however_they_are_numbered(tree: Tree) -> None:

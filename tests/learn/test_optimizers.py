@@ -231,3 +231,29 @@ def test_adamw_decays_as_torchs_by_itself_and_adam_not_at_all():
     temperature: Any = make_optimizer(net().parameters(), PPO(optimizer="adamw"), decays=False)
     assert temperature._weight_decay == 0.0
     assert PPO().weight_decay is None  # what a stored run without the field is read as
+
+
+def test_averages_that_nothing_is_added_to_end_at_zero_and_nothing_else_is_flushed():
+    p = nn.Parameter(torch.ones(40))
+    optimizer = Adam([p])
+    p.grad = torch.ones(40)
+    optimizer.step()
+    before = p.detach().clone()
+    p.grad.zero_()
+    for _ in range(1200):
+        optimizer.step()
+    (average,) = optimizer.state_dict()["averages"]
+    assert (average == 0.0).all() and (p < before).all()
+    assert torch.tensor([1e-30]).mul(1e-10).item() > 0.0
+
+
+def test_a_thread_that_flushes_goes_on_to():
+    p = nn.Parameter(torch.ones(40))
+    p.grad = torch.ones(40)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush subnormal numbers")
+    try:
+        Adam([p]).step()
+        assert torch.tensor([1e-30]).mul(1e-10).item() == 0.0
+    finally:
+        torch.set_flush_denormal(False)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.ops import (
+    critic_loss,
     discounted_return,
     double_q,
     dueling,
@@ -20,6 +21,7 @@ from penstock.ops import (
     polyak_,
     sequence_priority,
     td_error,
+    td_loss,
     value_rescale,
     value_unscale,
 )
@@ -254,3 +256,34 @@ def test_n_step_shapes_are_checked():
         n_step_return(record[0][:-1], record[1][:-1], *record[2:], discount=0.5, n=2)
     with pytest.raises(ConfigError, match="one shape"):
         n_step_return(*record[:3], record[3][:-1], record[4], discount=0.5, n=2)
+
+
+def test_the_golden_loss_of_critics() -> None:
+    q, target = torch.tensor([[1.0, 3.0], [2.0, -1.0]], requires_grad=True), torch.tensor([0.0, 1.0])
+    total, priorities = critic_loss(q, target)
+    assert total.item() == pytest.approx((1 + 4) / 2 + (4 + 4) / 2) and priorities is None
+    assert torch.autograd.grad(total, q)[0].tolist() == [[1.0, 2.0], [2.0, -2.0]]  # 2 error / N
+    total, priorities = critic_loss(q, target, torch.tensor([0.5, 1.0]))
+    assert total.item() == pytest.approx((0.5 + 4) / 2 + (2 + 4) / 2)
+    assert priorities is not None and priorities.tolist() == [1.5, 2.0] and not priorities.requires_grad
+
+
+def test_critics_and_targets_that_would_broadcast_are_refused() -> None:
+    for q, target in ((torch.zeros(2, 3), torch.zeros(3, 1)), (torch.zeros(3), torch.zeros(3))):
+        with pytest.raises(ConfigError, match="critic_loss got q"):
+            critic_loss(q, target)
+
+
+def test_the_golden_loss_of_one_network() -> None:
+    q, target = torch.tensor([1.0, 3.0], requires_grad=True), torch.tensor([0.5, 0.0])
+    total, priorities = td_loss(q, target)
+    assert total.item() == pytest.approx((0.125 + 2.5) / 2) and priorities is None
+    assert torch.autograd.grad(total, q)[0].tolist() == [0.25, 0.5]  # clipped errors / N
+    total, priorities = td_loss(q, target, torch.tensor([1.0, 0.5]), math.inf)
+    assert total.item() == pytest.approx((0.125 + 0.5 * 4.5) / 2)
+    assert priorities is not None and priorities.tolist() == [0.5, 3.0] and not priorities.requires_grad
+    for wrong in (torch.zeros(2, 1), torch.zeros(1)):
+        with pytest.raises(ConfigError, match="td_loss got q"):
+            td_loss(q, wrong)
+    with pytest.raises(ConfigError, match="td_loss got delta=0"):
+        td_loss(q, target, None, 0.0)
