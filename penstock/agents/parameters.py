@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -27,6 +28,15 @@ def require_device(name: str, setting: str) -> None:
 def parameters_of(agent: Agent) -> dict[str, Tensor]:
     """Parameters and buffers by name: everything that acting depends on. Live tensors, not copies."""
     return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
+
+
+def parameters_digest(agent: Agent) -> bytes:
+    """32 bytes that are equal where names and bits of all parameters and buffers are."""
+    found = hashlib.sha256()
+    for name, x in parameters_of(agent).items():
+        found.update(f"{name} {x.dtype} {list(x.shape)};".encode())
+        found.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.digest()
 
 
 def copy_parameters(agent: Agent, out: dict[str, Tensor]) -> None:
