@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, copy_context
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from penstock import ops
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_map
 from penstock.learn.comm import Comm
+
+_present: ContextVar[Columns | None] = ContextVar("columns of the policy that post-processes", default=None)
+
+
+def batch_mean(x: Tensor, valid: Tensor) -> Tensor:
+    """The mean of x [T, B] where `valid`, in a `postprocess_fn` over the batches of all learners."""
+    columns = _present.get()
+    return ops.masked_mean(x, valid) if columns is None else ops.masked_mean(columns.joined(x), columns.joined(valid))
 
 
 class Columns:
@@ -21,6 +34,7 @@ class Columns:
         self.widths: list[int] = []
         """Slots of each rank; none before the first batch."""
         self.first = self.total = 0
+        self.ask: Callable[[str, int, int], None] | None = None
 
     def fit(self, width: int) -> None:
         """Learns of every rank's number of slots. Raises ConfigError if the own one changes."""
@@ -32,6 +46,12 @@ class Columns:
                 f"rank {self.comm.rank} got a batch of B={width} after batches of B={self.widths[self.comm.rank]}; with "
                 "several learners B must stay what it was"
             )
+
+    def known_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, so that `batch_mean` in it is over these columns."""
+        context = copy_context()
+        context.run(_present.set, self)
+        return functools.partial(context.run, function)
 
     @property
     def own(self) -> slice:
@@ -50,6 +70,19 @@ class Columns:
         timed = {name: getattr(batch, name) for name in batch.__dataclass_fields__ if name != "state"}
         whole = tree_map(self.joined, timed)
         return SampleBatch(**whole, state=tree_map(lambda x: self.joined(x, 0), batch.state))
+
+    def whole(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """As `joined`, of arrays [n, width, ...]."""
+        return self.joined(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+    def summed(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The sum over all ranks of an array, in float64."""
+        return self.comm.all_reduce(torch.from_numpy(np.asarray(x, np.float64).copy())).numpy()
+
+    def asked(self, name: str, start: int, stop: int) -> None:
+        """Has the other ranks give their part of these rows of a replay's array next, by `ask` where that is set."""
+        if self.ask is not None:
+            self.ask(name, start, stop)
 
     def totals(self, *numbers: float) -> list[float]:
         """The sum over all ranks of each number, in float64."""

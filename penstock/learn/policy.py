@@ -181,8 +181,9 @@ class Policy:
             stale = int(batch.valid.sum() - fresh.sum())
             self.stale_rows += stale if self.columns is None else int(self.columns.totals(stale)[0])
             batch = replace(batch, valid=fresh)
+        function = self.postprocess_fn if self.columns is None else self.columns.known_to(self.postprocess_fn)
         try:
-            data = self.postprocess_fn(self.agent, batch, self.settings)
+            data = function(self.agent, batch, self.settings)
         except KeyError as error:
             if isinstance(batch, TrainBatch) or error.args[0] in batch.info:
                 raise
@@ -194,7 +195,10 @@ class Policy:
         if not isinstance(data, TrainBatch):
             raise ConfigError(f"postprocess_fn returned {type(data).__name__}; expected a penstock.TrainBatch")
         self._check_width(data, batch)
-        if isinstance(batch, SampleBatch):
+        if isinstance(batch, TrainBatch):
+            # A sample that only takes part, where other learners hold all of it, stays one.
+            data = data if data.valid is not None or batch.valid is None else replace(data, valid=batch.valid)
+        else:
             if self.standardize:
                 check_rows(data)
             for name in self.standardize:
@@ -213,7 +217,7 @@ class Policy:
         """Refuses rows [T, B, 1] or [N, 1], which broadcast against [T, B] or [N], where nothing has one element."""
         known = batch.rows if isinstance(batch, TrainBatch) else {}
         for name, x in data.rows.items():
-            lead = 2 if isinstance(batch, SampleBatch) else 1
+            lead = 2 if batch.valid is not None and batch.valid.ndim == 2 else 1
             if not (isinstance(x, Tensor) and x.shape[lead:] == (1,) and x is not known.get(name)):
                 continue
             held = tree_leaves((self.spec.obs, self.spec.action))

@@ -33,7 +33,7 @@ class Reduction:
         """The gradients over all ranks; a parameter that takes part nowhere has none.
 
         Raises:
-            ConfigError: a parameter takes part in the loss of some ranks only, or of none.
+            ConfigError: a parameter takes part in the loss of some ranks only.
         """
         every = [(p, g) for x in found.values() for p, g in zip(x.parameters, x.values)]
         dtype, device = every[0][0].dtype, every[0][0].device
@@ -61,18 +61,13 @@ class Reduction:
         return out
 
     def _check(self, every: list[tuple[Tensor, Tensor | None]], counts: list[float]) -> None:
-        """Raises ConfigError unless every parameter takes part in the loss of all ranks."""
-        if all(count == self._comm.size for count in counts):
+        """Raises ConfigError if a parameter takes part in the loss of some ranks only."""
+        if all(count in (0.0, self._comm.size) for count in counts):
             return
         names: Mapping[int, str] = {id(p): name for name, p in self._agent.named_parameters()}
         for (p, _), count in zip(every, counts):
             name = names.get(id(p), f"a parameter of shape {list(p.shape)}")
-            if count == 0.0:
-                raise ConfigError(
-                    f"{name} takes part in the loss of none of the {self._comm.size} learners, though an optimizer holds "
-                    "it; leave it out of optimizer_fn, or requires_grad_(False)"
-                )
-            if count < self._comm.size:
+            if 0.0 < count < self._comm.size:
                 raise ConfigError(
                     f"{name} takes part in the loss of {count:.0f} of {self._comm.size} learners; expected the same "
                     "parameters on all: a loss must not choose its terms by what a minibatch happens to hold (multiply "

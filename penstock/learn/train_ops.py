@@ -106,9 +106,8 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     schedule = policy.replay_schedule
     assert schedule is not None
     agent, replay, device, tensors = policy.agent, schedule.replay, policy.device, as_tensors(batch, _CPU)
-    replay.append(batch, agent.terminal(tensors).numpy())
-    schedule.collected += batch.env_steps
-    agent.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
+    schedule.collected += replay.append(batch, agent.terminal(tensors).numpy())
+    policy.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
     due, rng = schedule.due(), schedule.rng
     if due or policy.renews_noise:
