@@ -312,6 +312,12 @@ class Replay:
             return {}
         return {**dict(self._store.written()), **{f"index.{name}": x for name, x in self.index.arrays().items()}}
 
+    def give(self, name: str, start: int, stop: int) -> None:
+        """Takes part where another learner reads these rows of one of its `arrays`."""
+        store = self._live()[0]
+        assert isinstance(store, SharedStore)
+        store.give(name, start, stop)
+
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """The inverse of `state_dict` and `arrays`, after `prepare`.
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy import Policy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
+from penstock.run.gang.gang import Gang, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
@@ -148,6 +149,7 @@ class Run:
         self._signal: int | None = None
         self._lost_checkpoints = 0
         self._said_cut = False
+        self._restarts = Restarts()
         self._open: _Open | None = None
         self._sound = True  # the trainer stands between two iterations, so that a checkpoint holds whole ones
         self._entered = self._inside = self._failed = self._done = self._stopping = False
@@ -167,7 +169,7 @@ class Run:
             # What a pending iteration has logged already is cut as well: it is evaluated and logged again.
             known_steps = trainer.env_steps - bool(trainer.pending)
             self._log = MetricsLog(run_dir, known_steps if self._resumed else None, config.tensorboard)
-            stack.callback(self._log.close)
+            stack.callback(lambda: self._log.close())  # another one after a restart
             if self._resumed:
                 cut_rows(run_dir / EVALUATIONS, known_steps)  # the resumed run repeats those after the checkpoint
             self._progress = Progress(config.steps, config.progress, title(trainer))
@@ -206,13 +208,16 @@ class Run:
 
     def __next__(self) -> Iteration:
         """The next iteration; the one before is logged, and a checkpoint written if one is due."""
-        trainer = self.trainer
-        self._settle()
-        it = None if self._result is not None or self._ends() else self._iterate(trainer)
-        if it is None:
-            self._finish()
-            raise StopIteration
-        return it
+        while True:
+            try:
+                self._settle()
+                it = None if self._result is not None or self._ends() else self._iterate(self.trainer)
+                if it is None:
+                    self._finish()
+                    raise StopIteration
+                return it
+            except LearnerLostError as error:
+                self._restart(error)
 
     @property
     def trainer(self) -> Trainer:
@@ -294,6 +299,21 @@ class Run:
         for function in self._each:
             function(it)
         return it
+
+    def _restart(self, error: LearnerLostError) -> None:
+        """Goes on from the newest checkpoint after a learner was lost. Raises the error if that comes too often."""
+        trainer = self.trainer
+        if not isinstance(trainer.gang, Gang):
+            raise error
+        self._open, self._done, self._sound = None, False, False
+        checkpoint = trainer.restart()
+        self._restarts.count(checkpoint.step, error)
+        known_steps = trainer.env_steps - bool(trainer.pending)
+        self._log.close()
+        self._log = MetricsLog(self.run_dir, known_steps, trainer.exp.run.tensorboard)
+        cut_rows(self.run_dir / EVALUATIONS, known_steps)
+        self._metrics, self._unlogged, self._sound = {}, {}, True
+        self._say(f"{error}; all {trainer.exp.run.learners} learners go on from step {checkpoint.step:,}")
 
     def _settle(self) -> None:
         """Logs the iteration that was handed out, if one was, and saves a checkpoint if one is due."""

@@ -213,7 +213,7 @@ def test_a_gap_that_one_learner_needs_is_left_by_all() -> None:
 def test_shards_and_learners_are_refused() -> None:
     algo = ps.DQN(**SOON, replay=kept(shards=2, shard_backend="in-process"))
     spec, _ = batches_of("CartPole-v1", ps.DQN(**SOON), 2, 2, 1)
-    with pytest.raises(ps.ConfigError, match="without replay.shards=2"):
+    with pytest.raises(ps.ConfigError, match=r"without replay\.shards=2"):
         on_ranks(2, lambda comm: algo.build(spec).join(comm))
 
 
