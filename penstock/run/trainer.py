@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from penstock.agents.parameters import require_device
 from penstock.agents.preparation import RewardScaler
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
+from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
@@ -29,7 +29,7 @@ from penstock.run.evaluator import Evaluator, check_fits
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
-from penstock.run.gang.gang import Gang, Member
+from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
@@ -37,6 +37,7 @@ from penstock.samplers.offline import check_teacher
 from penstock.samplers.sampler import Sampler, SamplerSettings
 from penstock.workers.checking import check_apart
 
+S = TypeVar("S")
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
 
@@ -73,7 +74,7 @@ class Trainer:
             torch.set_num_threads(exp.run.learner_threads)
         require_device(exp.run.device, "run.device")
         self._member, self._init = member, init
-        self._build()
+        self.persist(self._build, lambda: None)
         self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
         self.itr = 0
         """Iterations finished."""
@@ -298,11 +299,23 @@ class Trainer:
 
     def restart(self) -> Checkpoint:
         """Makes policy, sampler and the processes of a gang anew, and restores the newest good checkpoint."""
+        self._rebuild()
+        return self.persist(self.restore)
+
+    def persist(self, act: Callable[[], S], again: Callable[[], None] | None = None) -> S:
+        """Does what opens or reopens a run; learners that are lost meanwhile are started anew, a few times."""
+        for _ in range(MOST_RESTARTS):
+            try:
+                return act()
+            except LearnerLostError:
+                (again or self._rebuild)()
+        return act()
+
+    def _rebuild(self) -> None:
         if isinstance(self.gang, Gang):
             self.gang.kill()
         self.sampler.shutdown()
-        self._build()
-        return self.restore()
+        self.persist(self._build, lambda: None)
 
     def _restore(self, checkpoint: Checkpoint) -> Checkpoint:
         try:
