@@ -107,7 +107,8 @@ class RankProcess:
         while time.monotonic() < until and size != os.fstat(self._output).st_size:
             size = os.fstat(self._output).st_size
             time.sleep(0.1)
-        return read_all(self._output, _TAIL_BYTES, before).decode(errors="replace").strip()
+        found = read_all(self._output, _TAIL_BYTES, before).decode(errors="replace").strip()
+        return found or "it does not say where: it is stopped, or waits in the kernel"
 
     def ending(self) -> str:
         """How it ended, with the end of its output."""

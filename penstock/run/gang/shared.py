@@ -22,7 +22,7 @@ from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.sampler import Sampler, SamplerSettings
 from penstock.workers.shares import even_split
 
-_SUMMED = ("faults/", "env/")
+_SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
 """Openings of the names of metrics that count; of others the mean over ranks is shown."""
 
 

@@ -30,7 +30,8 @@ def joined(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch) 
     if "pool" in first:
         return _live(states)
     if "begun" in first:  # of a dataset: every sampler deals the episodes of all slots
-        return {**first, "agent_state": _side_by_side([x["agent_state"] for x in states]), "stats": _stats(states)}
+        agent_state = _side_by_side([x["agent_state"] for x in states])
+        return {**first, "steps": sum(x["steps"] for x in states), "agent_state": agent_state, "stats": _stats(states)}
     if "released" in first:
         return _ahead(states, slots, blank)
     return {_BY_RANK: list(states)}
@@ -56,7 +57,9 @@ def part(state: State, rank: int, slots: Sequence[slice], blank: SampleBatch) ->
     if "pool" in state:
         return _part_of_live(state, own, rank)
     if "begun" in state:
-        return {**state, "agent_state": _columns(state["agent_state"], own), "stats": _part_of_stats(state, own)}
+        steps = state["steps"] if rank == 0 else 0
+        agent_state = _columns(state["agent_state"], own)
+        return {**state, "steps": steps, "agent_state": agent_state, "stats": _part_of_stats(state, own)}
     if "inner" not in state:
         return state  # nothing was collected yet
     waiting = {
