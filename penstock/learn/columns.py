@@ -43,8 +43,8 @@ class Columns:
             self.first, self.total = sum(self.widths[: self.comm.rank]), sum(self.widths)
         if width != self.widths[self.comm.rank]:
             raise ConfigError(
-                f"rank {self.comm.rank} got a batch of B={width} after batches of B={self.widths[self.comm.rank]}; with "
-                "several learners B must stay what it was"
+                f"rank {self.comm.rank} got a batch of B={width} after batches of "
+                f"B={self.widths[self.comm.rank]}; with several learners B must stay what it was"
             )
 
     def known_to(self, function: Callable[..., Any]) -> Callable[..., Any]:

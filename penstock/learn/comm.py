@@ -121,8 +121,8 @@ class GroupComm:
         except RuntimeError as error:
             raise LearnerLostError(
                 f"rank {self.rank} of {self.size} waited in {what} number {self._entered} for a rank that has ended, "
-                f"or did not come within {self._timeout.total_seconds():g} s ({str(error).splitlines()[0]:.200}); every "
-                "rank must train the same batches in the same order"
+                f"or did not come within {self._timeout.total_seconds():g} s ({str(error).splitlines()[0]:.200}); "
+                "every rank must train the same batches in the same order"
             ) from error
 
 
@@ -144,8 +144,8 @@ def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: floa
             pass
     except OSError as error:
         raise ConfigError(
-            f"ranks cannot meet in {path}: {error.strerror or error}; give a folder that all of them may write, e.g. by "
-            "TMPDIR"
+            f"ranks cannot meet in {path}: {error.strerror or error}; give a folder that all of them may write, e.g. "
+            "by TMPDIR"
         ) from error
     timeout = timedelta(seconds=timeout_s)
     try:

@@ -43,8 +43,8 @@ def minibatches(
         parts = part_count(T, B, size, columns=True) if data.valid.any() else 0
         for _ in range(epochs if parts else 0):
             order = np.arange(B) if size is None else rng.permutation(B)
-            for columns in np.array_split(order, parts):
-                yield _columns(data, torch.from_numpy(columns).to(data.valid.device))
+            for part in np.array_split(order, parts):
+                yield _columns(data, torch.from_numpy(part).to(data.valid.device))
         return
     flat = valid_rows(data)
     count = int(data.valid.sum())
@@ -65,7 +65,7 @@ def shares(
     """This learner's share of each minibatch that one learner with the data of all would make.
 
     The order is drawn over the rows of all, so every learner yields as many parts, whatever it holds of them. Of a part
-    of which it holds nothing it yields a row, or a column, that is not `valid`, which takes part and counts for nothing.
+    of which it holds nothing it yields a row, or a column, that is not `valid`: it takes part and counts for nothing.
 
     Args:
         data: own leaves [T, b, ...]; the other arguments as of `minibatches`, equal on all ranks.

@@ -1,4 +1,4 @@
-"""Reduction: the gradient step of several learners made one, by a single all-reduce between gradients and their norm."""
+"""Reduction: the gradient step of several learners made one, by one all-reduce between gradients and norm."""
 
 from __future__ import annotations
 

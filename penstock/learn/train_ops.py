@@ -78,8 +78,8 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
 def multi_gpu_train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     """`train_one_step` where several learners train a policy: every rank calls it with the batch of its own slots.
 
-    `policy.join(comm)` comes before the first batch. All ranks take the same gradient steps, those that one learner with
-    the slots of all would take, and are equal afterwards; on CUDA, on several machines, or on the CPUs of one.
+    `policy.join(comm)` comes before the first batch. All ranks take the same gradient steps, those that one learner
+    with the slots of all would take, and are equal afterwards; on CUDA, on several machines, or on the CPUs of one.
 
     Returns:
         The metrics of all ranks together, the same on each.

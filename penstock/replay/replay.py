@@ -103,18 +103,18 @@ class Replay:
         """
         if self.storage is not None:
             return
-        settings, stride, own = self.settings, self.view.stride, B
+        settings, stride, slots = self.settings, self.view.stride, B
         if self._peers is not None:
             self._peers.fit(B)
-            B = self._peers.total
+            slots = self._peers.total
         history = frame_history(self.spec, settings.deduplicate_frames)
         needed = T + self.view.span + stride + history + 2
-        rows = math.ceil(settings.capacity / B) + 1
+        rows = math.ceil(settings.capacity / slots) + 1
         rows = math.ceil(rows / stride) * stride
         if rows < needed:
             raise ConfigError(
-                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} "
-                f"with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}"
+                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {slots} slots, and batches of T={T} "
+                f"with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * slots}"
             )
         if self._state is not None and stride % T:
             raise ConfigError(
@@ -134,12 +134,12 @@ class Replay:
         if self._peers is None:
             self._store = make_store(settings, plan, self.view, B)
         else:
-            self._store = SharedStore(plan.made(own), self.view, self._peers)
-        units, self._slots = rows // stride, B
+            self._store = SharedStore(plan.made(B), self.view, self._peers)
+        units, self._slots = rows // stride, slots
         if settings.index == "prioritized":
-            self.index = PrioritizedIndex(units, B, settings.priority_alpha)
+            self.index = PrioritizedIndex(units, slots, settings.priority_alpha)
         else:
-            self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, B)
+            self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, slots)
 
     @property
     def storage(self) -> Storage | None:
@@ -368,7 +368,12 @@ class ReplaySchedule:
         noise_size: int = 0,
         after_update: AfterUpdate | None = None,
     ) -> None:
-        check_rate(replay.settings, replay.view.stride, batch_size, replay_ratio, learning_starts, sample_rows)
+        check_rate(replay.settings, batch_size, replay_ratio, learning_starts, sample_rows)
+        if replay.settings.index == "fifo" and replay_ratio > (most := sample_rows / replay.view.stride):
+            raise ConfigError(
+                f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of "
+                f"at most {most:g}, or another index"
+            )
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
         self.after_update = after_update

@@ -79,14 +79,9 @@ def make_view(
 
 
 def check_rate(
-    settings: ReplaySettings,
-    stride: int,
-    batch_size: int,
-    replay_ratio: float,
-    learning_starts: int,
-    sample_rows: int,
+    settings: ReplaySettings, batch_size: int, replay_ratio: float, learning_starts: int, sample_rows: int
 ) -> None:
-    """Raises ConfigError for numbers out of range, and for more than a replay can hold or give."""
+    """Raises ConfigError for numbers out of range, and for more than a replay can hold."""
     capacity = settings.capacity
     if batch_size < 1 or replay_ratio <= 0.0 or learning_starts < 0:
         raise ConfigError(
@@ -104,9 +99,4 @@ def check_rate(
             f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or "
             f"than learning_starts={learning_starts}; use replay.capacity >= "
             f"{max(batch_size * sample_rows, learning_starts)}"
-        )
-    if settings.index == "fifo" and replay_ratio > (most := sample_rows / stride):
-        raise ConfigError(
-            f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of "
-            f"at most {most:g}, or another index"
         )

@@ -53,7 +53,7 @@ class RunConfig:
     "auto" times 1 to all cores on a copy before training and keeps the answer in the run.
     """
     learners: Count = 1
-    """Processes of this machine that learn together, each from slots of its own, as one would from all (learners.md)."""
+    """Processes of this machine that learn together, each from slots of its own, as one would from all."""
     learner_timeout_s: Positive = 300.0
     """Seconds that a learner waits for the others, which may still be sampling, before it counts one as hung."""
     log_interval: Whole = 1_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from penstock.run.gang.gang import Gang, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
-from penstock.run.signals import die_of, ending_signals, handling
+from penstock.run.signals import die_of, ending_signals, handling, tell
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
@@ -412,12 +411,12 @@ class Run:
         """Notes the first signal; the second ends the process."""
         if self._signal is not None:
             if sys.stdout is not None and sys.stdout.isatty():
-                _tell(1, "\x1b[?25h")  # the live display has hidden the cursor
+                tell(1, "\x1b[?25h")  # the live display has hidden the cursor
             die_of(number)
         self._signal = number
         if self.trainer.exp.run.progress != "off":
             name = signal.Signals(number).name
-            _tell(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n")
+            tell(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n")
 
 
 @dataclass
@@ -445,12 +444,6 @@ def _number(name: str, value: Any) -> float:
 def _crossed(interval: int, before: int, after: int) -> bool:
     """True if a multiple of `interval` lies in (before, after]; without state, so that a resumed run agrees."""
     return interval > 0 and after // interval > before // interval
-
-
-def _tell(fd: int, text: str) -> None:
-    """Writes past the streams, as a signal handler must, and past a pipe whose reader the same Ctrl-C has ended."""
-    with contextlib.suppress(OSError):
-        os.write(fd, text.encode())
 
 
 def _interactive() -> bool:

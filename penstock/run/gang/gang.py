@@ -189,8 +189,8 @@ class Gang(Member):
                     raise errors.LearnerLostError("a rank has ended before it was ready")
             if left < 0:
                 raise errors.LearnerLostError(
-                    f"rank {waiting[0].rank} (pid {waiting[0].process.pid}) was not ready within {START_TIMEOUT_S:g} s; "
-                    f"it was here:\n{waiting[0].stacks()}"
+                    f"rank {waiting[0].rank} (pid {waiting[0].process.pid}) was not ready within {START_TIMEOUT_S:g} "
+                    f"s; it was here:\n{waiting[0].stacks()}"
                 )
 
     def _cause(self, error: errors.LearnerLostError) -> errors.PenstockError:
@@ -213,8 +213,8 @@ class Gang(Member):
         behind = [x for x in self._ranks if not x.exited and int(self.progress[x.rank]) < here]
         if behind:
             return errors.LearnerLostError(
-                f"rank {behind[0].rank} (pid {behind[0].process.pid}) hangs: it has not come to collective {here} within "
-                f"run.learner_timeout_s={self._timeout_s:g} s, and was here:\n{behind[0].stacks()}"
+                f"rank {behind[0].rank} (pid {behind[0].process.pid}) hangs: it has not come to collective {here} "
+                f"within run.learner_timeout_s={self._timeout_s:g} s, and was here:\n{behind[0].stacks()}"
             )
         return error
 

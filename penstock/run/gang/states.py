@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -131,14 +131,15 @@ def _ahead(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch) 
 
 def numbered(episodes: Episodes, first: int) -> Episodes:
     """The episodes, their slots numbered from `first`."""
-    return Episodes(**{**episodes.to_plain(), "slot": episodes.slot + first})
+    return replace(episodes, slot=episodes.slot + first)
 
 
 def _of_slots(episodes: Episodes, own: slice) -> Episodes:
     mine = (episodes.slot >= own.start) & (episodes.slot < own.stop)
     plain = episodes.to_plain()
-    columns = {name: x[mine] for name, x in plain.pop("columns").items()}
-    return numbered(Episodes(**{name: x[mine] for name, x in plain.items()}, columns=columns), -own.start)
+    columns: Any = {name: x[mine] for name, x in plain.pop("columns").items()}
+    kept: dict[str, Any] = {name: x[mine] for name, x in plain.items()}
+    return numbered(Episodes(**kept, columns=columns), -own.start)
 
 
 def _axes(blank: SampleBatch) -> list[int]:
