@@ -38,6 +38,7 @@ from penstock.run.trainer import Trainer
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 900.0
+T, B = 64, 16
 MODES = {"one thread": (1, 1), "two threads": (1, 2), "two learners": (2, 1)}
 """Learners, and threads of each."""
 BARS = {"one thread": 1.7, "two threads": 1.1}
@@ -65,9 +66,9 @@ class Frames(gym.Env[Any, Any]):
 
 
 def experiment(net: str, learners: int, threads: int) -> ps.Experiment:
-    algo = ps.PPO(epochs=2, minibatch=128, net=ps.Net(hidden=(512,), activation="relu", cnn=net))  # pyright: ignore
+    algo = ps.PPO(epochs=2, minibatch=256, net=ps.Net(hidden=(512,), activation="relu", cnn=net))  # pyright: ignore
     run = ps.RunConfig(steps=10**9, learners=learners, learner_threads=threads, progress="off")
-    return ps.Experiment(Frames, algo, ps.SerialSampler(T=32, B=16), run)
+    return ps.Experiment(Frames, algo, ps.SerialSampler(T=T, B=B), run)
 
 
 def measured(net: str, mode: str, batches: int) -> dict[str, float]:
@@ -136,7 +137,7 @@ def speed(nets: list[str], rounds: int, batches: int) -> tuple[list[str], bool]:
             other = apart("--exchange", "1", *place, wait=False)
             alone_s = apart("--exchange", "0", *place)
             other.wait(timeout=LIMIT_S)
-        steps = batches * 2 * round(32 * 16 / 128)
+        steps = batches * 2 * round(T * B / 256)
         share = statistics.median(alone_s * steps / x["learning"] for x in two)
         waiting = statistics.median(x["waiting"] for x in two)
         lines += [

@@ -39,18 +39,23 @@ class Reduction:
         dtype, device = every[0][0].dtype, every[0][0].device
         metrics = list(self.loss.metrics)
         scalars = [x.total for x in found.values()] + [torch.as_tensor(self.loss.metrics[k]) for k in metrics]
+        told = [float(g is not None) for _, g in every] + [float(self.loss.stop), float(self._rows)]
         flat = torch.cat(
             [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in every]
             + [x.detach().to(device, dtype).reshape(1) for x in scalars]
+            + [torch.tensor(told, dtype=dtype, device=device)]
         )
+        weighted = flat[: len(flat) - len(told)]
         # Not by the weight alone: nothing times inf is nan, and a share of no rows says nothing.
-        flat = flat * self._rows if self._rows else torch.zeros_like(flat)
-        told = [float(g is not None) for _, g in every] + [float(self.loss.stop), float(self._rows)]
-        flat = self._comm.all_reduce(torch.cat((flat, torch.tensor(told, dtype=dtype, device=device))))
-        *counts, stops, rows = flat[len(flat) - len(told) :].tolist()
+        if self._rows:
+            weighted.mul_(self._rows)
+        else:
+            weighted.zero_()
+        self._comm.all_reduce(flat)
+        *counts, stops, rows = flat[len(weighted) :].tolist()
         self._check(every, counts)
-        flat = flat[: len(flat) - len(told)].div_(max(rows, 1.0))
-        pieces = iter(flat.split([p.numel() for p, _ in every] + [1] * len(scalars)))
+        weighted.div_(max(rows, 1.0))
+        pieces = iter(weighted.split([p.numel() for p, _ in every] + [1] * len(scalars)))
         values = {
             name: [y.view_as(p) if g is not None else None for p, g, y in zip(x.parameters, x.values, pieces)]
             for name, x in found.items()

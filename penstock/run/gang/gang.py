@@ -34,7 +34,7 @@ START_TIMEOUT_S = 300.0
 _MEET_TIMEOUT_S = 60.0
 _SETTLE_S = 3.0
 """Longest wait, once a collective has failed, for the death or the report that explains it."""
-_GRACE_S = 10.0
+_GRACE_S = 5.0
 """Longest wait for ranks that are told to stop."""
 
 

@@ -14,6 +14,7 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ import torch
 
 import penstock as ps
 from penstock.envs.toy import ThreeStep
+from penstock.run.files.sizes import check_processes
 from penstock.run.gang import gang as gangs
 from tests.learn.ranks import apart
 
@@ -186,6 +188,13 @@ def test_no_folder_to_meet_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(ps.ConfigError, match=r"no folder for learners to meet in .*absent.*set TMPDIR"):
         ps.train(experiment(tmp_path / "run", learners=2))
+
+
+def test_the_run_of_a_stranger_starts_no_crowd(tmp_path: Path) -> None:
+    exp = replace(experiment(tmp_path, learners=100_000), sampler=ps.SerialSampler(T=1, B=200_000))
+    stored: Any = SimpleNamespace(path=tmp_path / "config.json")
+    with pytest.raises(ps.CheckpointError, match=r"run\.learners=100,000; expected at most"):
+        check_processes(exp, stored)
 
 
 def test_threads_are_not_measured_for_several() -> None:
