@@ -35,6 +35,7 @@ class Columns:
         """Slots of each rank; none before the first batch."""
         self.first = self.total = 0
         self.ask: Callable[[str, int, int], None] | None = None
+        """Sends the other ranks an order to give rows of their replay; None where they do so by themselves."""
 
     def fit(self, width: int) -> None:
         """Learns of every rank's number of slots. Raises ConfigError if the own one changes."""

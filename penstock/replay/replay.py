@@ -113,8 +113,9 @@ class Replay:
         rows = math.ceil(rows / stride) * stride
         if rows < needed:
             raise ConfigError(
-                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {slots} slots, and batches of T={T} "
-                f"with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * slots}"
+                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {slots} slots, and batches of "
+                f"T={T} with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= "
+                f"{(needed - 1) * slots}"
             )
         if self._state is not None and stride % T:
             raise ConfigError(
