@@ -61,6 +61,12 @@ IN_DQN, IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
 )
 IN_TRAINING, IN_LEARNING = "tests/algos/test_dqn_training.py", "tests/learn/test_train_on_replay.py"
 IN_RATIO = "tests/replay/test_schedule.py"
+IN_MANY, IN_REPLAYS, IN_STATES = (
+    "tests/learn/test_many_learners.py", "tests/learn/test_replay_learners.py", "tests/run/gang/test_states.py -k 'not async'"
+)  # fmt: skip
+REDUCTION, COLUMNS, MINIBATCH, PEERS = (
+    "learn/reduction.py", "learn/columns.py", "learn/minibatch.py", "replay/peers.py"
+)  # fmt: skip
 IN_R2D1 = "tests/algos/test_r2d1.py tests/algos/test_r2d1_replay.py"
 
 MUTATIONS = (
@@ -98,8 +104,8 @@ MUTATIONS = (
     Mutation("a right turn in the sum tree keeps its mass", "replay/sum_tree.py", "add(left, right, out)", "add(left, left, out)",
              "tests/replay/test_sum_tree.py"),
     # How often and on what.
-    Mutation("the ratio counts rows that are no steps", TRAIN_OPS, "schedule.collected += batch.env_steps",
-             "schedule.collected += batch.valid.size", IN_RATIO),
+    Mutation("the ratio counts rows that are no steps", REPLAY, "added = int(np.count_nonzero(batch.valid))",
+             "added = int(batch.valid.size)", IN_RATIO),
     Mutation("the ratio counts the random rows as well", REPLAY, "max(0, self.collected - self.learning_starts) * self.replay_ratio",
              "self.collected * self.replay_ratio", IN_RATIO),
     Mutation("priorities of the wrong rows", TRAIN_OPS, "loss.priorities.cpu().numpy())", "loss.priorities.cpu().numpy()[::-1])",
@@ -195,6 +201,33 @@ MUTATIONS = (
              "p.grad for p", "tests/learn/test_optimizers.py"),
     Mutation("a worker's replacement begins its episodes anew", "workers/env_worker.py", "ledger=None if mail.keep else ledger[slots]",
              "ledger=ledger[slots]", "tests/workers/test_supervisor.py -k slow_to_make"),
+    # Many learners.
+    Mutation("learners: every share counts alike", REDUCTION, "weighted.mul_(self._rows)", "weighted.mul_(1.0)", IN_MANY),
+    Mutation("learners: a share of no rows counts", REDUCTION, "weighted.zero_()", "weighted.mul_(1.0)", IN_REPLAYS),
+    Mutation("learners: metrics stay those of the own share", REDUCTION, "_replace(metrics=common, stop", "_replace(stop", IN_MANY),
+    Mutation("learners: each takes its stop from its own rows", "learn/policy.py", "(loss := _judged(whole.loss)).stop",
+             "(loss := _judged(loss)).stop", IN_MANY),
+    Mutation("learners: a parameter that no rank trains gets zeros", REDUCTION, "y.view_as(p) if g is not None else None",
+             "y.view_as(p)", IN_MANY),
+    Mutation("learners: rows of the wrong slots", MINIBATCH, "row * width + column - own.start", "row * width", IN_MANY),
+    Mutation("learners: advantages standardised over the own rows", "learn/policy.py", "is None:\n            return ops",
+             "is self.columns:\n            return ops", IN_MANY),
+    Mutation("learners: normalisers see the own rows", "learn/policy.py", "if self.columns is not None and _watches(self.agent)",
+             "if False", IN_MANY),
+    Mutation("learners: MARWIL's norm of the own rows", COLUMNS, "if columns is None else ops", "if True else ops", IN_MANY),
+    Mutation("learners: stale rows of the own share", "learn/policy.py", "stale if self.columns is None else", "stale if True else",
+             IN_MANY),
+    Mutation("learners: each leaves its own gap", PEERS, "int(self._columns(gap).max())", "gap", IN_REPLAYS),
+    Mutation("learners: fresh priorities of the own slots", REPLAY, "None if priority is None else peers.whole(priority)",
+             "priority", IN_REPLAYS),
+    Mutation("learners: a unit in the place of none tells its priority", PEERS, "whole[at] = priority[: len(at)]",
+             "whole[: len(priority)] = priority", IN_REPLAYS),
+    Mutation("learners: noise of the first units", PEERS, "is None else noise[index]", "is None else noise[: len(index)]", IN_REPLAYS),
+    Mutation("learners: only own steps are collected", REPLAY, "added = int(peers.summed(np.array(added)))", "pass", IN_REPLAYS),
+    Mutation("learners: R2D1's loss counts rows that it leaves out", R2D1, ", rows=valid.sum())", ")", IN_REPLAYS),
+    Mutation("learners: faults are restored on every rank", "run/gang/states.py", "pool if rank == 0 else", "pool if True else", IN_STATES),
+    Mutation("learners: every part is that of the first slots", "run/gang/states.py", '"journal": list(state["journal"])[own]',
+             '"journal": list(state["journal"])[: own.stop - own.start]', IN_STATES),
 )  # fmt: skip
 
 

@@ -48,9 +48,11 @@ _WHERE = {
     "Experiment": "penstock.run.experiment",
     "ExportableAgent": "penstock.agents.export",
     "GpuSampler": "penstock.samplers.gpu",
+    "GroupComm": "penstock.learn.comm",
     "IMPALA": "penstock.algos.impala",
     "Inputs": "penstock.core.batch",
     "Iteration": "penstock.run.loop",
+    "LearnerLostError": "penstock.core.errors",
     "Loss": "penstock.learn.algorithm",
     "MARWIL": "penstock.algos.marwil",
     "MultiAgentBatch": "penstock.core.batch",
@@ -89,6 +91,7 @@ _WHERE = {
     "evaluate": "penstock.run.evaluation",
     "load": "penstock.run.entry",
     "minibatches": "penstock.learn.minibatch",
+    "multi_gpu_train_one_step": "penstock.learn.train_ops",
     "override": "penstock.core.config",
     "plot_runs": "penstock.run.plots.figure",
     "preset": "penstock.run.presets",
@@ -149,6 +152,7 @@ if TYPE_CHECKING:
         ConfigError as ConfigError,
         EnvContractError as EnvContractError,
         EnvWorkerError as EnvWorkerError,
+        LearnerLostError as LearnerLostError,
         NonFiniteError as NonFiniteError,
         PenstockError as PenstockError,
     )
@@ -162,10 +166,14 @@ if TYPE_CHECKING:
     from penstock.envs.check import check_env as check_env
     from penstock.envs.make import EnvConfig as EnvConfig
     from penstock.learn.algorithm import Loss as Loss, ResultDict as ResultDict
+    from penstock.learn.comm import GroupComm as GroupComm
     from penstock.learn.minibatch import minibatches as minibatches
     from penstock.learn.optimizers import adam as adam, rmsprop as rmsprop
     from penstock.learn.policy import Policy as Policy
-    from penstock.learn.train_ops import train_one_step as train_one_step
+    from penstock.learn.train_ops import (
+        multi_gpu_train_one_step as multi_gpu_train_one_step,
+        train_one_step as train_one_step,
+    )
     from penstock.replay.multi_agent import MultiAgentReplay as MultiAgentReplay
     from penstock.replay.replay import (
         Replay as Replay,

@@ -30,6 +30,7 @@ WAITS = {"wait", "join", "get", "recv", "acquire", "result", "communicate", "sel
 BOUNDED_ELSEWHERE = {
     ("penstock/samplers/collector.py", "pool.recv"): "EnvPool.recv: each pool has a deadline of its own",
     ("penstock/testing/pools.py", "pool.recv"): "the same",
+    ("penstock/learn/columns.py", "_present.get"): "ContextVar.get returns at once",
     ("penstock/run/video.py", "process.poll"): "Popen.poll returns at once",
     **{
         (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
@@ -39,12 +40,14 @@ BOUNDED_ELSEWHERE = {
         (f"penstock/distributed/{name}.py", "select.poll"): "the same"
         for name in ("guard", "backends/local_process", "backends/processes")
     },
+    **{(f"penstock/run/gang/{name}.py", "select.poll"): "the same" for name in ("gang", "process", "rank")},
 }
 MAY_UNPICKLE = {
     (f"penstock/workers/{name}.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd"
     for name in ("host", "checking")
 } | {
     ("penstock/distributed/backends/runner_process.py", "cloudpickle.loads"): "the same, by a socket pair",
+    ("penstock/run/gang/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
     ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -39,6 +40,15 @@ def tensors_of(agent: Agent) -> list[Tensor]:
             waiting += [x for x in reversed(vars(module)["_modules"].values()) if x is not None]
     held = [x for kind in ("_parameters", "_buffers") for module in modules for x in vars(module)[kind].values()]
     return list({id(x): x for x in held if x is not None}.values())  # by identity: a shared one stands there once
+
+
+def parameters_digest(agent: Agent) -> bytes:
+    """32 bytes that are equal where names and bits of all parameters and buffers are."""
+    found = hashlib.sha256()
+    for name, x in parameters_of(agent).items():
+        found.update(f"{name} {x.dtype} {list(x.shape)};".encode())
+        found.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.digest()
 
 
 def copy_parameters(agent: Agent, out: dict[str, Tensor]) -> None:

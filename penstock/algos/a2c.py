@@ -30,8 +30,6 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBat
         discount=cfg.discount,
         gae_lambda=cfg.gae_lambda,
     )
-    if cfg.normalize_advantage:
-        advantage = ops.normalized(advantage, batch.valid)
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
     rows = {"action": batch.action, "advantage": advantage, "return": return_}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)

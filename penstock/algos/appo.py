@@ -68,8 +68,6 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: APPO) -> TrainBatch:
         rho_bar=cfg.rho_bar,
         c_bar=cfg.c_bar,
     )
-    if cfg.normalize_advantage:
-        advantage = ops.normalized(advantage, batch.valid)
     ratio = log_ratio.exp()
     metrics = {
         "rho_mean": ops.masked_mean(ratio.clamp(max=cfg.rho_bar), batch.valid),

@@ -21,6 +21,7 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Rate, Share, Unit, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import Loss
+from penstock.learn.columns import batch_mean
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
 
@@ -53,7 +54,7 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: MARWIL) -> TrainBatch:
     square, batches = agent.get_buffer("advantage_square"), agent.get_buffer("advantage_batches")
     batches += 1.0
     rate = (1.0 / batches).clamp(min=cfg.norm_rate)
-    square += rate * (ops.masked_mean(advantage.square(), batch.valid) - square)
+    square += rate * (batch_mean(advantage.square(), batch.valid) - square)
     norm = square.sqrt() + 1e-8
     weight = (cfg.beta * advantage / norm).exp().clamp(max=cfg.max_weight)
     metrics = {

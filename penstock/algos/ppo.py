@@ -32,8 +32,6 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
         discount=cfg.discount,
         gae_lambda=cfg.gae_lambda,
     )
-    if cfg.normalize_advantage:
-        advantage = ops.normalized(advantage, batch.valid)
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
     rows = {"action": batch.action, "logp": batch.info["logp"], "advantage": advantage, "return": return_}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
@@ -59,7 +57,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
             "approx_kl": kl,
             "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > clip).float(), x.valid),
         }
-    return Loss(total, metrics, stop=cfg.target_kl is not None and float(kl) > 1.5 * cfg.target_kl)
+    return Loss(total, metrics, limits={} if cfg.target_kl is None else {"approx_kl": 1.5 * cfg.target_kl})
 
 
 optimizer_fn = adam

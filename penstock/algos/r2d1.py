@@ -74,7 +74,7 @@ def loss_fn(agent: QAgent, x: TrainBatch, cfg: R2D1) -> Loss:
     size = error.detach().abs()
     q_mean = ops.masked_mean(chosen.detach(), valid)
     metrics = {"loss": total.detach(), "q": q_mean, "td_error": ops.masked_mean(size, valid)}
-    return Loss(total, metrics, ops.sequence_priority(size, valid, cfg.eta))
+    return Loss(total, metrics, ops.sequence_priority(size, valid, cfg.eta), rows=valid.sum())
 
 
 def targets(

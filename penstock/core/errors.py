@@ -41,6 +41,10 @@ class NonFiniteError(LearnerError):
     """Losses or gradients stayed NaN or infinite; the message names the file that holds the last batch."""
 
 
+class LearnerLostError(LearnerError):
+    """Another learner of this run has ended, or does not answer in time; the message names it where it is known."""
+
+
 class CheckpointError(PenstockError):
     """A checkpoint or run directory that cannot be written, read or trusted; the message names the file."""
 

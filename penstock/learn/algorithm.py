@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
@@ -31,6 +32,10 @@ class Loss(NamedTuple):
     """[N] new priorities of replayed samples, for prioritized replay."""
     stop: bool = False
     """True: no gradient step is taken on this minibatch, and the passes over its batch end with it."""
+    limits: Mapping[str, float] = MappingProxyType({})
+    """Metrics by name that say `stop` where they are above a number; of several learners by their common mean."""
+    rows: Tensor | None = None
+    """The number of rows that the means above are over, a scalar; None for the valid rows of the minibatch."""
 
 
 class Optimizer(Protocol):

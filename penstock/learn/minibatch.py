@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from torch import Tensor
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_structure, tree_unflatten
+from penstock.learn.columns import Columns
 
 
-def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1) -> Iterator[TrainBatch]:
+def minibatches(
+    data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1, columns: Columns | None = None
+) -> Iterator[TrainBatch]:
     """Passes over the data in shuffled parts that differ in size by at most one.
 
     Args:
@@ -23,19 +27,24 @@ def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, ep
         size: rows of a part, see `part_count`: the number of updates does not depend on how episodes fell. None: one
             part, not shuffled.
         rng: shuffles.
+        columns: of several learners, whose data all together are cut; this one gets its share of each part, see
+            `shares`.
 
     Raises:
         ConfigError: an array that is not [T, B, ...].
     """
     check_rows(data)
     assert data.valid is not None
+    if columns is not None:
+        yield from shares(data, size, rng, epochs, columns)
+        return
     T, B = data.valid.shape
     if data.state is not None:
         parts = part_count(T, B, size, columns=True) if data.valid.any() else 0
         for _ in range(epochs if parts else 0):
             order = np.arange(B) if size is None else rng.permutation(B)
-            for columns in np.array_split(order, parts):
-                yield _columns(data, torch.from_numpy(columns).to(data.valid.device))
+            for part in np.array_split(order, parts):
+                yield _columns(data, torch.from_numpy(part).to(data.valid.device))
         return
     flat = valid_rows(data)
     count = int(data.valid.sum())
@@ -48,6 +57,56 @@ def minibatches(data: TrainBatch, size: int | None, rng: np.random.Generator, ep
         order = torch.from_numpy(rng.permutation(count)).to(data.valid.device)
         for part in zip(*(x[order].tensor_split(parts) for x in leaves)):
             yield tree_unflatten(structure, list(part))
+
+
+def shares(
+    data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int, columns: Columns
+) -> Iterator[TrainBatch]:
+    """This learner's share of each minibatch that one learner with the data of all would make.
+
+    The order is drawn over the rows of all, so every learner yields as many parts, whatever it holds of them. Of a part
+    of which it holds nothing it yields a row, or a column, that is not `valid`: it takes part and counts for nothing.
+
+    Args:
+        data: own leaves [T, b, ...]; the other arguments as of `minibatches`, equal on all ranks.
+    """
+    assert data.valid is not None
+    valid, device = columns.joined(data.valid), data.valid.device
+    (T, B), own = valid.shape, columns.own
+    if data.state is not None:
+        parts = part_count(T, B, size, columns=True) if valid.any() else 0
+        for _ in range(epochs if parts else 0):
+            order = np.arange(B) if size is None else rng.permutation(B)
+            for part in np.array_split(order, parts):
+                held = torch.from_numpy(part[(part >= own.start) & (part < own.stop)] - own.start).to(device)
+                yield _columns(data, held) if len(held) else _without_weight(_columns(data, held.new_zeros(1)))
+        return
+    index = valid.flatten().nonzero().flatten()
+    row, column = index // B, index % B
+    width = own.stop - own.start
+    place = torch.where((column >= own.start) & (column < own.stop), row * width + column - own.start, -1)
+    count = len(index)
+    parts = 1 if size is None else min(part_count(T, B, size), count)
+    flat = tree_map(lambda x: x.flatten(0, 1), (tuple(data.inputs), dict(data.rows)))
+    leaves, structure = tree_leaves(flat), tree_structure(flat)
+
+    def rows(at: Tensor) -> TrainBatch:
+        inputs, named = tree_unflatten(structure, [x[at] for x in leaves])
+        return TrainBatch(Inputs(*inputs), named, None)
+
+    for _ in range(epochs if count else 0):
+        order = torch.arange(count) if size is None else torch.from_numpy(rng.permutation(count))
+        for part in order.to(device).tensor_split(parts):
+            held = place[part]
+            held = held[held >= 0]
+            yield rows(held) if len(held) else _without_weight(rows(held.new_zeros(1)))
+
+
+def _without_weight(x: TrainBatch) -> TrainBatch:
+    """The rows as ones that are not valid."""
+    shape = (1,) if x.valid is None else x.valid.shape
+    device = tree_leaves(dict(x.rows))[0].device
+    return replace(x, valid=torch.zeros(shape, dtype=torch.bool, device=device))
 
 
 def part_count(T: int, B: int, size: int | None, columns: bool = False) -> int:

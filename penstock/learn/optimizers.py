@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,19 @@ from penstock.learn.algorithm import Loss, Optimizer, Optimizers
 
 OptimizerName = Literal["adam", "adamw", "rmsprop"]
 _SMALLEST = sys.float_info.min
+
+
+class Gradients(NamedTuple):
+    """The gradients of one total of a loss."""
+
+    parameters: Sequence[Tensor]
+    values: Sequence[Tensor | None]
+    """Of each parameter; None where it takes no part in the loss."""
+    total: Tensor
+    """The loss, a scalar without gradient."""
+
+
+Reduce: TypeAlias = Callable[[dict[str, Gradients]], dict[str, Gradients]]
 _ADAM: Any = torch._fused_adam_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _ADAMW: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
@@ -107,21 +120,50 @@ def check_newcomers(agent: Agent, optimizers: Optimizers, known: list[torch.nn.P
         )
 
 
-def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | None) -> float:
+def set_gradients(
+    loss: Loss, optimizers: Optimizers, max_grad_norm: float | None, reduce: Reduce | None = None
+) -> float:
     """Sets `.grad` of every optimizer's parameters, scaled so that the norm over each optimizer is at most the limit.
 
     Frozen parameters (`requires_grad_(False)`) have none, and so stay as they are, whatever their optimizer.
 
+    Args:
+        reduce: makes the gradients of this learner those of all, before the norm; None for one learner.
+
     Returns:
         The largest gradient norm before clipping; inf or nan (of a loss or a gradient): no step must be taken.
     """
+    found = gradients_of(loss, optimizers)
+    if reduce is not None:
+        found = reduce(found)
+    largest = 0.0
+    for parameters, gradients, total in found.values():
+        present = [g for g in gradients if g is not None]
+        norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        norm, value = torch.linalg.vector_norm(torch.stack(norms)).item(), total.item()
+        if not (math.isfinite(norm) and math.isfinite(value)):
+            return norm if math.isfinite(value) else value
+        if max_grad_norm is not None and norm > max_grad_norm:
+            # Not in place: autograd may hand the same tensor to two parameters.
+            present = torch._foreach_mul(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+                present, max_grad_norm / norm
+            )
+        scaled = iter(present)
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = None if gradient is None else next(scaled)
+        largest = max(largest, norm)
+    return largest
+
+
+def gradients_of(loss: Loss, optimizers: Optimizers) -> dict[str, Gradients]:
+    """The gradients of each total of a loss, by the name of its optimizer. Raises ConfigError if none has any."""
     totals = loss.total if isinstance(loss.total, dict) else {"all": loss.total}
     if not totals or not totals.keys() <= optimizers.keys():
         raise ConfigError(
             f"loss_fn gave totals for {sorted(totals)}; optimizer_fn gave optimizers {sorted(optimizers)}: one "
             "tensor goes with the one optimizer 'all', else each total needs an optimizer of its name"
         )
-    largest, trained = 0.0, False
+    found: dict[str, Gradients] = {}
     for i, (name, total) in enumerate(totals.items()):
         if not isinstance(total, Tensor) or total.numel() != 1:
             shape = getattr(total, "shape", None)
@@ -137,7 +179,6 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
                 p.grad = None
             if not (parameters or total.requires_grad):
                 continue
-        trained = True
         if not total.requires_grad:
             raise ConfigError(
                 f"loss_fn returned a total for {name!r} without a gradient; is it detached, or made under no_grad?"
@@ -145,31 +186,18 @@ def set_gradients(loss: Loss, optimizers: Optimizers, max_grad_norm: float | Non
         gradients = parameters and torch.autograd.grad(
             total, parameters, retain_graph=i + 1 < len(totals), allow_unused=True
         )
-        present = [g for g in gradients if g is not None]
-        if not present:
+        if all(g is None for g in gradients):
             raise ConfigError(
                 f"no parameter of optimizer {name!r} takes part in its loss; does loss_fn call the agent? Parameters "
                 "that came after the policy was built, by load_state_dict(assign=True) or a new layer, are in no "
                 "optimizer: copy values in place, or make the layers in agent_fn"
             )
-        norms = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        norm, value = torch.linalg.vector_norm(torch.stack(norms)).item(), total.item()
-        if not (math.isfinite(norm) and math.isfinite(value)):
-            return norm if math.isfinite(value) else value
-        if max_grad_norm is not None and norm > max_grad_norm:
-            # Not in place: autograd may hand the same tensor to two parameters.
-            present = torch._foreach_mul(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-                present, max_grad_norm / norm
-            )
-        scaled = iter(present)
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = None if gradient is None else next(scaled)
-        largest = max(largest, norm)
-    if not trained:
+        found[name] = Gradients(parameters, gradients, total.detach())
+    if not found:
         raise ConfigError(
             f"every parameter of the optimizers {sorted(totals)} is frozen; expected one to train: requires_grad_(True)"
         )
-    return largest
+    return found
 
 
 class Adam:

@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock import ops
 from penstock.agents.acting import check_heads
 from penstock.agents.agent import Agent, check_agent_members
+from penstock.agents.parameters import parameters_digest
+from penstock.agents.preparation import RunningMoments
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
@@ -23,8 +26,12 @@ from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
+from penstock.learn.columns import Columns
+from penstock.learn.comm import ALONE, Comm
+from penstock.learn.minibatch import check_rows
 from penstock.learn.optimizers import check_newcomers, check_optimizers, held_by_none, set_gradients
 from penstock.learn.predict import predict
+from penstock.learn.reduction import Reduction
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
@@ -40,6 +47,7 @@ class Policy:
         settings: the algorithm's frozen settings; its schedules are read at `progress`.
         epochs: passes over each batch. minibatch: rows of a gradient step, None for the whole batch.
         max_grad_norm: gradients are scaled down to this norm; None for no limit.
+        standardize: rows that are shifted and scaled to mean 0 and deviation 1 over each batch, after `postprocess_fn`.
         replay_fn: makes the replay to train on, in place of the batches themselves; `postprocess_fn` is then given
             samples of it.
 
@@ -60,6 +68,7 @@ class Policy:
         epochs: int = 1,
         minibatch: int | None = None,
         max_grad_norm: float | None = None,
+        standardize: Sequence[str] = (),
         replay_fn: ReplayFn | None = None,
         seed: int = 0,
         device: str = "cpu",
@@ -80,6 +89,11 @@ class Policy:
             )
         self.spec, self.seed = spec, seed
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
+        self.standardize = tuple(standardize)
+        self.comm: Comm = ALONE
+        """The learners that train it together; `join` sets it."""
+        self.columns: Columns | None = None
+        """The slots of each of them; None for one learner."""
         self.postprocess_fn, self.loss_fn, self.optimizer_fn = postprocess_fn, loss_fn, optimizer_fn
         self._settings = settings
         self.settings = at_progress(settings, 0.0)
@@ -160,12 +174,16 @@ class Policy:
         """
         if isinstance(batch, SampleBatch) and isinstance(batch.valid, np.ndarray):
             batch = as_tensors(batch, self.device)
+        if isinstance(batch, SampleBatch) and self.columns is not None:
+            self.columns.fit(batch.spec.B)
         if isinstance(batch, SampleBatch) and (max_lag := getattr(self.settings, "max_lag", None)) is not None:
             fresh = batch.valid & (batch.version >= self.version - max_lag)
-            self.stale_rows += int(batch.valid.sum() - fresh.sum())
+            stale = int(batch.valid.sum() - fresh.sum())
+            self.stale_rows += stale if self.columns is None else int(self.columns.totals(stale)[0])
             batch = replace(batch, valid=fresh)
+        function = self.postprocess_fn if self.columns is None else self.columns.known_to(self.postprocess_fn)
         try:
-            data = self.postprocess_fn(self.agent, batch, self.settings)
+            data = function(self.agent, batch, self.settings)
         except KeyError as error:
             if isinstance(batch, TrainBatch) or error.args[0] in batch.info:
                 raise
@@ -177,13 +195,29 @@ class Policy:
         if not isinstance(data, TrainBatch):
             raise ConfigError(f"postprocess_fn returned {type(data).__name__}; expected a penstock.TrainBatch")
         self._check_width(data, batch)
+        if isinstance(batch, TrainBatch):
+            # A sample that only takes part, where other learners hold all of it, stays one.
+            data = data if data.valid is not None or batch.valid is None else replace(data, valid=batch.valid)
+        else:
+            if self.standardize:
+                check_rows(data)
+            for name in self.standardize:
+                data = replace(data, rows={**data.rows, name: self._standardized(data[name], batch.valid)})
+            if self.columns is not None:
+                data = replace(data, metrics=self.columns.mean(data.metrics or {}, int(batch.valid.sum())))
         return data
+
+    def _standardized(self, x: Any, valid: Tensor) -> Tensor:
+        """[T, B] with mean 0 and deviation 1 over the valid rows of all learners."""
+        if self.columns is None:
+            return ops.normalized(x, valid)
+        return ops.normalized(self.columns.joined(x), self.columns.joined(valid))[:, self.columns.own]
 
     def _check_width(self, data: TrainBatch, batch: SampleBatch | TrainBatch) -> None:
         """Refuses rows [T, B, 1] or [N, 1], which broadcast against [T, B] or [N], where nothing has one element."""
         known = batch.rows if isinstance(batch, TrainBatch) else {}
         for name, x in data.rows.items():
-            lead = 2 if isinstance(batch, SampleBatch) else 1
+            lead = 2 if batch.valid is not None and batch.valid.ndim == 2 else 1
             if not (isinstance(x, Tensor) and x.shape[lead:] == (1,) and x is not known.get(name)):
                 continue
             held = tree_leaves((self.spec.obs, self.spec.action))
@@ -197,9 +231,13 @@ class Policy:
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
         """One gradient step on post-processed data, unless its loss says `stop`; returns it, None if it was skipped.
 
+        Where several learners train the policy, `minibatch` is this one's share, and the loss returned has the metrics
+        of the whole minibatch.
+
         Raises:
             NonFiniteError: loss or gradient was not finite 10 times in a row; each such step is skipped.
             ConfigError: `loss_fn` returned no Loss of scalars that carry a gradient.
+            LearnerLostError: another learner has ended, or does not come in time.
         """
         loss = self.loss_fn(self.agent, minibatch, self.settings)
         if not isinstance(loss, Loss):
@@ -207,12 +245,19 @@ class Policy:
                 f"loss_fn returned {type(loss).__name__}; expected penstock.Loss(total, metrics), e.g. "
                 'ps.Loss(total, {"loss": total.detach()})'
             )
-        if loss.stop:
+        alone = self.comm.size == 1
+        if alone and (loss := _judged(loss)).stop:
             return loss
         if self._left_out is not None:
             check_newcomers(self.agent, self.optimizers, self._left_out, loss)
             self._left_out = None
-        norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
+        if alone:
+            norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
+        else:
+            whole = Reduction(self.comm, self.agent, loss, _rows_of(loss, minibatch))
+            norm = set_gradients(loss, self.optimizers, self.max_grad_norm, whole)
+            if (loss := _judged(whole.loss)).stop:
+                return loss
         if not math.isfinite(norm):
             self.skipped += 1
             self._skips_in_a_row += 1
@@ -227,6 +272,39 @@ class Policy:
             self.optimizers[name].step()
         self.updates += 1
         return loss
+
+    def join(self, comm: Comm) -> None:
+        """Trains with other ranks from now on: each with its slots, all with the same parameters, which are compared.
+
+        The policies must have been built alike, and `batch_size` and `minibatch` are of all ranks together.
+
+        Raises:
+            ConfigError: rows were trained on or collected already, or another rank's policy is not equal to this one.
+        """
+        if self.version or (self.replay_schedule is not None and self.replay_schedule.replay.storage is not None):
+            raise ConfigError("policy.join(comm) after training has begun; join before the first batch")
+        if comm.size == 1:
+            return
+        digest = torch.frombuffer(bytearray(parameters_digest(self.agent)), dtype=torch.uint8)
+        other = [i for i, x in enumerate(comm.all_gather(digest)) if not torch.equal(x, digest)]
+        if other:
+            raise ConfigError(
+                f"the parameters of rank {comm.rank} differ from those of rank {other[0]}; build the policy with the "
+                "same settings and seed on every rank, on machines and with versions that are alike"
+            )
+        self.comm, self.columns = comm, Columns(comm)
+        if self.replay_schedule is not None:
+            self.replay_schedule.replay.join(self.columns)
+
+    def observe(self, batch: SampleBatch) -> None:
+        """Updates the agent's running statistics with a batch of tensors, and with those of all other learners.
+
+        Each learner makes the same statistics of the rows of all, so they are those of one learner bit for bit.
+        """
+        if self.columns is not None and _watches(self.agent):
+            self.columns.fit(batch.spec.B)
+            batch = self.columns.batch(batch)
+        self.agent.observe(batch)
 
     def shuffler(self) -> np.random.Generator:
         """The generator of this version's minibatches: a function of seed and version, so there is no state to save."""
@@ -298,6 +376,28 @@ class Policy:
                 f"the stored parameters do not fit this agent, {_misfit(self.agent.state_dict(), parameters)}; "
                 "were net, spaces or the algorithm changed?"
             ) from error
+
+
+def _judged(loss: Loss) -> Loss:
+    """The loss, with `stop` where a metric is above its limit."""
+    if loss.limits and any(float(loss.metrics[name]) > limit for name, limit in loss.limits.items()):
+        return loss._replace(stop=True)
+    return loss
+
+
+def _watches(agent: Agent) -> bool:
+    """True if the agent keeps running statistics, or may: its `observe` is its own."""
+    kept = any(isinstance(module, RunningMoments) for module in agent.modules())
+    return kept or type(agent).observe.__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+def _rows_of(loss: Loss, minibatch: TrainBatch) -> float:
+    """The rows that the means of a loss are over."""
+    if loss.rows is not None:
+        return float(loss.rows)
+    if minibatch.valid is not None:
+        return float(minibatch.valid.sum())
+    return float(len(tree_leaves(minibatch.inputs.obs)[0]))
 
 
 def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:

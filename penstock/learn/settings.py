@@ -82,6 +82,7 @@ class Settings:
             optimizer_fn=functions.optimizer,
             replay_fn=functions.replay,
             max_grad_norm=self.max_grad_norm,
+            standardize=("advantage",) if getattr(self, "normalize_advantage", False) else (),
             seed=seed,
             device=device,
         )

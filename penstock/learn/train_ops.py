@@ -61,16 +61,34 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
         steps: list[Mapping[str, Tensor]] = []
-        for minibatch in minibatches(data, policy.minibatch, policy.shuffler(), policy.epochs):
+        for minibatch in minibatches(data, policy.minibatch, policy.shuffler(), policy.epochs, policy.columns):
             if (loss := policy.learn_on_batch(minibatch)) is not None:
                 steps.append(loss.metrics)
                 if loss.stop:
                     results = {"train/stopped_after": len(steps) - 1.0}
                     break
-        results |= averaged(steps) | averaged([data.metrics or {}] if batch.env_steps else [])
-    policy.agent.observe(tensors)
+        results |= averaged(steps) | averaged(
+            [data.metrics or {}] if batch.env_steps or policy.columns is not None else []
+        )
+    policy.observe(tensors)
     policy.version += 1
     return _with_totals(policy, results)
+
+
+def multi_gpu_train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
+    """`train_one_step` where several learners train a policy: every rank calls it with the batch of its own slots.
+
+    `policy.join(comm)` comes before the first batch. All ranks take the same gradient steps, those that one learner
+    with the slots of all would take, and are equal afterwards; on CUDA, on several machines, or on the CPUs of one.
+
+    Returns:
+        The metrics of all ranks together, the same on each.
+
+    Raises:
+        LearnerLostError: another rank has ended, or does not come in time.
+        NonFiniteError, ConfigError: as `train_one_step`.
+    """
+    return train_one_step(policy, batch)
 
 
 def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
@@ -88,9 +106,8 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     schedule = policy.replay_schedule
     assert schedule is not None
     agent, replay, device, tensors = policy.agent, schedule.replay, policy.device, as_tensors(batch, _CPU)
-    replay.append(batch, agent.terminal(tensors).numpy())
-    schedule.collected += batch.env_steps
-    agent.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
+    schedule.collected += replay.append(batch, agent.terminal(tensors).numpy())
+    policy.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
     due, rng = schedule.due(), schedule.rng
     if due or policy.renews_noise:

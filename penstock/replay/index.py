@@ -29,9 +29,22 @@ class Drawn(NamedTuple):
     """[N] with which each was drawn; None if uniform."""
 
 
+class Drawing(NamedTuple):
+    """N samples that were chosen and not read yet."""
+
+    unit: Rows
+    slot: Rows
+    weight: Array | None
+    """[N] float32 importance weights, the largest 1; None if every sample is as likely."""
+    noise: Array
+    """[N, k] uniforms for the view."""
+
+
 class Index(Protocol):
     """An index: adds units, draws them, and updates their priorities."""
 
+    tail: int
+    """Number of the oldest unit."""
     head: int
     """Number of the unit that is added next."""
     bytes: int

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import ConfigError
 from penstock.core.machine import counted
 from penstock.core.noise import Purpose, generator
 from penstock.core.schedule import schedule_value
@@ -20,12 +20,13 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.replay.columns import Array, Rows
 from penstock.replay.hindsight import HindsightTransitions
-from penstock.replay.index import FifoIndex, Index, PrioritizedIndex, UniformIndex
+from penstock.replay.index import Drawing, FifoIndex, Index, PrioritizedIndex, UniformIndex
+from penstock.replay.peers import Peers, SharedStore, priority_of_all, share_of
 from penstock.replay.prefetch import Reading
 from penstock.replay.room import gigabytes
-from penstock.replay.settings import ReplaySettings, make_view
+from penstock.replay.settings import ReplaySettings, check_rate, make_view
 from penstock.replay.storage import Storage, frame_history
-from penstock.replay.store import StoragePlan, Store, chosen_info, make_store
+from penstock.replay.store import StoragePlan, Store, chosen_info, make_store, require_alike
 from penstock.replay.view import View
 
 __all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "make_view"]
@@ -35,18 +36,6 @@ PriorityFn = Callable[[Storage, Rows], Array]
 AfterUpdate: TypeAlias = Callable[[Any, Any, int], None]
 """(agent, settings, number of gradient steps) -> None."""
 _LARGE_BYTES = 1 << 20
-_MOST_UPDATES = 1_000
-
-
-class Drawing(NamedTuple):
-    """N samples that were chosen and not read yet."""
-
-    unit: Rows
-    slot: Rows
-    weight: Array | None
-    """[N] float32 importance weights, the largest 1; None if every sample is as likely."""
-    noise: Array
-    """[N, k] uniforms for the view."""
 
 
 class Replay:
@@ -84,9 +73,24 @@ class Replay:
                 "goals stay as they were; use hindsight=0, or an algorithm of single transitions"
             )
         self._store: Store | None = None
+        self._peers: Peers | None = None
         self.index: Index | None = None
+        """Of the slots of all learners; the storage holds those of this one."""
         self.appended = 0
         """Valid rows appended since the run began."""
+
+    def join(self, peers: Peers) -> None:
+        """Shares the slots with other learners from now on: each keeps the rows of its own, and all draw alike.
+
+        Raises:
+            ConfigError: rows are kept already, or in shards.
+        """
+        if self._store is not None or self.settings.shards:
+            raise ConfigError(
+                f"a replay joins other learners before it holds anything, and without replay.shards="
+                f"{self.settings.shards}: each learner keeps the rows of its own slots"
+            )
+        self._peers = peers
 
     def prepare(self, T: int, B: int, info: Tree = None) -> None:
         """Plans and allocates for batches [T, B]. A second call does nothing.
@@ -99,15 +103,19 @@ class Replay:
         """
         if self.storage is not None:
             return
-        settings, stride = self.settings, self.view.stride
+        settings, stride, slots = self.settings, self.view.stride, B
+        if self._peers is not None:
+            self._peers.fit(B)
+            slots = self._peers.total
         history = frame_history(self.spec, settings.deduplicate_frames)
         needed = T + self.view.span + stride + history + 2
-        rows = math.ceil(settings.capacity / B) + 1
+        rows = math.ceil(settings.capacity / slots) + 1
         rows = math.ceil(rows / stride) * stride
         if rows < needed:
             raise ConfigError(
-                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {B} slots, and batches of T={T} "
-                f"with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * B}"
+                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {slots} slots, and batches of "
+                f"T={T} with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= "
+                f"{(needed - 1) * slots}"
             )
         if self._state is not None and stride % T:
             raise ConfigError(
@@ -124,12 +132,15 @@ class Replay:
             folder=None if settings.dir is None else Path(settings.dir),
             episodes=self.view.episodes,
         )
-        self._store = make_store(settings, plan, self.view, B)
-        units = rows // stride
-        if settings.index == "prioritized":
-            self.index = PrioritizedIndex(units, B, settings.priority_alpha)
+        if self._peers is None:
+            self._store = make_store(settings, plan, self.view, B)
         else:
-            self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, B)
+            self._store = SharedStore(plan.made(B), self.view, self._peers)
+        units, self._slots = rows // stride, slots
+        if settings.index == "prioritized":
+            self.index = PrioritizedIndex(units, slots, settings.priority_alpha)
+        else:
+            self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, slots)
 
     @property
     def storage(self) -> Storage | None:
@@ -140,12 +151,12 @@ class Replay:
         """Rows, bytes and place of the full replay, index included, for people."""
         if self.storage is None or self.index is None:
             return f"replay of {self.settings.capacity:,} rows"
-        storage, total = self.storage, self.bytes
-        rows, where = (storage.rows - 1) * storage.slots, self.settings.dir or "memory"
+        storage, total = self.storage, self.bytes * self._slots // self.storage.slots
+        rows, where = (storage.rows - 1) * self._slots, self.settings.dir or "memory"
         if self.settings.shards:
             where += f" of {counted(self.settings.shards, 'shard')} ({self.settings.shard_backend})"
         return (
-            f"replay of {rows:,} rows x {total / (storage.rows * storage.slots):,.0f} B = {gigabytes(total)} in "
+            f"replay of {rows:,} rows x {total / (storage.rows * self._slots):,.0f} B = {gigabytes(total)} in "
             f"{where}, {self.settings.index}"
         )
 
@@ -158,25 +169,36 @@ class Replay:
         """Samples that can be drawn."""
         return 0 if self.index is None else len(self.index)
 
-    def append(self, batch: SampleBatch, terminated: Array | None = None) -> None:
+    def append(self, batch: SampleBatch, terminated: Array | None = None) -> int:
         """Adds the rows of a batch of numpy arrays, which may be overwritten afterwards.
 
         Args:
             terminated: [T, B] ends that targets see, if other than the environment's.
+
+        Returns:
+            The number of valid rows, over the batches of all learners.
         """
         if self.storage is None:
             T, B = batch.spec
             self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
         store, index = self._live()
-        storage = store.storage
+        storage, peers = store.storage, self._peers
         store.write(batch, terminated)
-        self.appended += int(np.count_nonzero(batch.valid))
+        added = int(np.count_nonzero(batch.valid))
+        if peers is not None:
+            added = int(peers.summed(np.array(added)))
+        self.appended += added
         stride = self.view.stride
         index.drop(-(-storage.oldest // stride))
         t = np.arange(index.head * stride, storage.head - self.view.span + 1, stride)
         if len(t):
+            usable = self.view.usable(storage, t)
             by_agent = self._priority_fn if self.settings.fresh_priority == "agent" else None
-            index.extend(self.view.usable(storage, t), None if by_agent is None else by_agent(storage, t))
+            priority = None if by_agent is None else by_agent(storage, t)
+            if peers is not None:
+                usable, priority = peers.whole(usable), None if priority is None else peers.whole(priority)
+            index.extend(usable, priority)
+        return added
 
     def draw(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> Drawing:
         """N units with their weights; `read` then fetches them.
@@ -252,24 +274,33 @@ class Replay:
     def _read_rows(
         self, drawing: Drawing, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
     ) -> TrainBatch:
+        held = True
+        if self._peers is not None:
+            drawing, noise, held = share_of(drawing, noise, self._peers, self._live()[1].tail)
         x = self.read(drawing)
         rows = dict(x.rows)
         if drawing.weight is not None:
             rows["weight"] = drawing.weight
         if noise is not None:
             rows["noise"] = np.maximum(noise, np.float32(2.0**-25))
-        return ready(TrainBatch(x.inputs, rows, x.valid, x.state))
+        valid = x.valid if held else np.zeros(1 if x.valid is None else x.valid.shape, bool)
+        return ready(TrainBatch(x.inputs, rows, valid, x.state))
 
     def update_priorities(self, drawing: Drawing, priority: Array) -> None:
-        """New priorities [N] of drawn units, such as absolute TD errors."""
-        self._live()[1].update(drawing.unit, drawing.slot, priority)
+        """New priorities [N] of drawn units, such as absolute TD errors; with other learners those of own slots."""
+        index = self._live()[1]
+        if self._peers is not None:
+            if self.settings.index != "prioritized":
+                return
+            priority = priority_of_all(drawing, priority, self._peers)
+        index.update(drawing.unit, drawing.slot, priority)
 
     def state_dict(self) -> dict[str, Any]:
         """All of the state but the large arrays."""
         if self._store is None or self.index is None:
             return {"prepared": None}
         return {
-            "prepared": [self._store.storage.rows, self._store.storage.slots],
+            "prepared": [self._store.storage.rows, self._slots],
             "index_kind": self.settings.index,
             "appended": self.appended,
             "storage": self._store.state_dict(),
@@ -282,6 +313,12 @@ class Replay:
             return {}
         return {**dict(self._store.written()), **{f"index.{name}": x for name, x in self.index.arrays().items()}}
 
+    def give(self, name: str, start: int, stop: int) -> None:
+        """Takes part where another learner reads these rows of one of its `arrays`."""
+        store = self._live()[0]
+        assert isinstance(store, SharedStore)
+        store.give(name, start, stop)
+
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """The inverse of `state_dict` and `arrays`, after `prepare`.
 
@@ -291,26 +328,7 @@ class Replay:
         if state["prepared"] is None:
             return
         store, index = self._live()
-        storage = store.storage
-        if [storage.rows, storage.slots] != list(state["prepared"]):
-            rows, slots = state["prepared"]
-            raise CheckpointError(
-                f"the checkpoint's replay has {rows - 1} rows of {slots} slots; this one has {storage.rows - 1} of "
-                f"{storage.slots}: resume with the replay.capacity and sampler.B of the run"
-            )
-        if self.settings.index != state["index_kind"]:
-            raise CheckpointError(
-                f"the checkpoint's replay has replay.index={state['index_kind']!r}; this one has "
-                f"{self.settings.index!r}: resume with the replay settings of the run"
-            )
-        for name, x in index.arrays().items():
-            stored = arrays.get(f"index.{name}")
-            if stored is None or (stored.shape, stored.dtype) != (x.shape, x.dtype):
-                seen = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
-                raise CheckpointError(
-                    f"the checkpoint's replay has {seen} as index.{name}; this one keeps {x.dtype}{list(x.shape)}: "
-                    "resume with the replay settings of the run"
-                )
+        require_alike(state, arrays, [store.storage.rows, self._slots], self.settings.index, index)
         store.load(state["storage"], arrays)
         index.load_state_dict(state["index"], {name: arrays[f"index.{name}"] for name in index.arrays()})
         self.appended = int(state["appended"])
@@ -351,24 +369,7 @@ class ReplaySchedule:
         noise_size: int = 0,
         after_update: AfterUpdate | None = None,
     ) -> None:
-        capacity = replay.settings.capacity
-        if batch_size < 1 or replay_ratio <= 0.0 or learning_starts < 0:
-            raise ConfigError(
-                f"batch_size={batch_size}, replay_ratio={replay_ratio}, learning_starts={learning_starts}; expected "
-                "positive numbers (learning_starts may be 0)"
-            )
-        if not replay_ratio <= _MOST_UPDATES * batch_size * sample_rows:
-            one = batch_size * sample_rows
-            raise ConfigError(
-                f"replay_ratio={replay_ratio:g} is {replay_ratio / one:,.3g} gradient steps for each environment step; "
-                f"expected at most {_MOST_UPDATES:,} ({one} is one a step)"
-            )
-        if batch_size * sample_rows > capacity or learning_starts > capacity:
-            raise ConfigError(
-                f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or "
-                f"than learning_starts={learning_starts}; use replay.capacity >= "
-                f"{max(batch_size * sample_rows, learning_starts)}"
-            )
+        check_rate(replay.settings, batch_size, replay_ratio, learning_starts, sample_rows)
         if replay.settings.index == "fifo" and replay_ratio > (most := sample_rows / replay.view.stride):
             raise ConfigError(
                 f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of "

@@ -12,6 +12,8 @@ from penstock.core.spec import EnvSpec
 from penstock.replay.hindsight import HindsightTransitions, find_reward_fn
 from penstock.replay.view import ALL_INPUTS, Transitions
 
+_MOST_UPDATES = 1_000
+
 
 @dataclass(frozen=True)
 class ReplaySettings:
@@ -76,3 +78,27 @@ def make_view(
             "module:Env that has compute_reward"
         )
     return HindsightTransitions(plain, spec, find_reward_fn(settings.reward_fn), settings.hindsight)
+
+
+def check_rate(
+    settings: ReplaySettings, batch_size: int, replay_ratio: float, learning_starts: int, sample_rows: int
+) -> None:
+    """Raises ConfigError for numbers out of range, and for more than a replay can hold."""
+    capacity = settings.capacity
+    if batch_size < 1 or replay_ratio <= 0.0 or learning_starts < 0:
+        raise ConfigError(
+            f"batch_size={batch_size}, replay_ratio={replay_ratio}, learning_starts={learning_starts}; expected "
+            "positive numbers (learning_starts may be 0)"
+        )
+    if not replay_ratio <= _MOST_UPDATES * batch_size * sample_rows:
+        one = batch_size * sample_rows
+        raise ConfigError(
+            f"replay_ratio={replay_ratio:g} is {replay_ratio / one:,.3g} gradient steps for each environment step; "
+            f"expected at most {_MOST_UPDATES:,} ({one} is one a step)"
+        )
+    if batch_size * sample_rows > capacity or learning_starts > capacity:
+        raise ConfigError(
+            f"replay.capacity={capacity} holds less than batch_size={batch_size} samples of {sample_rows} rows, or "
+            f"than learning_starts={learning_starts}; use replay.capacity >= "
+            f"{max(batch_size * sample_rows, learning_starts)}"
+        )

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.config import import_object
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths
 from penstock.replay.columns import Array, Rows
+from penstock.replay.index import Index
 from penstock.replay.settings import ReplaySettings
 from penstock.replay.storage import Storage
 from penstock.replay.view import View
@@ -116,3 +117,28 @@ def chosen_info(info: Tree, paths: tuple[str, ...]) -> dict[str, Any]:
             f"the replay is to keep info {missing}, and batches record {sorted(known)}; does the agent give it?"
         )
     return {path: known[path] for path in paths}
+
+
+def require_alike(
+    state: Mapping[str, Any], arrays: Mapping[str, Array], prepared: list[int], index_kind: str, index: Index
+) -> None:
+    """Raises CheckpointError unless the state of a replay is of one with these rows and slots, and of this index."""
+    if prepared != list(state["prepared"]):
+        (rows, slots), (own_rows, own_slots) = state["prepared"], prepared
+        raise CheckpointError(
+            f"the checkpoint's replay has {rows - 1} rows of {slots} slots; this one has {own_rows - 1} of "
+            f"{own_slots}: resume with the replay.capacity and sampler.B of the run"
+        )
+    if index_kind != state["index_kind"]:
+        raise CheckpointError(
+            f"the checkpoint's replay has replay.index={state['index_kind']!r}; this one has "
+            f"{index_kind!r}: resume with the replay settings of the run"
+        )
+    for name, x in index.arrays().items():
+        stored = arrays.get(f"index.{name}")
+        if stored is None or (stored.shape, stored.dtype) != (x.shape, x.dtype):
+            seen = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
+            raise CheckpointError(
+                f"the checkpoint's replay has {seen} as index.{name}; this one keeps {x.dtype}{list(x.shape)}: "
+                "resume with the replay settings of the run"
+            )

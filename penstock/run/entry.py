@@ -40,6 +40,10 @@ def begun(exp: Experiment, init: str | Path | None, trust: bool) -> Generator[Tr
         with RunLock(run_dir):
             check_free(run_dir)  # again: another run may have come and gone while this one was being built
             write_config(trainer)
+            if trainer.gang is not None:
+                trainer.persist(
+                    trainer.save
+                )  # what learners begin anew from, if one is lost before the next checkpoint
             yield trainer
 
 
@@ -96,7 +100,7 @@ def reopened(
             trainer = Trainer(exp, run_dir)
         with trainer:
             with undamaged(checkpoint.path, _OTHERS):
-                trainer.restore(checkpoint)
+                trainer.persist(lambda: trainer.restore(checkpoint))
             if changes:
                 write_config(trainer)
             else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.algos import ALGOS
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Count, Whole, check_settings
+from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
 from penstock.envs.make import Checks, EnvConfig
 
@@ -52,6 +52,10 @@ class RunConfig:
 
     "auto" times 1 to all cores on a copy before training and keeps the answer in the run.
     """
+    learners: Count = 1
+    """Processes of this machine that learn together, each from slots of its own, as one would from all."""
+    learner_timeout_s: Positive = 300.0
+    """Seconds that a learner waits for the others, which may still be sampling, before it counts one as hung."""
     log_interval: Whole = 1_000
     """Environment steps between rows of metrics; 0: a row for every batch. Evaluations are always logged."""
     tensorboard: bool = True
@@ -82,6 +86,10 @@ class RunConfig:
         if self.eval_interval and not self.eval_episodes:
             raise ConfigError(
                 f"run.eval_interval={self.eval_interval} with eval_episodes=0; set eval_episodes, usually 20"
+            )
+        if self.learners > 1 and self.learner_threads == "auto":
+            raise ConfigError(
+                f"run.learners={self.learners} with learner_threads='auto', which times one learner; give a number"
             )
         if self.trace is not None and not self.trace.endswith(".json"):
             raise ConfigError(f"run.trace={self.trace!r}; expected a name that ends in .json, e.g. trace.json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -16,15 +15,16 @@ from typing import Any
 
 from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy import Policy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
+from penstock.run.gang.gang import Gang, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
-from penstock.run.signals import die_of, ending_signals, handling
+from penstock.run.signals import die_of, ending_signals, handling, tell
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
@@ -148,6 +148,7 @@ class Run:
         self._signal: int | None = None
         self._lost_checkpoints = 0
         self._said_cut = False
+        self._restarts = Restarts()
         self._open: _Open | None = None
         self._sound = True  # the trainer stands between two iterations, so that a checkpoint holds whole ones
         self._entered = self._inside = self._failed = self._done = self._stopping = False
@@ -167,7 +168,7 @@ class Run:
             # What a pending iteration has logged already is cut as well: it is evaluated and logged again.
             known_steps = trainer.env_steps - bool(trainer.pending)
             self._log = MetricsLog(run_dir, known_steps if self._resumed else None, config.tensorboard)
-            stack.callback(self._log.close)
+            stack.callback(lambda: self._log.close())  # another one after a restart
             if self._resumed:
                 cut_rows(run_dir / EVALUATIONS, known_steps)  # the resumed run repeats those after the checkpoint
             self._progress = Progress(config.steps, config.progress, title(trainer))
@@ -206,13 +207,16 @@ class Run:
 
     def __next__(self) -> Iteration:
         """The next iteration; the one before is logged, and a checkpoint written if one is due."""
-        trainer = self.trainer
-        self._settle()
-        it = None if self._result is not None or self._ends() else self._iterate(trainer)
-        if it is None:
-            self._finish()
-            raise StopIteration
-        return it
+        while True:
+            try:
+                self._settle()
+                it = None if self._result is not None or self._ends() else self._iterate(self.trainer)
+                if it is None:
+                    self._finish()
+                    raise StopIteration
+                return it
+            except LearnerLostError as error:
+                self._restart(error)
 
     @property
     def trainer(self) -> Trainer:
@@ -294,6 +298,21 @@ class Run:
         for function in self._each:
             function(it)
         return it
+
+    def _restart(self, error: LearnerLostError) -> None:
+        """Goes on from the newest checkpoint after a learner was lost. Raises the error if that comes too often."""
+        trainer = self.trainer
+        if not isinstance(trainer.gang, Gang):
+            raise error
+        self._open, self._done, self._sound = None, False, False
+        checkpoint = trainer.restart()
+        self._restarts.count(checkpoint.step, error)
+        known_steps = trainer.env_steps - bool(trainer.pending)
+        self._log.close()
+        self._log = MetricsLog(self.run_dir, known_steps, trainer.exp.run.tensorboard)
+        cut_rows(self.run_dir / EVALUATIONS, known_steps)
+        self._metrics, self._unlogged, self._sound = {}, {}, True
+        self._say(f"{error}; all {trainer.exp.run.learners} learners go on from step {checkpoint.step:,}")
 
     def _settle(self) -> None:
         """Logs the iteration that was handed out, if one was, and saves a checkpoint if one is due."""
@@ -392,12 +411,12 @@ class Run:
         """Notes the first signal; the second ends the process."""
         if self._signal is not None:
             if sys.stdout is not None and sys.stdout.isatty():
-                _tell(1, "\x1b[?25h")  # the live display has hidden the cursor
+                tell(1, "\x1b[?25h")  # the live display has hidden the cursor
             die_of(number)
         self._signal = number
         if self.trainer.exp.run.progress != "off":
             name = signal.Signals(number).name
-            _tell(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n")
+            tell(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n")
 
 
 @dataclass
@@ -425,12 +444,6 @@ def _number(name: str, value: Any) -> float:
 def _crossed(interval: int, before: int, after: int) -> bool:
     """True if a multiple of `interval` lies in (before, after]; without state, so that a resumed run agrees."""
     return interval > 0 and after // interval > before // interval
-
-
-def _tell(fd: int, text: str) -> None:
-    """Writes past the streams, as a signal handler must, and past a pipe whose reader the same Ctrl-C has ended."""
-    with contextlib.suppress(OSError):
-        os.write(fd, text.encode())
 
 
 def _interactive() -> bool:

@@ -59,7 +59,8 @@ def title(trainer: Trainer) -> str:
 def headline(trainer: Trainer) -> str:
     """Spaces, parameters, rows and updates of an iteration, seed and directory, in a line; and one with the sampler."""
     policy, spec = trainer.policy, trainer.report.spec
-    T, B = trainer.sampler.batch_spec
+    T, B = trainer.sampler.batch_spec if trainer.gang is None else trainer.exp.sampler_settings.spec
+    together = "" if trainer.gang is None else f", {trainer.gang.size} learners"
     count = sum(p.numel() for p in policy.agent.parameters())
     if policy.replay_schedule is not None:
         trained_on = f"; {policy.replay_schedule.describe()}"
@@ -71,7 +72,7 @@ def headline(trainer: Trainer) -> str:
     return (
         f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
         f"{describe(spec.action)}; {count:,} parameters; {counted(B, 'slot')} x {counted(T, 'step')} = "
-        f"{counted(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {trainer.run_dir}"
+        f"{counted(B * T, 'row')} a batch{trained_on}{together}; seed {trainer.exp.run.seed}; {trainer.run_dir}"
         f"\n  sampler {described(trainer.exp.sampler_settings)}"
         + (f"\n  {note}" if (note := trainer.exp.env_config.note) else "")
     )

@@ -38,6 +38,12 @@ def die_of(number: int) -> None:
     signal.raise_signal(number)
 
 
+def tell(fd: int, text: str) -> None:
+    """Writes past the streams, as a signal handler must, and past a pipe whose reader the same Ctrl-C has ended."""
+    with contextlib.suppress(OSError):
+        os.write(fd, text.encode())
+
+
 class Unfailing:
     """A text stream that drops what cannot be written: a full disk or a closed pipe ends no run.
 

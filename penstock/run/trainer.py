@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from penstock.agents.parameters import require_device
 from penstock.agents.preparation import RewardScaler
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError, nearest
+from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
@@ -29,6 +29,7 @@ from penstock.run.evaluator import Evaluator, check_fits
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
+from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
@@ -36,6 +37,7 @@ from penstock.samplers.offline import check_teacher
 from penstock.samplers.sampler import Sampler, SamplerSettings
 from penstock.workers.checking import check_apart
 
+S = TypeVar("S")
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
 
@@ -45,12 +47,20 @@ class Trainer:
     Args:
         exp: the experiment. run_dir: the directory that `save` writes to, needed for that alone.
         init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them.
+        member: of a process of a gang, its place there; None: with `run.learners` this one starts the gang.
 
     Raises:
         ConfigError, EnvWorkerError: the settings contradict each other, or the environment breaks its contract.
     """
 
-    def __init__(self, exp: Experiment, run_dir: Path | None = None, init: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        exp: Experiment,
+        run_dir: Path | None = None,
+        init: dict[str, Any] | None = None,
+        *,
+        member: Member | None = None,
+    ) -> None:
         settings = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
@@ -63,26 +73,8 @@ class Trainer:
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
         require_device(exp.run.device, "run.device")
-        self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=exp.run.device)
-        self._training_step: TrainingStepFn = getattr(exp.algo, "training_step", training_step)
-        if init is not None:
-            self.policy.load_parameters(init)
-        check_teacher(exp.algo, settings, self.policy.replay_schedule is not None)
-        check_stale(exp.algo, settings, self.policy)
-        self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
-        try:
-            settings = with_discount(settings, getattr(exp.algo, "discount", None))
-            self.sampler = settings.build(exp.env_config, exp.run.seed)
-        except BaseException:
-            self._end_trace()
-            raise
-        try:
-            require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
-            self.policy.prepare(settings.spec, self.sampler.initialize(self.policy.agent)["info"])
-        except BaseException:
-            self._end_trace()
-            self.sampler.shutdown()
-            raise
+        self._member, self._init = member, init
+        self.persist(self._build, lambda: None)
         self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
         self.itr = 0
         """Iterations finished."""
@@ -103,6 +95,38 @@ class Trainer:
         self._measured, self._rollout = self.recent, self.recent.metrics()
         self._clock = time.monotonic()
         self._stopped = False
+
+    def _build(self) -> None:
+        """Makes policy and sampler; of several learners those of this one, and starts the others."""
+        exp, settings, device = self.exp, self.exp.sampler_settings, self.exp.run.device
+        self._tracing: Tracing | None = None
+        self.gang = self._member or (Gang(exp, self._init) if exp.run.learners > 1 else None)
+        live: Sampler | None = None
+        try:
+            if self.gang is not None:
+                device = self.gang.device(device)
+            self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=device)
+            self._training_step: TrainingStepFn = getattr(exp.algo, "training_step", training_step)
+            if self._init is not None:
+                self.policy.load_parameters(self._init)
+            check_teacher(exp.algo, settings, self.policy.replay_schedule is not None)
+            check_stale(exp.algo, settings, self.policy)
+            self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
+            settings = with_discount(settings, getattr(exp.algo, "discount", None))
+            if self.gang is None:
+                self.sampler = live = settings.build(exp.env_config, exp.run.seed)
+            else:
+                self.sampler = live = self.gang.sampler(settings, exp.env_config, exp.run.seed, device)
+                self._training_step = self.gang.join(self.policy, self._training_step)
+            require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
+            self.policy.prepare(self.sampler.batch_spec, self.sampler.initialize(self.policy.agent)["info"])
+        except BaseException:
+            self._end_trace()
+            if live is not None:
+                live.shutdown()
+            if self.gang is not None:
+                self.gang.close()
+            raise
 
     def train(self) -> ResultDict:
         """Samples a batch and learns from it: one iteration. Returns its metrics.
@@ -208,6 +232,8 @@ class Trainer:
             try:
                 self._close_evaluator()
             finally:
+                if self.gang is not None:
+                    self.gang.close()
                 self.sampler.shutdown()
 
     def save(self, score: float | None = None) -> Path:
@@ -219,11 +245,23 @@ class Trainer:
             raise ConfigError("Trainer.save without a run directory; pass run_dir=Path('runs/a') to Trainer")
         if not (self.run_dir / CONFIG).exists():  # a Trainer that no Run has made
             write_config(self)
-        policy = self.policy.state_dict()
+        if self.gang is None:
+            return self._save(score)
+        with self.gang.explained():
+            self.gang.tell("state")
+            return self._save(score)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The states of policy and sampler; of several learners, which all call this, those of one with all slots."""
+        return self.policy.state_dict(), self.sampler.state_dict()
+
+    def _save(self, score: float | None) -> Path:
+        assert self.run_dir is not None
+        policy, sampler = self.state()
         agent = policy.pop("agent")
         state = {
             "policy": policy,
-            "sampler": self.sampler.state_dict(),
+            "sampler": sampler,
             "trainer": {
                 "itr": self.itr,
                 "env_steps": self.env_steps,
@@ -253,6 +291,33 @@ class Trainer:
             if self.run_dir is None:
                 raise ConfigError("Trainer.restore without a run directory; pass run_dir to Trainer, or a checkpoint")
             checkpoint = load_checkpoint(find_checkpoint(self.run_dir, replay=True), replay=True)
+        if self.gang is None:
+            return self._restore(checkpoint)
+        with self.gang.explained():
+            self.gang.tell("restore", path=str(checkpoint.path))
+            return self._restore(checkpoint)
+
+    def restart(self) -> Checkpoint:
+        """Makes policy, sampler and the processes of a gang anew, and restores the newest good checkpoint."""
+        self._rebuild()
+        return self.persist(self.restore)
+
+    def persist(self, act: Callable[[], S], again: Callable[[], None] | None = None) -> S:
+        """Does what opens or reopens a run; learners that are lost meanwhile are started anew, a few times."""
+        for _ in range(MOST_RESTARTS):
+            try:
+                return act()
+            except LearnerLostError:
+                (again or self._rebuild)()
+        return act()
+
+    def _rebuild(self) -> None:
+        if isinstance(self.gang, Gang):
+            self.gang.kill()
+        self.sampler.shutdown()
+        self.persist(self._build, lambda: None)
+
+    def _restore(self, checkpoint: Checkpoint) -> Checkpoint:
         try:
             self.policy.load_state_dict({**checkpoint.state["policy"], "agent": checkpoint.policy}, checkpoint.arrays())
             self.sampler.load_state_dict(checkpoint.state["sampler"])

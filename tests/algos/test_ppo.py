@@ -73,7 +73,7 @@ def test_target_kl_stops_at_one_and_a_half_times_it():
     kl = (0.25 - math.log(1.25) - 0.5 - math.log(0.5)) / 3
     for target, stops in ((None, False), (kl / 1.51, True), (kl / 1.49, False)):
         loss = loss_fn(Fixed(P, VALUE), minibatch(**ROWS), PPO(target_kl=target))  # pyright: ignore
-        assert loss.stop is stops
+        assert (loss.limits.get("approx_kl", math.inf) < float(loss.metrics["approx_kl"])) is stops
 
 
 def test_its_gradient_by_hand():
@@ -161,11 +161,7 @@ def test_postprocess_by_hand():
     assert torch.equal(data.valid, tensors.valid)
     assert data.inputs.obs.shape == (4, 1, 2)
     assert data.state is None
-    scaled = postprocess_fn(agent, tensors, replace(cfg, normalize_advantage=True))
     raw = np.array([2.5, 2, 6])
-    expected = (raw - raw.mean()) / raw.std(ddof=1)
-    assert scaled["advantage"][data.valid].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
-    assert torch.equal(scaled["return"], data["return"])
     explained = 1 - np.var(raw) / np.var([3.5, 4, 10])
     assert data.metrics is not None
     assert float(data.metrics["explained_variance"]) == pytest.approx(explained, rel=1e-5)

@@ -77,6 +77,7 @@ def check_processes(exp: Experiment, stored: StoredConfig) -> None:
         "sampler.workers": runners * getattr(settings, "workers", 0),
         "sampler.groups": getattr(settings, "groups", 0),
         "run.learner_threads": exp.run.learner_threads,
+        "run.learners": exp.run.learners,
     }
     for name, value in counts.items():
         if isinstance(value, int) and value > most:

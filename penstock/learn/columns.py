@@ -1,0 +1,96 @@
+"""Columns: the slots of a batch that each of several learners holds, and what they are when put together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock import ops
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.tree import tree_map
+from penstock.learn.comm import Comm
+
+_present: ContextVar[Columns | None] = ContextVar("columns of the policy that post-processes", default=None)
+
+
+def batch_mean(x: Tensor, valid: Tensor) -> Tensor:
+    """The mean of x [T, B] where `valid`, in a `postprocess_fn` over the batches of all learners."""
+    columns = _present.get()
+    return ops.masked_mean(x, valid) if columns is None else ops.masked_mean(columns.joined(x), columns.joined(valid))
+
+
+class Columns:
+    """Slots [first, first + width) of the `total` that all ranks hold, rank by rank."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self.widths: list[int] = []
+        """Slots of each rank; none before the first batch."""
+        self.first = self.total = 0
+        self.ask: Callable[[str, int, int], None] | None = None
+        """Sends the other ranks an order to give rows of their replay; None where they do so by themselves."""
+
+    def fit(self, width: int) -> None:
+        """Learns of every rank's number of slots. Raises ConfigError if the own one changes."""
+        if not self.widths:
+            self.widths = [int(x) for x in self.comm.all_gather(torch.tensor([width]))]
+            self.first, self.total = sum(self.widths[: self.comm.rank]), sum(self.widths)
+        if width != self.widths[self.comm.rank]:
+            raise ConfigError(
+                f"rank {self.comm.rank} got a batch of B={width} after batches of "
+                f"B={self.widths[self.comm.rank]}; with several learners B must stay what it was"
+            )
+
+    def known_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, so that `batch_mean` in it is over these columns."""
+        context = copy_context()
+        context.run(_present.set, self)
+        return functools.partial(context.run, function)
+
+    @property
+    def own(self) -> slice:
+        """The own slots among all."""
+        return slice(self.first, self.first + self.widths[self.comm.rank])
+
+    def joined(self, x: Tensor, axis: int = 1) -> Tensor:
+        """[..., total, ...] of every rank's [..., width, ...], the same on all ranks."""
+        widest, own = max(self.widths), x.transpose(0, axis)
+        padded = own if len(own) == widest else torch.cat((own, own.new_zeros(widest - len(own), *own.shape[1:])))
+        parts = self.comm.all_gather(padded)
+        return torch.cat([part[:width] for part, width in zip(parts, self.widths)]).transpose(0, axis)
+
+    def batch(self, batch: SampleBatch) -> SampleBatch:
+        """The batch of tensors of all ranks, the same on every rank."""
+        timed = {name: getattr(batch, name) for name in batch.__dataclass_fields__ if name != "state"}
+        whole = tree_map(self.joined, timed)
+        return SampleBatch(**whole, state=tree_map(lambda x: self.joined(x, 0), batch.state))
+
+    def whole(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """As `joined`, of arrays [n, width, ...]."""
+        return self.joined(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+    def summed(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The sum over all ranks of an array, in float64."""
+        return self.comm.all_reduce(torch.from_numpy(np.asarray(x, np.float64).copy())).numpy()
+
+    def asked(self, name: str, start: int, stop: int) -> None:
+        """Has the other ranks give their part of these rows of a replay's array next, by `ask` where that is set."""
+        if self.ask is not None:
+            self.ask(name, start, stop)
+
+    def totals(self, *numbers: float) -> list[float]:
+        """The sum over all ranks of each number, in float64."""
+        return self.comm.all_reduce(torch.tensor(numbers, dtype=torch.float64)).tolist()
+
+    def mean(self, metrics: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+        """The mean of each metric over the ranks, each weighted by its rows; {} if no rank has any."""
+        own = [float(x) * rows if rows else 0.0 for x in metrics.values()]
+        *sums, count = self.totals(*own, rows)
+        return {name: torch.tensor(x / count) for name, x in zip(metrics, sums)} if count else {}

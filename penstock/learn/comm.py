@@ -1,0 +1,166 @@
+"""Comm: the ranks that learn one policy together, and the few collectives they need; one learner is a Comm of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ConfigError, LearnerLostError
+
+TIMEOUT_S = 300.0
+"""Seconds that a rank waits for the others before it counts them as lost."""
+
+
+class Comm(Protocol):
+    """Collectives over ranks: every rank calls the same ones in the same order.
+
+    After `Policy.join(comm)` the policy trains its share of what all ranks hold. Any object with these members is one.
+    """
+
+    rank: int
+    """Own number, from 0."""
+    size: int
+    """Number of ranks."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Makes x the sum of every rank's x, in place and to the same bits everywhere; returns it."""
+        ...
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Returns the x of every rank, by rank; all are of one shape and dtype, and arrive bit for bit."""
+        ...
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        """Makes x that of rank `source`, in place; returns it."""
+        ...
+
+    def barrier(self) -> None:
+        """Returns once every rank has come here."""
+        ...
+
+
+class Alone:
+    """The Comm of one learner."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        return x
+
+    def barrier(self) -> None:
+        """Returns at once."""
+
+
+ALONE = Alone()
+
+
+class GroupComm:
+    """A Comm over a process group of torch.distributed: gloo on CPU, nccl on CUDA.
+
+    Args:
+        group: any of torch's, such as `torch.distributed.group.WORLD` after `init_process_group`.
+        timeout_s: seconds that a collective waits for the other ranks.
+        device: where the group's backend wants tensors; None for what `group` says: cuda for nccl, else cpu.
+        entering: called with the number of each collective as it begins, so that a rank that hangs can be named.
+
+    Raises:
+        LearnerLostError: by every collective, if a rank has ended or does not come in time.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        timeout_s: float = TIMEOUT_S,
+        device: str | None = None,
+        entering: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        if group is None or not hasattr(group, "allreduce"):
+            raise ConfigError(
+                f"GroupComm got {group!r:.60}; expected a process group: call torch.distributed.init_process_group(), "
+                "then pass torch.distributed.group.WORLD"
+            )
+        self.rank, self.size = int(group.rank()), int(group.size())
+        self._group, self._timeout, self._entering, self._entered = group, timedelta(seconds=timeout_s), entering, 0
+        self._device = device or ("cuda" if "nccl" in str(group.name()).lower() else "cpu")
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        there = x.contiguous() if x.device.type == self._device else x.to(self._device)
+        self._done("all_reduce", lambda: self._group.allreduce([there]))
+        return x if there is x else x.copy_(there)
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        # As bytes: no backend knows every dtype.
+        there = x.contiguous().reshape(-1).view(torch.uint8).to(self._device)
+        found = [torch.empty_like(there) for _ in range(self.size)]
+        self._done("all_gather", lambda: self._group.allgather([found], [there]))
+        return [y.to(x.device).view(x.dtype).reshape(x.shape) for y in found]
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        there = x.contiguous().reshape(-1).view(torch.uint8).to(self._device, copy=True)
+        self._done("broadcast", lambda: self._group.broadcast(there, source))
+        return x.copy_(there.to(x.device).view(x.dtype).reshape(x.shape))
+
+    def barrier(self) -> None:
+        self.all_reduce(torch.zeros(1))
+
+    def _done(self, what: str, begin: Callable[[], Any]) -> None:
+        self._entered += 1
+        self._entering(self._entered)
+        try:
+            begin().wait(self._timeout)
+        except RuntimeError as error:
+            raise LearnerLostError(
+                f"rank {self.rank} of {self.size} waited in {what} number {self._entered} for a rank that has ended, "
+                f"or did not come within {self._timeout.total_seconds():g} s ({str(error).splitlines()[0]:.200}); "
+                "every rank must train the same batches in the same order"
+            ) from error
+
+
+def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> Any:
+    """The process group of ranks of this machine that meet by a file; what gloo opens listens on 127.0.0.1 only.
+
+    Args:
+        path: of a file that is not there yet, the same for all ranks, in a folder that they can write.
+        backend: gloo or nccl.
+
+    Raises:
+        ConfigError: the file cannot be written. LearnerLostError: not all have come in time.
+    """
+    import torch.distributed as dist  # takes long, and one learner needs none of it
+
+    api: Any = dist
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"ranks cannot meet in {path}: {error.strerror or error}; give a folder that all of them may write, e.g. "
+            "by TMPDIR"
+        ) from error
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = api.FileStore(path, size)
+        store.set_timeout(timeout)
+        if backend == "nccl":
+            options = api.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            return api.ProcessGroupNCCL(store, rank, size, options)
+        options = api.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        options._devices = [api.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return api.ProcessGroupGloo(store, rank, size, options)
+    except RuntimeError as error:
+        raise LearnerLostError(
+            f"rank {rank} did not meet the other {size - 1} in {path} within {timeout_s:g} s "
+            f"({str(error).splitlines()[0]:.200}); did one of them fail, or begin with another number of ranks?"
+        ) from error

@@ -1,0 +1,159 @@
+"""One rank's share of a run's sampler, which reports and stores what the samplers of all ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import ConfigError
+from penstock.core.wire import decode, encode
+from penstock.learn.algorithm import TrainingStep, TrainingStepFn
+from penstock.learn.comm import Comm
+from penstock.learn.policy import Policy
+from penstock.run.gang.states import joined, numbered, part
+from penstock.samplers import sized
+from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.sampler import Sampler, SamplerSettings
+from penstock.workers.shares import even_split
+
+_SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
+"""Openings of the names of metrics that count; of others the mean over ranks is shown."""
+
+
+def shares(settings: SamplerSettings, learners: int) -> list[SamplerSettings]:
+    """The settings of each learner's sampler: its slots, and of worker processes or runners as even a share.
+
+    Raises:
+        ConfigError: there are fewer slots than learners, or a share is too small for the groups or runners.
+    """
+    inner: Any = settings
+    if hasattr(inner, "runners"):
+        if learners > inner.runners:
+            raise ConfigError(
+                f"run.learners={learners} with sampler.runners={inner.runners}; each learner is fed by runners of its "
+                f"own: use run.learners<={inner.runners}, or more runners"
+            )
+        return [
+            replace(inner, runners=n, min_runners=min(inner.min_runners, n))
+            for n in even_split(inner.runners, learners)
+        ]
+    spec = settings.spec
+    if learners > spec.B:
+        raise ConfigError(
+            f"run.learners={learners} with sampler.B={spec.B}; each learner needs a slot of its own: use "
+            f"run.learners<={spec.B}, or sampler.B>={learners}"
+        )
+    workers = even_split(_workers(settings), learners)
+    return [
+        _with_workers(sized(settings, spec._replace(B=B)), max(w, 1))
+        for B, w in zip(even_split(spec.B, learners), workers)
+    ]
+
+
+def _workers(settings: Any) -> int:
+    return getattr(getattr(settings, "inner", settings), "workers", 1)
+
+
+def _with_workers(settings: Any, workers: int) -> Any:
+    if hasattr(settings, "inner"):
+        return replace(settings, inner=_with_workers(settings.inner, workers))
+    if not hasattr(settings, "workers"):
+        return settings
+    return replace(settings, workers=max(min(workers, settings.B // settings.groups), 1))
+
+
+class SharedSampler:
+    """A `Sampler` of one rank's slots: batches are its own; episodes, metrics and state are those of all ranks.
+
+    `state_dict` and `load_state_dict` are called on all ranks at once.
+    """
+
+    def __init__(self, inner: Sampler, comm: Comm, slots: Sequence[slice]) -> None:
+        self.inner, self._comm, self._slots = inner, comm, slots
+        self.spec, self.batch_spec = inner.spec, inner.batch_spec
+        self.cut_slots: list[int] = []
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def last_batch(self) -> SampleBatch | None:
+        """The own batch collected last."""
+        return getattr(self.inner, "last_batch", None)
+
+    def initialize(self, agent: Agent) -> dict[str, Any]:
+        return self.inner.initialize(agent)
+
+    def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
+        """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""
+        batch, episodes = self.inner.obtain_samples(itr)
+        return batch, numbered(episodes, self._slots[self._comm.rank].start)
+
+    def evaluate_agent(
+        self,
+        itr: int,
+        episodes: int = 20,
+        deterministic: bool = True,
+        give_up: Callable[[], bool] | None = None,
+        slots: int = 16,
+        max_steps: int = 27_000,
+    ) -> Episodes:
+        """Plays them all on this rank."""
+        return self.inner.evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
+
+    def metrics(self) -> dict[str, float]:
+        """Those of all ranks after the last batch."""
+        return self._metrics
+
+    def blank_batch(self) -> SampleBatch:
+        return self.inner.blank_batch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of one sampler of all slots, the same on every rank."""
+        return joined(gathered(self._comm, self.inner.state_dict()), self._slots, self.blank_batch())
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """The inverse of `state_dict`, and of the state of one sampler of all slots."""
+        rank = self._comm.rank
+        self.inner.load_state_dict(part(state, rank, self._slots, self.blank_batch()))
+        cut = gathered(self._comm, list(self.inner.cut_slots))
+        self.cut_slots = [b + at.start for found, at in zip(cut, self._slots) for b in found]
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+    def told(self, metrics: Sequence[dict[str, float]]) -> None:
+        """Takes the metrics of every rank's sampler."""
+        names = dict.fromkeys(name for one in metrics for name in one)
+        for name in names:
+            values = [one[name] for one in metrics if name in one]
+            self._metrics[name] = sum(values) / (1 if name.startswith(_SUMMED) else len(values))
+
+
+def shared_step(step: TrainingStepFn) -> TrainingStepFn:
+    """An iteration of every rank at once: environment steps and episodes are those of all."""
+
+    def of_all(policy: Policy, sampler: Any, itr: int) -> TrainingStep:
+        own = step(policy, sampler, itr)
+        told = gathered(
+            policy.comm,
+            {"steps": own.env_steps, "episodes": own.episodes.to_plain(), "metrics": sampler.inner.metrics()},
+        )
+        sampler.told([x["metrics"] for x in told])
+        episodes = join_episodes([Episodes(**x["episodes"]) for x in told])
+        return own._replace(env_steps=sum(x["steps"] for x in told), episodes=episodes)
+
+    return of_all
+
+
+def gathered(comm: Comm, value: Any) -> list[Any]:
+    """Plain data and arrays of every rank, by rank."""
+    data = np.frombuffer(encode(value), np.uint8)
+    sizes = [int(x) for x in comm.all_gather(torch.tensor(len(data)))]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(data)] = torch.from_numpy(data.copy())
+    return [decode(x[:size].numpy().tobytes()) for x, size in zip(comm.all_gather(padded), sizes)]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import penstock as ps
+from penstock.learn.comm import ALONE, GroupComm, meet
+from tests.learn.gloo_rank import ALGO
+from tests.learn.ranks import apart, batches_of, trained
+
+ROOT = Path(__file__).parent.parent.parent
+LIMIT_S = 100.0
+
+
+def start(tmp_path: Path, count: int, *trouble: str) -> tuple[ps.EnvSpec, list[Any], list[subprocess.Popen[str]]]:
+    spec, batches = batches_of("CartPole-v1", ALGO, 64, 16, count)
+    torch.save((spec, batches), tmp_path / "batches")
+    command = [sys.executable, "-m", "tests.learn.gloo_rank"]
+    names = [str(tmp_path / "meeting"), str(tmp_path / "batches"), str(tmp_path / "out")]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), "2", *names, *trouble], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ
+        )
+        for rank in range(2)
+    ]
+    return spec, batches, processes
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    try:
+        return [(process.wait(timeout=LIMIT_S), process.communicate(timeout=LIMIT_S)[0]) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(timeout=LIMIT_S)
+
+
+def test_two_processes_equal_one_learner(tmp_path: Path) -> None:
+    """More than 1,000 gradient steps; one learner in the meantime takes the first 160."""
+    spec, batches, processes = start(tmp_path, 13)
+    ((one, _),) = trained(ALGO, spec, batches[:2], [16])
+    assert ended(processes) == [(0, ""), (0, "")]
+    (updates, agent, optimizer), other = (torch.load(tmp_path / f"out.{rank}") for rank in range(2))
+    assert updates == other[0] == 13 * 80 > 1_000
+    assert all(torch.equal(x, other[1][name]) for name, x in agent.items())
+    assert all(torch.equal(x, y) for x, y in zip(optimizer["squares"], other[2]["squares"]))
+    assert one.updates == 160
+    ((whole, _),) = trained(ALGO, spec, batches, [16])
+    whole_agent = whole.agent.state_dict()
+    assert max(float((x - agent[name]).abs().max()) for name, x in whole_agent.items()) < 1e-4
+
+
+@pytest.mark.parametrize(("trouble", "least", "most"), [("die", 0.0, 4.0), ("hang", 4.0, 15.0)])
+def test_a_rank_that_is_lost_is_an_error_in_time(tmp_path: Path, trouble: str, least: float, most: float) -> None:
+    _, _, processes = start(tmp_path, 1, trouble)
+    assert processes[0].stdout is not None
+    took, _, message = processes[0].stdout.readline().partition(" ")  # gloo lets no process go while a peer hangs
+    processes[1].kill()
+    (code, _), _ = ended(processes)
+    assert code == 4
+    assert "rank 0 of 2 waited in" in message and "within 5 s" in message
+    assert least <= float(took) <= most
+
+
+def comm_of_one(tmp_path: Path) -> GroupComm:
+    return GroupComm(meet(str(tmp_path / "meeting"), 0, 1, timeout_s=20.0))
+
+
+def test_collectives_of_one(tmp_path: Path) -> None:
+    for comm in (ALONE, comm_of_one(tmp_path)):
+        x = torch.arange(6).reshape(2, 3)
+        assert comm.rank == 0 and comm.size == 1
+        assert torch.equal(comm.all_reduce(x.clone()), x)
+        assert torch.equal(comm.broadcast(x.clone()), x)
+        comm.barrier()
+        for sent in (x, x.T, x > 2, x.double(), torch.tensor(3.5), torch.zeros(0, 2)):
+            (found,) = comm.all_gather(sent)
+            assert found.dtype == sent.dtype and torch.equal(found, sent)
+
+
+def test_listens_on_loopback_alone(tmp_path: Path) -> None:
+    before = {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+    comm = comm_of_one(tmp_path)
+    opened = {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN} - before
+    assert {place.ip for place in opened} <= {"127.0.0.1"}
+    assert comm.size == 1
+
+
+def test_a_meeting_place_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ps.ConfigError, match=r"ranks cannot meet in .*No such file or directory; give a folder"):
+        meet(str(tmp_path / "absent" / "file"), 0, 2)
+
+
+def test_ranks_that_do_not_come_in_time(tmp_path: Path) -> None:
+    with pytest.raises(ps.LearnerLostError, match=r"rank 0 did not meet the other 1 in .* within 1 s"):
+        meet(str(tmp_path / "meeting"), 0, 2, timeout_s=1.0)
+
+
+def test_numbers_its_collectives(tmp_path: Path) -> None:
+    seen: list[int] = []
+    comm = GroupComm(meet(str(tmp_path / "meeting"), 0, 1, timeout_s=20.0), entering=seen.append)
+    comm.barrier()
+    comm.all_gather(torch.zeros(2))
+    assert seen == [1, 2]
+    assert threading.active_count() < 100
+
+
+def test_no_group() -> None:
+    with pytest.raises(ps.ConfigError, match="init_process_group"):
+        GroupComm(None)
+
+
+def test_equal_policies_are_apart_by_nothing() -> None:
+    spec, _ = batches_of("CartPole-v1", ALGO, 2, 2, 1)
+    assert apart(ALGO.build(spec, seed=1), ALGO.build(spec, seed=1)) == 0.0

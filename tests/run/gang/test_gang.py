@@ -1,0 +1,239 @@
+"""Several learners in processes: each test starts some, which takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import penstock as ps
+from penstock.envs.toy import ThreeStep
+from penstock.run.files.sizes import check_processes
+from penstock.run.gang import gang as gangs
+from tests.learn.ranks import apart
+
+ROOT = Path(__file__).parent.parent.parent.parent
+LIMIT_S = 180.0
+NET = ps.Net(hidden=(16,), normalize_obs=True, normalize_reward=True)
+PPO = ps.PPO(epochs=2, minibatch=64, net=NET)
+DQN = ps.DQN(
+    net=ps.Net(hidden=(16,), activation="relu"),
+    learning_starts=64,
+    replay_ratio=16,
+    epsilon=0.3,
+    replay=ps.ReplaySettings(capacity=2_000, index="prioritized", priority_beta=0.5),
+)
+
+
+def experiment(folder: Path, algo: Any = PPO, learners: int = 1, steps: int = 1_200, **run: Any) -> ps.Experiment:
+    config = {
+        "seed": 1,
+        "progress": "off",
+        "eval_episodes": 4,
+        "checkpoint_interval": 400,
+        "log_interval": 0,
+        "tensorboard": False,
+        **run,
+    }
+    run_config = ps.RunConfig(steps=steps, dir=str(folder), learners=learners, **config)
+    return ps.Experiment("CartPole-v1", algo, ps.SerialSampler(T=32, B=6), run_config)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The log, without what differs from run to run."""
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and "wait" not in k} for row in logged]
+
+
+def same_bits(one: ps.Policy, other: ps.Policy) -> bool:
+    mine, theirs = one.agent.state_dict(), other.agent.state_dict()
+    return all(torch.equal(x, theirs[name]) for name, x in mine.items())
+
+
+def ranks() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "penstock.run.gang.rank" in " ".join(p.cmdline())]
+
+
+def struck(seed: int, kills: int, number: int, until_s: tuple[float, float]) -> threading.Thread:
+    """A thread that sends a signal to a rank, each time a while after one was started."""
+
+    def strike() -> None:
+        rng, known = random.Random(seed), set[int]()
+        for _ in range(kills):
+            deadline = time.monotonic() + LIMIT_S
+            while not (found := [p for p in ranks() if p.pid not in known]) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            time.sleep(rng.uniform(*until_s))
+            for process in found:
+                known.add(process.pid)
+                process.send_signal(number)
+
+    thread = threading.Thread(target=strike, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])
+def test_learners_are_one_run_that_goes_on_under_another_number(tmp_path: Path, algo: Any) -> None:
+    """Two learners, then three, then one, beside one throughout: the same steps, episodes, evaluation and policy."""
+    whole = ps.train(experiment(tmp_path / "one", algo))
+    folder = tmp_path / "many"
+    first = ps.train(experiment(folder, algo, learners=2, steps=400))
+    assert first.env_steps < 800 and ranks() == []
+    ps.resume(folder, {"run.steps": 800, "run.learners": 3})
+    last = ps.resume(folder, {"run.steps": 1_200, "run.learners": 1})
+    assert last.env_steps == whole.env_steps
+    assert last.policy.updates == whole.policy.updates
+    assert apart(last.policy, whole.policy) < 1e-5
+    assert last.metrics["rollout/episodes"] == whole.metrics["rollout/episodes"]
+    assert last.metrics["eval/mean_reward"] == whole.metrics["eval/mean_reward"]
+    assert [row["step"] for row in rows(folder)] == [row["step"] for row in rows(tmp_path / "one")]
+    assert rows(folder)[-1].keys() == rows(tmp_path / "one")[-1].keys()
+
+
+def test_a_rank_that_is_killed_costs_no_bit(tmp_path: Path) -> None:
+    whole = ps.train(experiment(tmp_path / "whole", learners=2))
+    thread = struck(1, 1, signal.SIGKILL, (0.5, 3.0))
+    with warnings.catch_warnings(record=True):
+        found = ps.train(experiment(tmp_path / "struck", learners=2))
+    thread.join(LIMIT_S)
+    assert same_bits(found.policy, whole.policy)
+    assert rows(tmp_path / "struck") == rows(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])
+def test_kills_at_random_moments_cost_no_bit(tmp_path: Path, algo: Any, seed: int) -> None:
+    exp = experiment(tmp_path / "whole", algo, learners=3, steps=4_000)
+    whole = ps.train(exp)
+    thread = struck(seed, 3, signal.SIGKILL, (0.0, 6.0))
+    with warnings.catch_warnings(record=True):
+        found = ps.train(replace(exp, run=replace(exp.run, dir=str(tmp_path / "struck"))))
+    assert same_bits(found.policy, whole.policy)
+    assert rows(tmp_path / "struck") == rows(tmp_path / "whole")
+    thread.join(0.1)
+
+
+def test_a_rank_that_hangs_is_named_and_replaced(tmp_path: Path) -> None:
+    exp = experiment(tmp_path / "run", learners=2, steps=100_000, learner_timeout_s=10.0)
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught, ps.Run(exp) as run:
+        warnings.simplefilter("always")
+        for it in run:
+            said = [str(x.message) for x in caught if "go on from step" in str(x.message)]
+            if said and it.itr >= 5:
+                break
+            if it.itr == 4 and not said:
+                ranks()[0].send_signal(signal.SIGSTOP)
+    assert "rank 1 (pid " in said[0] and "hangs: it has not come to collective" in said[0]
+    assert "run.learner_timeout_s=10 s" in said[0]
+    assert "all 2 learners go on from step" in said[0]
+    assert ranks() == []
+
+
+class Raises(ThreeStep):
+    """Raises in every process but the one that made it."""
+
+    def __init__(self, home: int = 0) -> None:
+        super().__init__()
+        self.home = home
+
+    def step(self, action: Any) -> Any:
+        if os.getpid() != self.home:
+            raise ValueError("the simulator broke")
+        return super().step(action)
+
+
+def test_what_another_rank_raises_is_raised_here(tmp_path: Path) -> None:
+    exp = experiment(tmp_path / "run", ps.PPO(epochs=1), learners=2)
+    exp = replace(exp, env=Raises, env_kwargs={"home": os.getpid()})
+    with pytest.raises(ps.EnvWorkerError, match=r"rank 1: (.|\n)*the simulator broke"):
+        ps.train(exp)
+    assert ranks() == []
+
+
+def test_learners_that_are_lost_too_often_end_the_run() -> None:
+    restarts, lost = gangs.Restarts(), ps.LearnerLostError("rank 1 was killed")
+    for _ in range(gangs.MOST_RESTARTS):
+        restarts.count(400, lost)
+    restarts.count(800, lost)
+    for _ in range(gangs.MOST_RESTARTS - 1):
+        restarts.count(800, lost)
+    with pytest.raises(ps.LearnerLostError, match=r"5 times from step 800.*rank 1 was killed"):
+        restarts.count(800, lost)
+
+
+def test_more_learners_than_slots(tmp_path: Path) -> None:
+    with pytest.raises(ps.ConfigError, match=r"run\.learners=7 with sampler\.B=6"):
+        ps.train(experiment(tmp_path / "run", learners=7))
+
+
+def test_no_folder_to_meet_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(ps.ConfigError, match=r"no folder for learners to meet in .*absent.*set TMPDIR"):
+        ps.train(experiment(tmp_path / "run", learners=2))
+
+
+def test_the_run_of_a_stranger_starts_no_crowd(tmp_path: Path) -> None:
+    exp = replace(experiment(tmp_path, learners=100_000), sampler=ps.SerialSampler(T=1, B=200_000))
+    stored: Any = SimpleNamespace(path=tmp_path / "config.json")
+    with pytest.raises(ps.CheckpointError, match=r"run\.learners=100,000; expected at most"):
+        check_processes(exp, stored)
+
+
+def test_threads_are_not_measured_for_several() -> None:
+    with pytest.raises(ps.ConfigError, match=r"run\.learners=2 with learner_threads='auto'.*give a number"):
+        ps.RunConfig(learners=2, learner_threads="auto")
+
+
+SCRIPT = """
+import penstock as ps
+exp = ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.CpuSampler(T=32, B=4, workers=2),
+    ps.RunConfig(steps=1_000_000, dir={folder!r}, learners=2, progress="off", log_interval=0, tensorboard=False))
+ps.train(exp)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_no_process_outlives_the_run(tmp_path: Path, number: int, code: int) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT.format(folder=str(folder))], cwd=ROOT, env=os.environ)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        log = folder / "metrics.jsonl"
+        while not (log.exists() and log.read_text().count("\n") > 2) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3  # a rank, and a worker of each
+        listening = [
+            c.laddr.ip
+            for p in (psutil.Process(process.pid), *family)
+            for c in p.net_connections()
+            if c.status == psutil.CONN_LISTEN
+        ]
+        assert set(listening) <= {"127.0.0.1"}
+        process.send_signal(number)
+        assert process.wait(timeout=LIMIT_S) == code
+    finally:
+        process.kill()
+        process.wait(timeout=LIMIT_S)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    if number == signal.SIGTERM:
+        assert list((folder / "checkpoints").iterdir())
