@@ -44,23 +44,22 @@ def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, s
     return {path: _chosen(dimension, chosen[path]) for path, dimension in space.items()}
 
 
-def importances(space: Space, trials: Sequence[Trial], worth: Worth) -> dict[str, float]:
-    """The importance of each setting for the score, largest first; {} of fewer than four scores or of equal ones.
+def importances(space: Space, trials: Sequence[Trial], goal: int, worth: Worth) -> dict[str, float]:
+    """The importance of each setting for the score at a milestone, largest first.
 
     PED-ANOVA (Watanabe, Bansal and Hutter 2023): how far the settings of good trials are spread otherwise than those
-    of all. They add up to 1.
+    of all. They add up to 1. {} of fewer than four scores, or of equal ones.
     """
     optuna = _optuna()
-    last = [t for t in trials if worth(t.score) > -math.inf]
-    if len(last) < 4 or len({worth(t.score) for t in last}) < 2:
+    known = [t for t in trials if worth(t.scores.get(goal)) > -math.inf]
+    if len(known) < 4 or len({worth(t.scores[goal]) for t in known}) < 2:
         return {}
     study = optuna.create_study(direction="maximize")
     distributions = {path: _distribution(dimension) for path, dimension in space.items()}
-    for trial in last:
+    for trial in known:
+        value = worth(trial.scores[goal])
         study.add_trial(
-            optuna.trial.create_trial(
-                params=_params(trial, space), distributions=distributions, value=worth(trial.score)
-            )
+            optuna.trial.create_trial(params=_params(trial, space), distributions=distributions, value=value)
         )
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     found = optuna.importance.get_param_importances(study, evaluator=evaluator)

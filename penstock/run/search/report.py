@@ -132,10 +132,10 @@ def study(scores: Sequence[float | None]) -> str:
     known = np.array([score for score in scores if score is not None and math.isfinite(score)])
     if len(known) < 2:
         return f"confirmed by {counted(len(known), 'seed')}: {number(float(known[0])) if len(known) else '-'}"
-    low, high = bootstrap_band(known[:, None])
+    low, high = (number(float(end[0])) for end in bootstrap_band(known[:, None]))
     return (
         f"confirmed by {len(known)} of {counted(len(scores), 'seed')}: {number(float(interquartile_mean(known)))} "
-        f"(95% {number(float(low[0]))} to {number(float(high[0]))}; from {number(known.min())} to {number(known.max())})"
+        f"(95% {low} to {high}; from {number(known.min())} to {number(known.max())})"
     )
 
 
