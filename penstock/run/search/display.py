@@ -36,6 +36,7 @@ class SearchDisplay:
     def __init__(self, queue: SearchQueue, console: Console | None = None) -> None:
         self._queue, self._console = queue, console or Console(highlight=False)
         self._slots: dict[str, int] = {}
+        self._trials: dict[str, Trial | None] = {}
         self._next = 0.0
         self._live: Live | None = None
 
@@ -53,9 +54,9 @@ class SearchDisplay:
     def started(self, run: Run, slot: int) -> None:
         """Shows that a run began, or goes on, in a slot."""
         self._slots[run.name] = slot
+        trial = self._trials[run.name] = self._queue.trial_of(run)
         if self._live is not None:
             return
-        trial = self._queue.trial_of(run)
         if trial is None:
             self.note(f"{run.name}: started in slot {slot + 1}, to confirm the best")
         else:
@@ -66,14 +67,16 @@ class SearchDisplay:
         """Shows that a run's process has ended, and what was decided."""
         if self._live is not None:
             return
-        trial = self._queue.trial_of(run)
+        trial = self._trials.get(run.name)
         if trial is None:
             score = next((c.score for c in self._queue.confirmations if c.run is run), None)
             self.note(f"{run.name}: {run.status}, score {number(score)}")
         elif run.status == "finished":
-            self.note(
-                f"{run.name}: score {number(trial.score)} at {trial.steps:,} steps, {trial.state}   ({self._counts()})"
-            )
+            left = next((copy for copy in trial.copies if copy["run"] == run.name), None)
+            score, then = trial.score, trial.state
+            if left is not None:
+                score, then = left["score"], f"goes on as a copy of trial {left['of']}"
+            self.note(f"{run.name}: score {number(score)}, {then}   ({self._counts()})")
         elif run.status == "failed":
             again = ", once more" if trial.state == "waiting" else ""
             self.note(f"{run.name}: failed{again}, {reason_of(run)}   ({self._counts()})")

@@ -162,10 +162,17 @@ class Search:
         if decision.copy_of is not None and decision.values is not None:
             source = decision.copy_of
             generation = self.scheduler.goals.index(decision.goal)
+            at = max(source.scores)
             trial.copies.append(
-                {"at": max(source.scores), "of": source.number, "run": trial.run.name, "values": dict(trial.values)}
+                {
+                    "at": at,
+                    "of": source.number,
+                    "run": trial.run.name,
+                    "values": dict(trial.values),
+                    "score": trial.scores.get(at),
+                }
             )
             trial.values = dict(decision.values)
             trial.run = Run(f"trial-{trial.number:03d}-{generation}", [], seconds=trial.run.seconds)
             trial.scores, trial.steps, trial.reason = {**source.scores}, source.steps, ""
-        trial.goal, trial.state, trial.run.status = decision.goal, "waiting", "waiting"
+        trial.goal, trial.state = decision.goal, "waiting"

@@ -30,7 +30,7 @@ class Trial:
     steps: int = 0
     """Environment steps that the run has taken."""
     copies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Of a member of PBT, for each copy: `at` which milestone, `of` which trial; the run and values it left."""
+    """Of a member of PBT, for each copy: `at` which milestone, `of` which trial; the run, values and score it left."""
     failures: int = 0
     """Attempts that failed and were begun again."""
     reason: str = ""
