@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.core.config import override, whole
 from penstock.core.errors import ConfigError, nearest
+from penstock.core.spec import EnvSpec
 from penstock.run.experiment import Experiment
 from penstock.run.launch.sweep import split_values
 
@@ -20,6 +21,8 @@ Kind = Literal["uniform", "loguniform", "int", "logint", "choice"]
 _FORM = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.DOTALL)
 _EXAMPLE = "expected loguniform(1e-5, 1e-2), uniform(0.9, 1), int(1, 20), logint(32, 512) or choice(32, 128)"
 _SEARCHED = ("algo", "sampler", "env_kwargs")
+_KEPT = ("agent", "optimizer", "net", "replay", "learning_starts", "n_step")
+"""Settings of the algorithm that the state of a run is made for, or that no longer matter once it has begun."""
 _FACTOR = 1.25
 """PBT multiplies a number by at most this, or divides it."""
 _RESAMPLED = 0.25
@@ -122,6 +125,30 @@ def check_space(space: Space, exp: Experiment) -> None:
                 override(exp, {path: value})
             except ConfigError as error:
                 raise ConfigError(f"--search {path}, at {value!r}: {error}") from error
+
+
+def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
+    """Raises ConfigError for a setting that PBT cannot change in a run that has begun: it copies the whole state."""
+    known = _shapes(exp, spec)
+    for path, dimension in space.items():
+        part, _, name = path.partition(".")
+        if part != "algo" or name.partition(".")[0] in _KEPT:
+            raise ConfigError(
+                f"--search {path} with --scheduler pbt, which changes settings of runs that have begun: their state is "
+                "made for this one; search for it with asha, and for lr, entropy_coef, discount and the like with pbt"
+            )
+        for value in dimension.ends():
+            if _shapes(override(exp, {path: value}), spec) != known:
+                raise ConfigError(
+                    f"--search {path} with --scheduler pbt, which copies networks: at {value!r} they have other shapes; "
+                    "search for it with asha"
+                )
+
+
+def _shapes(exp: Experiment, spec: EnvSpec) -> dict[str, list[int]]:
+    """The shape of every tensor of the agent."""
+    policy = exp.algo.build(spec, seed=exp.run.seed)
+    return {name: list(getattr(x, "shape", ())) for name, x in policy.agent.state_dict().items()}
 
 
 def _read(path: str, given: Any) -> Dimension:

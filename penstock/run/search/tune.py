@@ -12,6 +12,7 @@ from typing import Any
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.machine import read_machine
+from penstock.core.spec import EnvSpec
 from penstock.run.affinity import slices
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.experiment import Experiment
@@ -30,7 +31,7 @@ from penstock.run.search.queue import (
 )
 from penstock.run.search.report import FoundTrial, SearchResult, number, write_preset
 from penstock.run.search.search import Mode, SearchSettings
-from penstock.run.search.space import check_space, read_space
+from penstock.run.search.space import check_explored, check_space, read_space
 from penstock.workers.checking import check_apart
 
 
@@ -163,7 +164,7 @@ def opened(exp: Experiment, settings: SearchSettings, folder: Path, **given: Any
             # Whether rungs wait until they are complete was settled when the search began.
             settings = replace(settings, synchronous=settings_of(plain).synchronous)
             require_same(folder, plain, settings, exp)
-            queue = make_queue(folder, exp, _spec_of(exp), settings, **given)
+            queue = make_queue(folder, exp, _spec_of(exp).to_plain(), settings, **given)
             queue.restore(plain)
             yield queue
         return
@@ -174,7 +175,10 @@ def opened(exp: Experiment, settings: SearchSettings, folder: Path, **given: Any
             )
     except OSError as error:
         raise CheckpointError(f"cannot read {folder}: {error.strerror or error}; choose another --dir") from error
-    queue = make_queue(folder, exp, _spec_of(exp), settings, **given)
+    spec = _spec_of(exp)
+    queue = make_queue(folder, exp, spec.to_plain(), settings, **given)
+    if settings.scheduler == "pbt":
+        check_explored(queue.search.space, exp, spec)
     with RunLock(folder):
         queue.begin()
         yield queue
@@ -228,9 +232,9 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
     )
 
 
-def _spec_of(exp: Experiment) -> dict[str, Any]:
+def _spec_of(exp: Experiment) -> EnvSpec:
     """The spec of the environment, which is checked in a process of its own. Raises EnvWorkerError."""
-    return check_apart(exp.env_config, exp.run.seed, exp.sampler_settings).spec.to_plain()
+    return check_apart(exp.env_config, exp.run.seed, exp.sampler_settings).spec
 
 
 def _unstorable(plain: Any) -> str | None:

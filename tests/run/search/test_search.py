@@ -281,7 +281,7 @@ def test_importances_name_what_mattered() -> None:
     found = search(space=space, trials=40)
     trained(found)
     parts = importances(found.space, found.trials, 27, found.worth)
-    assert list(parts)[0] == "algo.lr"
+    assert next(iter(parts)) == "algo.lr"
     assert parts["algo.lr"] > 0.8
     assert abs(sum(parts.values()) - 1) < 1e-6
     assert importances(found.space, found.trials[:3], 27, found.worth) == {}
