@@ -161,7 +161,10 @@ def _experiment(algo: str, args: Any, rest: Sequence[str]) -> Experiment:
         name = option.removeprefix("--").split("=")[0]
         if option.startswith("--") and name in _OURS:
             raise ConfigError(f"{option.split('=')[0]} does not go with a search; use {_OURS[name]}")
-    found, words = train_parser().parse_known_args(list(rest))
+    parser = train_parser()
+    found, words = parser.parse_known_args(list(rest))
+    if (odd := next((w for w in words if w.startswith("--") and "." not in w.split("=")[0]), None)) is not None:
+        _parser().refuse(odd, [text for action in parser._actions for text in action.option_strings])
     if found.env is None and found.config is None:
         raise ConfigError('--env is missing: penstock tune ALGO --env ID --search "algo.lr=loguniform(1e-5,1e-2)"')
     found.trust = found.trust or args.trust
