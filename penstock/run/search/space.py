@@ -140,7 +140,7 @@ def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
         for value in dimension.ends():
             if _shapes(override(exp, {path: value}), spec) != known:
                 raise ConfigError(
-                    f"--search {path} with --scheduler pbt, which copies networks: at {value!r} they have other shapes; "
+                    f"--search {path} with --scheduler pbt, which copies networks: at {value!r} they have others; "
                     "search for it with asha"
                 )
 
