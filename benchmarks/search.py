@@ -1,7 +1,7 @@
 """What a search saves and what it costs: asha beside random search and PBT beside its start, on a toy; `penstock tune`
 beside `penstock launch`, in wall time.
 
-    python benchmarks/search.py [--only toy|overhead|legs] [--steps 60000] [--trials 4] [--rounds 3]
+    python benchmarks/search.py [--only toy|overhead|legs] [--steps 200000] [--trials 4] [--rounds 3]
 
 The toy is a learning curve in closed form, v(lr) * (1 - exp(-3 step / 81)), with v = exp(-|log10 lr + 3|), whose optimum is
 lr = 1e-3, read with noise that asha must rank trials by. Random search trains 27 trials to the end. Asha begins with
@@ -154,7 +154,7 @@ def main() -> None:
     """Prints each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", choices=("", "toy", "overhead", "legs"), help="one part alone")
-    parser.add_argument("--steps", type=int, default=60_000, help="environment steps of a run (60000)")
+    parser.add_argument("--steps", type=int, default=200_000, help="environment steps of a run (200000)")
     parser.add_argument("--trials", type=int, default=4, help="runs of a launch and of a search (4)")
     parser.add_argument("--rounds", type=int, default=3, help="times by turns (3)")
     args = parser.parse_args()

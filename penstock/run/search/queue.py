@@ -179,7 +179,7 @@ class SearchQueue:
                 c.run.status, c.score = "finished", self._score(self.run_dir(c.run))[0]
 
     def retry(self, names: Sequence[str]) -> None:
-        """Has confirmation runs and trials that failed wait again. Raises ConfigError for others."""
+        """Has trials that failed wait again, all ([]) or by name. Raises ConfigError for others."""
         failed = {t.run.name: t for t in self.search.trials if t.state == "failed" and t.run.attempts}
         for name in names or failed:
             if name not in failed:

@@ -140,8 +140,8 @@ def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
         for value in dimension.ends():
             if _shapes(override(exp, {path: value}), spec) != known:
                 raise ConfigError(
-                    f"--search {path} with --scheduler pbt, which copies networks: at {value!r} they have others; "
-                    "search for it with asha"
+                    f"--search {path} with --scheduler pbt, which copies networks: {value!r} gives them other "
+                    "shapes; search for it with asha"
                 )
 
 

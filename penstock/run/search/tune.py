@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.machine import read_machine
@@ -196,7 +198,8 @@ def execute(queue: SearchQueue, parallel: int, display: Display | None = None) -
     """Trains trials until the search is over or a signal stops it; writes preset and pictures; returns the result."""
     slots = slices(read_machine(), parallel)
     with contextlib.ExitStack() as stack:
-        shown = display or stack.enter_context(SearchDisplay(queue))
+        console = Console(quiet=True) if queue.exp.run.progress == "off" else None
+        shown = display or stack.enter_context(SearchDisplay(queue, console))
         stopped = Launcher(queue, slots, shown).work()
     queue.save()
     return result_of(queue, stopped)
