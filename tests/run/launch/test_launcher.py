@@ -143,7 +143,7 @@ def test_runs_die_with_a_launcher_that_is_killed_and_the_next_goes_on(fake: Path
         "from penstock.run.launch.launcher import Launcher, Listed\n"
         "from penstock.run.launch.display import LaunchDisplay\nfrom penstock.run.launch.sweep import Sweep, new_queue\n"
         f"q = new_queue(Path('{fake}'), Sweep('ppo', ('--env', 'X'), {{'algo.what': ('slow', 'deaf', 'ok')}}))\n"
-        f"Launcher(q, q.runs, {machines(2)!r}, LaunchDisplay(q, {{}})).work()\n"
+        f"Launcher(Listed(q, q.runs), {machines(2)!r}, LaunchDisplay(q, {{}})).work()\n"
     )
     launcher = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:

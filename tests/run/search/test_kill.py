@@ -15,7 +15,7 @@ from penstock.run.search.queue import STATE
 from tests.cli.short import SHORT
 
 SEARCH = (
-    "tune", "a2c", "--env", "CartPole-v1", *SHORT, "--run.steps", "640", "--trials", "4", "--interval", "128",
+    "tune", "a2c", "--env", "CartPole-v1", *SHORT, "--run.steps", "640", "--trials", "4",
     "--search", "algo.lr=loguniform(1e-4,1e-2)", "algo.entropy_coef=choice(0,0.01)", "--run.checkpoint-interval", "64",
 )  # fmt: skip
 
@@ -39,11 +39,11 @@ def killed_after(seconds: float, child: Any) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("scheduler", ["asha", "median", "pbt"])
+@pytest.mark.parametrize(("scheduler", "interval"), [("asha", 128), ("median", 320), ("pbt", 320)])
 def test_a_search_killed_three_times_equals_one_that_was_not(
-    scheduler: str, tmp_path: Path, zygote: Any, same_run: Callable[[Path, Path], None]
+    scheduler: str, interval: int, tmp_path: Path, zygote: Any, same_run: Callable[[Path, Path], None]
 ) -> None:
-    line = (*SEARCH, "--scheduler", scheduler)
+    line = (*SEARCH, "--scheduler", scheduler, "--interval", str(interval))
     whole = zygote.cli(*line, "--dir", str(tmp_path / "whole"))
     began = time.monotonic()
     assert whole.wait(timeout=500) == 0, whole.output
@@ -60,7 +60,7 @@ def test_a_search_killed_three_times_equals_one_that_was_not(
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_at_a_time_lose_no_finished_trial_and_repeat_none(tmp_path: Path, zygote: Any) -> None:
-    line = (*SEARCH, "--scheduler", "asha", "--parallel", "2", "--dir", str(tmp_path / "x"))
+    line = (*SEARCH, "--scheduler", "asha", "--interval", "128", "--parallel", "2", "--dir", str(tmp_path / "x"))
     ended: dict[tuple[int, str], float] = {}
     for seconds in (12.0, 12.0, 12.0, 500.0):
         child = zygote.cli(*line)
