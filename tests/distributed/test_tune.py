@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,29 +125,54 @@ def test_wrong_settings_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         trainable(EXP, report_interval=0)
 
 
-def script(which: str, folder: Path) -> dict[str, Any]:
+def started(which: str, folder: Path) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "tests" / "distributed" / "tuned.py"), which, str(folder)]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    log = open(folder / f"{which}.log", "w")  # noqa: SIM115
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
+
+
+def found(which: str, folder: Path) -> dict[str, Any]:
+    process = started(which, folder)
+    try:
+        code = process.wait(timeout=900)
+    finally:
+        process.kill()
+    said = (folder / f"{which}.log").read_text()
+    assert code == 0, said[-3000:]
+    return json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2000)
+@pytest.mark.timeout(2500)
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in NEEDED), reason="needs pip install 'penstock[ray-tune]'"
 )
-def test_tune_itself_with_asha_pbt_and_restore(tmp_path: Path) -> None:
-    (tmp_path / "asha").mkdir()
-    found = script("asha", tmp_path / "asha")
-    assert [row["error"] for row in found["rows"]] == [None] * 3
-    assert all(row["trained"] and row["stored"] == row["lr"] for row in found["rows"])
-    assert max(row["steps"] for row in found["rows"]) >= 1024
-    again = script("restore", tmp_path / "asha")
-    assert sorted(row["lr"] for row in again["rows"]) == sorted(row["lr"] for row in found["rows"])
-    (tmp_path / "pbt").mkdir()
-    found = script("pbt", tmp_path / "pbt")
-    assert [row["error"] for row in found["rows"]] == [None] * 2
-    assert all(row["lr"] > 1e-6 and row["stored"] > 1e-6 for row in found["rows"])  # the bad start was left
-    assert all(address.startswith(("127.", "[::1]", "::1")) for address in found["listeners"])
+def test_tune_itself_killed_and_restored(tmp_path: Path) -> None:
+    process = started("asha", tmp_path)
+    deadline = time.monotonic() + 600
+    try:
+        while not list(tmp_path.glob("search/*/checkpoint_*")):
+            assert process.poll() is None, (tmp_path / "asha.log").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+    result = found("restore", tmp_path)
+    assert [row["error"] for row in result["rows"]] == [None] * len(result["rows"])
+    assert all(row["trained"] and row["stored"] == row["lr"] for row in result["rows"])
+    assert max(row["steps"] for row in result["rows"]) >= 1024
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in NEEDED), reason="needs pip install 'penstock[ray-tune]'"
+)
+def test_tune_itself_with_pbt(tmp_path: Path) -> None:
+    result = found("pbt", tmp_path)
+    assert [row["error"] for row in result["rows"]] == [None] * 2
+    assert all(row["lr"] > 1e-6 and row["stored"] > 1e-6 for row in result["rows"])  # the bad start was left
+    assert all(address.startswith("127.") for address in result["listeners"])

@@ -27,8 +27,7 @@ def main(which: str, folder: str) -> None:
     from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
     if which == "restore":
-        function = trainable(ps.override(EXP, {"run.steps": 2 * STEPS}), report_interval=256)
-        tuner = tune.Tuner.restore(f"{folder}/search", trainable=function, resume_errored=True)
+        tuner = tune.Tuner.restore(f"{folder}/search", trainable=trainable(EXP, report_interval=256))
     else:
         scheduler = ASHAScheduler(time_attr="env_steps", max_t=STEPS, grace_period=256)
         space = {"algo.lr": tune.loguniform(1e-4, 1e-2)}
