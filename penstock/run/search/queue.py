@@ -124,13 +124,21 @@ class SearchQueue:
         self.save()
 
     def follow(self, decisions: Sequence[Decision]) -> None:
-        """Makes the runs that decisions ask for: copies of other members' states."""
+        """Makes the runs that decisions ask for: copies of other members' states.
+
+        A member whose explored settings contradict each other counts as failed.
+        """
         for decision in decisions:
             if decision.copy_of is None:
                 continue
-            source, target = self.run_dir(decision.copy_of.run), self.run_dir(decision.trial.run)
-            if not (target / CONFIG).is_file():  # else made before a kill that came before search.json was written
-                fork_run(source, target, self.experiment(decision.trial.values, decision.trial.run))
+            trial, source = decision.trial, self.run_dir(decision.copy_of.run)
+            try:
+                exp = self.experiment(trial.values, trial.run)
+            except ConfigError as error:
+                self.follow(self.search.fail(trial, f"settings: {error}"))
+                continue
+            if not (self.run_dir(trial.run) / CONFIG).is_file():  # else made before a kill, and not saved any more
+                fork_run(source, self.run_dir(trial.run), exp)
 
     def trial_of(self, run: Run) -> Trial | None:
         """The trial that a run belongs to, None for one of the seed study."""

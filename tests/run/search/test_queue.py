@@ -20,6 +20,7 @@ from penstock.core.spec import EnvSpec
 from penstock.envs.check import check_env
 from penstock.run.launch.launcher import Launcher
 from penstock.run.search.queue import STATE, SearchQueue, make_queue, open_search
+from penstock.run.search.schedulers import Decision
 from penstock.run.search.tune import execute, opened, prepared, search_settings
 from tests.run.launch.fakes import Seen
 
@@ -324,6 +325,18 @@ def test_pbt_refuses_what_a_run_that_has_begun_cannot_change(fake: Path, path: s
     found = settings(space={path: forms.get(path, "choice(16, 32)")}, scheduler="pbt", interval=200)
     with pytest.raises(ConfigError, match=f"--search {path} with --scheduler pbt"), opened(EXP, found, fake):
         pass
+    assert not fake.exists()
+
+
+def test_a_copy_whose_settings_contradict_counts_as_failed(fake: Path) -> None:
+    queue = queue_of(fake, scheduler="pbt", interval=200)
+    trials = [queue.search.take() for _ in range(2)]
+    assert trials[0] is not None
+    assert trials[1] is not None
+    trials[1].values = {"algo.lr": -1.0}
+    queue.follow([Decision(trials[1], 400, trials[0], trials[1].values)])
+    assert trials[1].state == "failed"
+    assert trials[1].reason.startswith("settings: ")
     assert not fake.exists()
 
 
