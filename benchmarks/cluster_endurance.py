@@ -99,13 +99,18 @@ def _runners() -> list[psutil.Process]:
 
 
 def memory(minutes: float, seed: int) -> Found:
-    """MB of the driver, of the runners and of the object store through a run of IMPALA; their growth once warm."""
+    """MB of the driver, the runners, the object store and Ray's servers through a run of IMPALA; their growth once warm.
+
+    The driver's allocator takes a minute or two of this run to reach its size, so a run of few minutes shows a slope.
+    """
     exp = ps.preset("impala", "CartPole-v1")
     trainer = _trainer(exp, seed, runners=2, mode="ready", depth=1, num_cpus=0.01)
     sampler: Any = trainer.sampler
     ray = sampler.workers.backend.cluster.ray
-    raylet = next(p for p in psutil.Process().children(recursive=True) if "raylet" in p.name())
-    found: Found = {name: [] for name in ("minute", "driver MB", "runners MB", "store MB", "raylet MB")}
+    below = psutil.Process().children(recursive=True)
+    raylet, server = (next(p for p in below if name in p.name()) for name in ("raylet", "gcs_server"))
+    names = ("driver MB", "runners MB", "store MB", "raylet MB", "server MB")
+    found: Found = {name: [] for name in ("minute", *names)}
     began, total = time.monotonic(), minutes * 60
     next_at = 0.0
     try:
@@ -119,8 +124,9 @@ def memory(minutes: float, seed: int) -> Found:
                 found["runners MB"].append(sum(p.memory_info().rss for p in _runners()) / 1e6)
                 found["store MB"].append((ray.cluster_resources()["object_store_memory"] - free) / 1e6)
                 found["raylet MB"].append(raylet.memory_info().rss / 1e6)
+                found["server MB"].append(server.memory_info().rss / 1e6)
         warm = int(len(found["minute"]) * WARM)
-        for name in ("driver MB", "runners MB", "store MB", "raylet MB"):
+        for name in names:
             slope = np.polyfit(found["minute"][warm:], found[name][warm:], 1)[0]
             found[f"{name} a minute"] = [float(slope)]
         return found | {"million steps": [trainer.env_steps / 1e6], "return": [float(trainer.recent.return_.mean())]}

@@ -80,14 +80,19 @@ def sampling(seconds: float, seed: int) -> Found:
     sampler = RunnerSampler(RLLIB_RUNNERS, ps.SerialSampler(T=RLLIB_T, B=B), backend="ray").build(ENV, seed)
     try:
         sampler.initialize(ps.PPO(**PPO_SETTINGS).build(sampler.spec, seed).agent)
-        return _rated(lambda itr: sampler.obtain_samples(itr)[0].env_steps, seconds)
+        return _rated("penstock", lambda itr: sampler.obtain_samples(itr)[0].env_steps, seconds)
     finally:
         sampler.shutdown()
 
 
-def training(seconds: float, seed: int) -> Found:
-    """Steps per second of whole iterations of PPO, sampling by two runners and training here."""
-    sampler = RunnerSampler(RLLIB_RUNNERS, ps.SerialSampler(T=RLLIB_T, B=B), backend="ray")
+def training(seconds: float, seed: int, depth: int) -> Found:
+    """Steps per second of whole iterations of PPO, sampling by two runners and training here.
+
+    Fragments, epochs, minibatches, networks and threads are RLlib's. With depth 0 so is the order: runners wait while
+    the learner trains, as RLlib's do by default. With depth 1 they collect the next batch meanwhile, so that it is of
+    the parameters of one training step before, for which PPO's ratio allows: each batch is trained on just as often.
+    """
+    sampler = RunnerSampler(RLLIB_RUNNERS, ps.SerialSampler(T=RLLIB_T, B=B), backend="ray", depth=depth)
     run = ps.RunConfig(steps=10**9, seed=seed, eval_episodes=0, progress="off", tensorboard=False)
     algo: Any = ps.PPO(**PPO_SETTINGS)
     trainer = Trainer(ps.Experiment(ENV, algo, sampler, run))
@@ -98,12 +103,12 @@ def training(seconds: float, seed: int) -> Found:
         return trainer.env_steps - before
 
     try:
-        return _rated(iteration, seconds)
+        return _rated("one ahead" if depth else "penstock", iteration, seconds)
     finally:
         trainer.stop()
 
 
-def _rated(iteration: Callable[[int], int], seconds: float) -> Found:
+def _rated(name: str, iteration: Callable[[int], int], seconds: float) -> Found:
     for itr in range(3):
         iteration(itr)
     itr, steps, cpu, started = 3, 0, tree_cpu_s(), time.perf_counter()
@@ -111,7 +116,7 @@ def _rated(iteration: Callable[[int], int], seconds: float) -> Found:
         steps += iteration(itr)
         itr += 1
     took = time.perf_counter() - started
-    return {"penstock steps/s": [steps / took], "penstock CPU us": [(tree_cpu_s() - cpu) * 1e6 / steps]}
+    return {f"{name} steps/s": [steps / took], f"{name} CPU us": [(tree_cpu_s() - cpu) * 1e6 / steps]}
 
 
 def tree_cpu_s() -> float:
@@ -148,7 +153,10 @@ def driver(runners: int, mode: Any, turns: int, seed: int) -> Found:
 
 
 def push(turns: int, seed: int) -> Found:
-    """Milliseconds of a raw put, of a push until all runners have the bytes, and until their agents have taken them."""
+    """Milliseconds of a raw put, of a push until all runners have the bytes, and until their agents have taken them.
+
+    The raw put is of one array of as many bytes, of memory in use: zeros that were never written are no memory at all.
+    """
     inner = ps.SerialSampler(T=8, B=1)
     settings = RunnerSampler(PUSH_RUNNERS, inner, backend="ray", num_cpus=0.01, object_store_mb=800)
     sampler = settings.build(ENV, seed)
@@ -158,7 +166,7 @@ def push(turns: int, seed: int) -> Found:
         group = sampler.workers
         backend: Any = group.backend
         ray = backend.cluster.ray
-        data = np.zeros(sum(x.numel() * 4 for x in agent.parameters()), np.uint8)
+        data = np.ones(sum(x.numel() * 4 for x in agent.parameters()), np.uint8)
 
         def received() -> None:
             weights = group.publish(agent)
@@ -185,7 +193,7 @@ def push(turns: int, seed: int) -> Found:
 
 
 def _bytes_of(runner: EnvRunner, weights: Any) -> int:
-    return len(weights)
+    return sum(len(x) for x in weights) if isinstance(weights, list) else len(weights)
 
 
 PARTS: dict[str, Callable[..., Found]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
@@ -29,9 +29,21 @@ def parameters_of(agent: Agent) -> dict[str, Tensor]:
     return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
 
 
+def tensors_of(agent: Agent) -> list[Tensor]:
+    """The values of `parameters_of` in their order, without their names, which take longer to find."""
+    modules: dict[nn.Module, None] = {}
+    waiting: list[nn.Module] = [agent]
+    while waiting:
+        if (module := waiting.pop()) not in modules:
+            modules[module] = None
+            waiting += [x for x in reversed(vars(module)["_modules"].values()) if x is not None]
+    held = [x for kind in ("_parameters", "_buffers") for module in modules for x in vars(module)[kind].values()]
+    return list({id(x): x for x in held if x is not None}.values())  # by identity: a shared one stands there once
+
+
 def copy_parameters(agent: Agent, out: dict[str, Tensor]) -> None:
     """Copies parameters and buffers into CPU tensors of the same names, in the order of `parameters_of`."""
-    sources = [x.detach() for x in parameters_of(agent).values()]
+    sources = [x.detach() for x in tensors_of(agent)]
     with torch.no_grad():
         torch._foreach_copy_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             list(out.values()), sources

@@ -12,6 +12,7 @@ environment steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
-from penstock.core.tree import Tree, struct, tree_assign, tree_leaves, tree_map
+from penstock.core.tree import Tree, struct, tree_assign, tree_leaves, tree_map, tree_paths
 
 Array = Any
 """A numpy array or torch tensor."""
@@ -92,6 +93,11 @@ class SampleBatch:
         """T and B of this batch."""
         T, B = self.valid.shape
         return BatchSpec(T, B)
+
+    def __repr__(self) -> str:
+        """T, B, how many rows are valid, and shapes and dtypes of what differs between environments and agents."""
+        own = {name: getattr(self, name) for name in ("obs", "prev_action", "info", "state")}
+        return f"SampleBatch({', '.join([*_size(self.valid), *_arrays(own)])})"
 
     @property
     def env_steps(self) -> int:
@@ -175,6 +181,13 @@ class TrainBatch:
     metrics: Mapping[str, Array] | None = None
     """Scalars about the whole batch to log; minibatches and samples have none."""
 
+    def __repr__(self) -> str:
+        """How many rows are valid, shapes and dtypes, and the names of the metrics."""
+        own = {**self.inputs._asdict(), **self.rows, "state": self.state}
+        said = [*([] if self.valid is None else _size(self.valid)), *_arrays(own)]
+        metrics = [f"metrics: {', '.join(self.metrics)}"] if self.metrics else []
+        return f"TrainBatch({', '.join([*said, *metrics])})"
+
     def __getitem__(self, name: str) -> Tree:
         try:
             return self.rows[name]
@@ -197,6 +210,10 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
     def __getitem__(self, key: str) -> SampleBatch:
         return self.policy_batches[key]
+
+    def __repr__(self) -> str:
+        batches = ", ".join(f"{name!r}: {batch!r}" for name, batch in self.items())
+        return f"MultiAgentBatch({self.env_steps:,} env steps, {{{batches}}})"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.policy_batches)
@@ -252,6 +269,25 @@ def padded_rows(rows: int) -> int:
     `penstock/__init__.py` asks for (`penstock doctor` measures it).
     """
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def _size(valid: Any) -> list[str]:
+    """`T=8, B=4, 31 of 32 rows valid` for a mask [T, B]; of fewer dimensions without T and B."""
+    shape = tuple(getattr(valid, "shape", ()))
+    if not shape:
+        return []  # a tree of something else in the form of a batch
+    spec = [f"T={shape[0]}, B={shape[1]}"] if len(shape) == 2 else []
+    return [*spec, f"{int(valid.sum()):,} of {math.prod(shape):,} rows valid"]
+
+
+def _arrays(named: Mapping[str, Tree]) -> list[str]:
+    """`obs float32[9, 4, 3]` for each array; a name that stands for several is followed by the path of each."""
+    found: list[str] = []
+    for name, tree in named.items():
+        for path, x in zip(tree_paths(tree), tree_leaves(tree)):
+            dtype = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+            found.append(f"{name}{path} {dtype}{list(getattr(x, 'shape', ()))}")
+    return found
 
 
 def _bounds(index: slice, size: int, what: str) -> tuple[int, int]:

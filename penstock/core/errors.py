@@ -54,6 +54,14 @@ class MissingExtraError(ConfigError):
         super().__init__(f"{package} is not installed; it comes with an extra: pip install 'penstock[{extra}]'")
 
 
+def words_of(error: BaseException) -> str:
+    """`Type: text` of an error, whose own `__str__` may raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as worse:
+        return f"{type(error).__name__}, whose own __str__ raises {type(worse).__name__}"
+
+
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     """A hint that names the known words closest to `name`, or all of them if they are few."""
     words = sorted(set(known))

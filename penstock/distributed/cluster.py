@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.distributed.addresses import Found, find_cluster, listeners_of, require_loopback
+from penstock.distributed.addresses import (
+    Found,
+    answers_without_token,
+    find_cluster,
+    listeners_of,
+    require_loopback,
+)
 from penstock.distributed.guard import end_cluster, start_guard
 from penstock.workers.killing import MARK, new_mark
 from penstock.workers.process import ONE_THREAD
@@ -104,7 +110,7 @@ def start_ray(
     if address == "local":
         cluster = _start(ray, num_cpus, max(store_bytes, MIN_STORE_BYTES))
     else:
-        cluster = _join(ray, find_cluster(address, timeout_s))
+        cluster = _join(ray, find_cluster(address, timeout_s), timeout_s)
     _current.append(cluster)
     cluster.undo.callback(_current.clear)
     return cluster
@@ -140,6 +146,7 @@ def _settings(address: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else every process listens on all interfaces, whatever is asked for
         "RAY_worker_niceness": "0",
+        "RAY_task_events_report_interval_ms": "0",  # a record of every call, which only a dashboard reads: 3 KB each
         "RAY_max_direct_call_object_size": str(_INLINE_BYTES),
         **ONE_THREAD,
     }
@@ -178,7 +185,14 @@ def _start(ray: Any, num_cpus: int | None, store_bytes: int) -> Cluster:
         return cluster
 
 
-def _join(ray: Any, found: Found) -> Cluster:
+def _join(ray: Any, found: Found, timeout_s: float) -> Cluster:
+    if _settings(found.address)["RAY_AUTH_MODE"] == "token" and answers_without_token(found.address, timeout_s):
+        raise ConfigError(
+            f"the cluster at {found.address} asks for no token, so that everyone who reaches a port of it may run code "
+            "as you, and no runner would start for a process that has one. Start every node with a token (`ray "
+            "get-auth-token --generate`, then RAY_AUTH_MODE=token ray start ...); or say RAY_AUTH_MODE=disabled, if "
+            "that is what you want"
+        )
     before = set(listeners_of(os.getpid(), children=False))
     with contextlib.ExitStack() as undo:
         undo.enter_context(_environment(_settings(found.address)))

@@ -27,7 +27,7 @@ from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree
 from penstock.distributed.packing import pack_rows, unpack_parameters
-from penstock.envs.ids import entry_to_ship
+from penstock.envs.ids import entry_to_ship, take_shipped
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.pool import OpenEpisode, PoolState
 from penstock.learn.algorithm import Algorithm, ResultDict
@@ -94,7 +94,7 @@ class EnvRunner:
         self._version = -1
         self._itr = 0
         self._episodes = Episodes()
-        self._warned: set[str] = set()
+        self._warned: dict[tuple[str, str, int], tuple[int, str]] = {}  # count and last text of each line of code
         self._fresh = True
         if group is None:
             _ = self._live
@@ -237,10 +237,10 @@ class EnvRunner:
 
     def install(self, agent: Any) -> None:
         """Takes a copy of the driver's agent as `installed_copy` returned it."""
-        self.initialize(cloudpickle.loads(bytes(agent)))
+        self.initialize(cloudpickle.loads(b"".join(agent) if isinstance(agent, list) else agent))
 
     def take_weights(self, weights: Any, version: int) -> None:
-        """Takes weights as bytes, as `pack_parameters` returned them."""
+        """Takes weights as `pack_parameters` returned them, by way of `Backend.put`."""
         unpack_parameters(weights, self._acting)
         self._version = version
 
@@ -254,7 +254,7 @@ class EnvRunner:
 
         Returns:
             rows: the leaves of the batch. warmup: of the first fragment, the random steps before it. metrics, sample_s:
-            of the sampler, and seconds of work. warnings: those of the environment's that were not shown yet. span:
+            of the sampler, and seconds of work. warnings: of the environment's, as `_new` chooses them. span:
             begin and end in ns of this machine's clock, or None if this process notes what it does in a trace.
         """
         begun = time.perf_counter_ns()
@@ -344,9 +344,20 @@ class EnvRunner:
         return self._agent
 
     def _new(self, caught: list[warnings.WarningMessage]) -> list[str]:
-        texts = [text for text in dict.fromkeys(str(w.message) for w in caught) if text not in self._warned]
-        self._warned.update(texts)
-        return texts
+        """The warnings to show: of each line of code the first, and of other texts of it the 10th, 100th and so on."""
+        shown: list[str] = []
+        for w in caught:
+            place, text = (w.category.__name__, w.filename, w.lineno), str(w.message)
+            count, before = self._warned.get(place, (0, ""))
+            if count and text == before:
+                continue
+            count += 1
+            self._warned[place] = count, text
+            if count == 1:
+                shown.append(text)
+            elif str(count).rstrip("0") == "1":
+                shown.append(f"{text} (number {count:,} of {w.category.__name__}s from {w.filename}:{w.lineno})")
+        return shown
 
 
 class ShippedRunner(EnvRunner):
@@ -361,8 +372,7 @@ class ShippedRunner(EnvRunner):
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         torch.set_num_threads(1)
         recipe, entry = cloudpickle.loads(payload)
-        if entry is not None and entry.id not in gym.registry:
-            gym.registry[entry.id] = entry
+        take_shipped(entry)
         trace.enter(f"runner {recipe.first_slot // recipe.sampler.spec.B}")
         super().__init__(recipe)
 

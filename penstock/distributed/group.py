@@ -101,8 +101,6 @@ class EnvRunnerGroup:
         self._version = 0
         self._synced: tuple[Any, int] | None = None
         """Weights and version of the last `sync_weights`, with which a replacement begins."""
-        self._packed: Any = None
-        """What was published last, whose memory the next weights are packed into."""
         self._closed = False
         self._remote: list[Any] = []
         try:
@@ -237,14 +235,13 @@ class EnvRunnerGroup:
     def install(self, agent: Agent, runners: Sequence[int]) -> None:
         """Gives these runners a copy of the agent, and their replacements too."""
         self._agent = installed_copy(agent)
-        blob = self.backend.put(self._agent)
+        blob = self.backend.put([self._agent])
         alive = [i for i in runners if i in self.alive]
         self.collect({i: self.call(i, "install", blob) for i in alive}, self.start_timeout_s)
 
     def publish(self, agent: Agent) -> Any:
         """One copy of the agent's weights, as an argument of any number of calls."""
-        self._packed = pack_parameters(agent, self._packed)
-        return self.backend.put(self._packed)
+        return self.backend.put(pack_parameters(agent))
 
     def call(self, i: int, method: str, *args: Any) -> Any:
         """Sends a call to runner i."""
@@ -266,13 +263,17 @@ class EnvRunnerGroup:
         limit_s = self.deadline_s if timeout_s is None else timeout_s
         until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
         while waiting:
-            ready = self.backend.wait(list(waiting.values()), max(until - time.monotonic(), 0.0))
+            left_s = max(until - time.monotonic(), 0.0)
+            last = len(waiting) == 1  # its result can be waited for itself, which takes one call less
+            ready = list(waiting.values()) if last else self.backend.wait(list(waiting.values()), left_s)
             for i, call in [(i, call) for i, call in waiting.items() if any(call is x for x in ready)]:
                 del waiting[i]
                 try:
-                    result = self.backend.result(call, self.deadline_s)
+                    result = self.backend.result(call, left_s if last else self.deadline_s)
                     found[i] = result if then is None else then(i, result)
                 except RunnerError as error:
+                    if last and error.kind == "timeout":
+                        error = self._late(i, limit_s)
                     if harmless and error.kind == "exception":
                         error.add_note(error.trace)
                         raise
@@ -280,7 +281,7 @@ class EnvRunnerGroup:
             if not ready and time.monotonic() >= until:
                 for i in list(waiting):
                     del waiting[i]
-                    self.lost(i, late(limit_s) if self._where[i] else self._not_up(limit_s))
+                    self.lost(i, self._late(i, limit_s))
         return found
 
     def lost(self, i: int, error: RunnerError) -> None:
@@ -364,6 +365,10 @@ class EnvRunnerGroup:
             self._local.close()
         self.backend.close()
 
+    def _late(self, i: int, limit_s: float) -> RunnerError:
+        """The error of a runner that has not answered in time, or never at all."""
+        return late(limit_s) if self._where[i] else self._not_up(limit_s)
+
     def _not_up(self, limit_s: float) -> RunnerError:
         """The error of a runner that has never answered."""
         return RunnerError("timeout", f"it has not come up within {limit_s:g} s{self.backend.crowded()}")
@@ -381,7 +386,7 @@ class EnvRunnerGroup:
 
     def _first_calls(self, i: int) -> list[Any]:
         """Sends what a runner must answer before it takes part: `describe` is the last of these calls."""
-        copy = [] if self._agent is None else [self.call(i, "install", self.backend.put(self._agent))]
+        copy = [] if self._agent is None else [self.call(i, "install", self.backend.put([self._agent]))]
         newest = [] if self._synced is None else [self.call(i, "take_weights", *self._synced)]
         return [*copy, *newest, self.call(i, "describe")]
 

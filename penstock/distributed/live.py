@@ -17,6 +17,7 @@ from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec
+from penstock.core.trace import WAIT, timed
 from penstock.core.tree import tree_leaves
 from penstock.distributed.env_runner import Recipe
 from penstock.distributed.group import EnvRunnerGroup, late
@@ -144,13 +145,10 @@ class RunnersLive:
         return self._agent
 
     def _measure(self, batch: SampleBatch, itr: int) -> None:
-        lag = itr - batch.version[batch.valid]
-        if len(lag):
-            self._lag = {
-                "sampler/lag": float(lag.mean()),
-                "sampler/lag_min": float(lag.min()),
-                "sampler/lag_max": float(lag.max()),
-            }
+        """Notes the lag of a batch, whose rows are all of one version."""
+        if batch.valid.any():
+            lag = float(itr - batch.version[0, 0])
+            self._lag = {"sampler/lag": lag, "sampler/lag_min": lag, "sampler/lag_max": lag}
 
 
 class RoundsLive(RunnersLive):
@@ -259,9 +257,11 @@ class ReadyLive(RunnersLive):
         self._sent: list[list[int]] = [[] for _ in range(n)]  # versions of the requests that it has
         self._served = [0] * n
         self._since = [0.0] * n  # when each runner got its oldest request, or delivered last
+        self._ready: list[int] = []  # runners whose fragment was seen to have come, in the order of serving them
         self._waiting: list[tuple[int, SampleBatch, Episodes]] = []
         self._count = 0
-        self.workers.losses.append(lambda i: self._sent[i].clear())
+        self._round: dict[str, float] = {}
+        self.workers.losses.append(self._lost)
 
     @property
     def _buffers(self) -> int:
@@ -279,12 +279,17 @@ class ReadyLive(RunnersLive):
         else:
             weights = self.workers.publish(agent)
             while True:
-                self._request(weights, itr)
-                i = self._first_ready()
+                self.workers.welcome()
+                for i in self.workers.alive:
+                    if not self._sent[i]:  # it has just come up
+                        self._request(i, weights, itr)
+                begun = time.perf_counter()
+                i = self._next_ready()
                 batch, episodes = self._collected(i) if i >= 0 else (self.blank_batch(), Episodes())
                 if i in self.workers.alive:
                     break
-            self._request(weights, itr)
+            self._round = {"group/round_ms": (time.perf_counter() - begun) * 1e3}
+            self._request(i, weights, itr)
         self._count += 1
         self._served[i], self._last = self._count, batch
         self._measure(batch, itr)
@@ -298,6 +303,7 @@ class ReadyLive(RunnersLive):
                 batch, episodes = self._collected(i)
                 if i in self.workers.alive:  # else nothing of it came
                     self._waiting.append((i, batch, episodes))
+        self._ready.clear()
         return {
             "runners": [live.state_dict() for live in self._lives],
             "numbers": list(self._numbers),
@@ -320,6 +326,8 @@ class ReadyLive(RunnersLive):
         self.workers.faults.counts.clear()
         self.workers.faults.counts.update(state["faults"])
         self.cut_slots = []
+        self._waiting.clear()
+        self._ready.clear()
         for i, (live, kept) in enumerate(zip(self._lives, state["runners"])):
             live.load_state_dict(kept)
             self.cut_slots += [b + i * self.batch_spec.B for b in live.cut_slots]
@@ -338,32 +346,41 @@ class ReadyLive(RunnersLive):
             values = [one[name] for one in found if name in one]
             counted = name.startswith("faults/") or name in ("group/runners", "env/out_of_bounds")
             out[name] = out.get(name, 0.0) + sum(values) if counted else sum(values) / len(values)
-        return {**out, **self._lag}
+        return {**out, **self._round, **self._lag}
 
-    def _request(self, weights: Any, itr: int) -> None:
-        """Asks every runner that is alive for fragments until it has as many requests as it may."""
-        self.workers.welcome()
-        for i in self.workers.alive:
-            short = max(self._depth, 1) - len(self._sent[i])
-            if short:
-                first = self._numbers[i] + len(self._sent[i])
-                if not self._sent[i]:
-                    self._since[i] = time.monotonic()
-                self._pools[i].request(weights, range(first, first + short), itr)
-                self._sent[i] += [itr] * short
+    def _request(self, i: int, weights: Any, itr: int) -> None:
+        """Asks a runner for fragments until it has as many requests as it may."""
+        short = max(self._depth, 1) - len(self._sent[i])
+        if short:
+            first = self._numbers[i] + len(self._sent[i])
+            if not self._sent[i]:
+                self._since[i] = time.monotonic()
+            self._pools[i].request(weights, range(first, first + short), itr)
+            self._sent[i] += [itr] * short
 
-    def _first_ready(self) -> int:
-        """The runner to take the next fragment from; -1 where there was none in time, and runners were lost."""
-        heads = {i: self._pools[i].requested(self._numbers[i])[i] for i, sent in enumerate(self._sent) if sent}
-        limit_s = self.workers.deadline_s
-        late_at = min((self._since[i] for i in heads), default=0.0) + limit_s
-        ready = self.workers.backend.wait(list(heads.values()), max(late_at - time.monotonic(), 0.0))
-        now = time.monotonic()
-        found = [i for i, call in heads.items() if any(call is x for x in ready)]
-        for i in heads:
-            if i not in found and now - self._since[i] > limit_s:
-                self.workers.lost(i, late(limit_s))
-        return min(found, key=lambda i: self._served[i], default=-1)
+    def _next_ready(self) -> int:
+        """The runner to take the next fragment from; -1 where there was none in time, and runners were lost.
+
+        Whoever is ready is asked for once all have been served that were ready the last time: to ask costs more the
+        more runners there are.
+        """
+        if not self._ready:
+            heads = {i: self._pools[i].requested(self._numbers[i])[i] for i, sent in enumerate(self._sent) if sent}
+            limit_s = self.workers.deadline_s
+            late_at = min((self._since[i] for i in heads), default=0.0) + limit_s
+            come = timed(WAIT, self.workers.backend.wait)(list(heads.values()), max(late_at - time.monotonic(), 0.0))
+            ready = set(map(id, come))
+            now = time.monotonic()
+            self._ready = sorted((i for i in heads if id(heads[i]) in ready), key=lambda i: self._served[i])
+            for i in heads:
+                if i not in self._ready and now - self._since[i] > limit_s:
+                    self.workers.lost(i, late(limit_s))
+        return self._ready.pop(0) if self._ready else -1
+
+    def _lost(self, i: int) -> None:
+        """Forgets what a lost runner was asked for."""
+        self._sent[i].clear()
+        self._ready = [j for j in self._ready if j != i]
 
     def _collected(self, i: int) -> tuple[SampleBatch, Episodes]:
         version = self._sent[i].pop(0)

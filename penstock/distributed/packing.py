@@ -1,8 +1,8 @@
-"""Parameters and fragments as bytes: one message for each, however many arrays they are made of."""
+"""Parameters and fragments as bytes that travel in one message each, however many arrays they are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,54 +10,46 @@ import numpy.typing as npt
 import torch
 
 from penstock.agents.agent import Agent
-from penstock.agents.parameters import parameters_of
+from penstock.agents.parameters import tensors_of
 from penstock.core.tree import Tree, tree_leaves
 
 INLINE_BYTES = 256 << 10
 """Fragments up to this size travel as one string of bytes; of larger ones each array is copied once on its way."""
-_ALIGNMENT = 8
 Bytes = npt.NDArray[np.uint8]
 
 
-def pack_parameters(agent: Agent, out: Bytes | None = None) -> Bytes:
-    """[n] uint8: all parameters and buffers in the order of `parameters_of`, each at a multiple of 8 bytes.
+def pack_parameters(agent: Agent) -> list[Bytes]:
+    """The bytes of each parameter and buffer, [n] uint8, in the order of `tensors_of`, for `Backend.put`.
 
-    Args:
-        out: what an earlier call returned, which is overwritten: new memory takes longer than the copy.
+    They are views of the agent's memory; copies of what is not contiguous or not on the CPU.
     """
-    arrays = [x.detach().cpu().numpy() for x in parameters_of(agent).values()]
-    size = sum(_room(x.nbytes) for x in arrays)
-    if out is None or out.size != size:
-        out = np.zeros(size, np.uint8)
-    at = 0
-    for x in arrays:
-        out[at : at + x.nbytes] = _raw(x)
-        at += _room(x.nbytes)
-    return out
+    return [_raw(x.detach().cpu().numpy()) for x in tensors_of(agent)]
 
 
 def unpack_parameters(data: Any, agent: Agent) -> None:
-    """Copies what `pack_parameters` returned, as bytes or an array, into an agent of the same parameters.
+    """Copies what `pack_parameters` returned into an agent of the same parameters.
+
+    Args:
+        data: as a method receives it from `Backend.put`: the bytes of all arrays one after the other, or a list of
+            [n] uint8.
 
     Raises:
         ValueError: the sizes differ.
     """
-    flat = np.frombuffer(data, np.uint8)
-    tensors = [x.detach() for x in parameters_of(agent).values()]
-    size = sum(_room(x.nbytes) for x in tensors)
-    if flat.size != size:
+    tensors = [x.detach() for x in tensors_of(agent)]
+    sizes = [x.nbytes for x in tensors]
+    given = [len(x) for x in data] if isinstance(data, list) else [len(data)]
+    if sum(given) != sum(sizes) or (isinstance(data, list) and given != sizes):
         raise ValueError(
-            f"the weights have {flat.size} bytes; expected {size}, as of this runner's agent with "
+            f"the weights have {sum(given)} bytes; expected {sum(sizes)}, as of this runner's agent with "
             f"{len(tensors)} arrays: build driver and runners from the same settings"
         )
-    at = 0
-    for x in tensors:
+    for x, part in zip(tensors, data if isinstance(data, list) else _cut(data, sizes), strict=True):
         there = x.device.type == "cpu" and x.is_contiguous()
         own = x if there else torch.empty(x.shape, dtype=x.dtype)
-        _raw(own.numpy())[...] = flat[at : at + x.nbytes]
+        _raw(own.numpy())[...] = part
         if not there:
             x.copy_(own)
-        at += _room(x.nbytes)
 
 
 def pack_rows(tree: Tree) -> bytes | list[npt.NDArray[Any]]:
@@ -85,5 +77,9 @@ def _raw(x: npt.NDArray[Any]) -> Bytes:
     return x.reshape(-1).view(np.uint8)
 
 
-def _room(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def _cut(data: Any, sizes: Sequence[int]) -> Iterator[Bytes]:
+    """Views of so many bytes each, one after the other."""
+    at = 0
+    for size in sizes:
+        yield np.frombuffer(data, np.uint8, size, at)
+        at += size

@@ -18,18 +18,17 @@ from penstock.core.errors import ConfigError, LearnerError
 from penstock.core.mapped import chunks, releaser
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
 from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.backends.make import BackendName, make_backend
+from penstock.distributed.backends.make import make_backend
 from penstock.distributed.replay_shard import ReplayShard, versions
 from penstock.replay.columns import Array, Plan, Rows
 from penstock.replay.room import gigabytes
+from penstock.replay.settings import ReplaySettings
 from penstock.replay.storage import require_arrays
 from penstock.replay.store import StoragePlan
 from penstock.replay.view import View
 
-DEADLINE_S = 60.0
-"""Seconds without an answer after which a shard counts as hung, and is killed."""
 START_TIMEOUT_S = 300.0
-"""The same while it starts."""
+"""Seconds within which a shard must come up; later ones have `shard_deadline_s`."""
 
 
 class Shards:
@@ -47,7 +46,8 @@ class Shards:
         LearnerError: a shard did not come up.
     """
 
-    def __init__(self, plan: StoragePlan, view: View, slots: int, shards: int, backend: BackendName) -> None:
+    def __init__(self, plan: StoragePlan, view: View, slots: int, settings: ReplaySettings) -> None:
+        shards, self._deadline_s = settings.shards, settings.shard_deadline_s
         if shards > slots:
             raise ConfigError(
                 f"replay.shards={shards} with {slots} slots, and a shard keeps those of one at least; use "
@@ -58,7 +58,7 @@ class Shards:
         self._bounds = [i * slots // shards for i in range(shards + 1)]
         self._zeros = plan._replace(info={}, folder=None, rows=self._form.rows).made(1).zeros
         self._writes: dict[int, Any] = {}
-        self._backend = make_backend(backend, shards, num_cpus=0.0)
+        self._backend = make_backend(settings.shard_backend, shards, num_cpus=0.0)
         self._finalizer = weakref.finalize(self, self._backend.close)
         self._where = [""] * shards
         try:
@@ -201,7 +201,7 @@ class Shards:
 
     def _results(self, calls: Mapping[int, Any], timeout_s: float | None = None) -> dict[int, Any]:
         """The results of calls by shard, all within a deadline. Raises ConfigError or LearnerError, which names one."""
-        until = time.monotonic() + (DEADLINE_S if timeout_s is None else timeout_s)
+        until = time.monotonic() + (self._deadline_s if timeout_s is None else timeout_s)
         return {i: self._result(i, call, max(until - time.monotonic(), 0.0)) for i, call in calls.items()}
 
     def _result(self, i: int, call: Any, timeout_s: float) -> Any:
@@ -212,8 +212,10 @@ class Shards:
             trace = f"\n{error.trace}" if error.trace else ""
             if error.kind != "exception":
                 self._backend.kill(self._actors[i])
+                slow = "; if it is only slow, use a longer replay.shard_deadline_s" if error.kind == "timeout" else ""
                 raise LearnerError(
-                    f"{place} is lost, and its rows with it: {error}; resume the run from its last checkpoint{trace}"
+                    f"{place} is lost, and its rows with it: {error}{slow}; resume the run from its last checkpoint "
+                    f"(penstock resume RUN){trace}"
                 ) from error
             if error.error_type == "ConfigError" or " raised ConfigError: " in str(error):
                 raise ConfigError(f"{place}: {error}") from error

@@ -92,7 +92,7 @@ class RunnerPool(EnvPool):
             start = time.perf_counter()
             if i in self._taking_over:
                 self.workers.backend.result(self._taking_over.pop(i), self.workers.deadline_s)
-            unpack_rows(reply["rows"], batch[:, self._columns[i]])
+            unpack_rows(reply["rows"], batch[:, self._columns[i]] if len(self.runners) > 1 else batch)
             arrived.add(i)
             slowest_s = max(slowest_s, reply["sample_s"])
             self._runner_metrics[i] = reply["metrics"]
@@ -142,7 +142,8 @@ class RunnerPool(EnvPool):
         for i, reply in found.items():
             part, slots = PoolState.from_plain(reply["pool"]), self._columns[i]
             part.began = [n + whole.tick - part.tick for n in part.began]
-            whole.put(slots, part)
+            if part.episode:  # native batched environments know of none: all of their slots reset next
+                whole.put(slots, part)
             tree_map(lambda x, y, s=slots: np.copyto(x[s], y), self._states, reply["agent_states"])
             whole.restarts = max(whole.restarts, part.restarts)
         return whole
@@ -153,6 +154,7 @@ class RunnerPool(EnvPool):
         self._opened[:], self._ticks = np.maximum(state.episode, 0), state.tick
         self._restored, self._previous = Counter(state.faults), outs[0]
         self._gone.clear()
+        self._runner_metrics.clear()
         if self._whole:
             self.workers.faults.counts.clear()
         calls = {}
@@ -217,7 +219,6 @@ class RunnerPool(EnvPool):
         """Forgets what a lost runner owed; the episodes that it may have begun are not begun again."""
         if i not in self._columns:
             return
-        self._taking_over.pop(i, None)
         owed = sum(calls.pop(i, None) is not None for calls in self._calls.values())
         self._opened[self._columns[i]] += (owed + 1) * (self.workers.fragment.T + 1)
         metrics = self._runner_metrics.pop(i, {})

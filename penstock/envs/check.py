@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError, words_of
 from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
@@ -189,7 +189,7 @@ def _called(call: Callable[[], Any], where: str, violation: Callable[[Any], str 
     except PenstockError as error:
         raise EnvWorkerError(f"{where}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise EnvWorkerError(f"{where} raised {type(error).__name__}: {error}\n{traceback.format_exc()}") from error
+        raise EnvWorkerError(f"{where} raised {words_of(error)}\n{traceback.format_exc()}") from error
     duration = time.perf_counter() - started
     if message := violation(result):
         raise EnvContractError(f"{where}: {message}")

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from penstock.core.errors import words_of
+
 _OF_SLOT = re.compile(r"(?P<kind>(?:evaluation )?slot) (?P<slot>\d+)(?: and (?P<more>\d+) more)? (?P<where>of .*? in )")
 _CLOSE = "close(): "
 
@@ -25,8 +27,7 @@ def try_close(env: Any, where: str) -> list[str]:
     try:
         env.close()
     except (Exception, SystemExit) as error:
-        fault = f"{type(error).__name__}: {error}"
-        return [f"{where} in {_CLOSE}{fault}; it is let go, and may hold on to what it had opened"]
+        return [f"{where} in {_CLOSE}{words_of(error)}; it is let go, and may hold on to what it had opened"]
     return []
 
 

@@ -52,12 +52,16 @@ def own_factory(env: str) -> Callable[..., Any] | None:
     return None
 
 
+_shipped: dict[str, Any] = {}
+"""Entries of ids that another process knows, where nothing in this one registers them."""
+
+
 def entry_to_ship(id_: str) -> Any:
     """The id's entry in Gymnasium's registry, or None; a class of the script itself stands in it, not its name.
 
-    In another process that name would mean something else.
+    In another process that name would mean something else. `take_shipped` is for that process.
     """
-    entry = gym.registry.get(id_)
+    entry = gym.registry.get(id_, _shipped.get(id_))
     if entry is None or not str(entry.entry_point).startswith("__main__:"):
         return entry
     entry = copy.copy(entry)
@@ -65,8 +69,16 @@ def entry_to_ship(id_: str) -> Any:
     return entry
 
 
+def take_shipped(entry: Any) -> None:
+    """Has an id mean here what it means where its entry comes from, unless a module that is imported registers it."""
+    if entry is not None:
+        _shipped[entry.id] = entry
+
+
 def make_registered(id_: str, **kwargs: Any) -> Any:
     """What Gymnasium makes of an id. Raises ConfigError that names the nearest if it does not know it."""
+    if id_ in _shipped:
+        gym.registry.setdefault(id_, _shipped[id_])
     try:
         # Gymnasium's own checker looks at the first step only and costs a call on every one; `check_env` replaces it.
         return gym.make(id_, **{"disable_env_checker": True, **kwargs})

@@ -12,7 +12,15 @@ from typing import Any, TypeAlias, get_args
 import gymnasium as gym
 
 from penstock.core.config import import_object, import_path, known_names
-from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError, NativeEnvError, PenstockError, nearest
+from penstock.core.errors import (
+    ConfigError,
+    EnvWorkerError,
+    MissingExtraError,
+    NativeEnvError,
+    PenstockError,
+    nearest,
+    words_of,
+)
 from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
@@ -172,7 +180,7 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
                     raise MissingExtraError(package, extra) from error
         given = f" with kwargs {dict(kwargs)!r}" if kwargs else ""
         where = "".join(traceback.format_exception(error))
-        said = f"{what} raised {type(error).__name__}: {error}{given}{_old_gym(error)}"
+        said = f"{what} raised {words_of(error)}{given}{_old_gym(error)}"
         raise EnvWorkerError(f"{said}\n{where}") from error
 
 
@@ -199,7 +207,7 @@ def _import_module(module: str, setting: str) -> None:
         hint = _old_gym(error) or "; is it installed and on PYTHONPATH?"
         raise ConfigError(f"{setting}: cannot import {module!r}: {error}{hint}") from error
     except Exception as error:
-        said = f"{setting}: importing {module!r} raised {type(error).__name__}: {error}"
+        said = f"{setting}: importing {module!r} raised {words_of(error)}"
         raise EnvWorkerError(f"{said}\n{''.join(traceback.format_exception(error))}") from error
 
 

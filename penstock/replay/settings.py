@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Chance, Count, Unit, Whole, check_settings
+from penstock.core.limits import Chance, Count, Positive, Unit, Whole, check_settings
 from penstock.core.spec import EnvSpec
 from penstock.replay.hindsight import HindsightTransitions, find_reward_fn
 from penstock.replay.view import ALL_INPUTS, Transitions
@@ -46,6 +46,8 @@ class ReplaySettings:
     The samples are the same."""
     shard_backend: Literal["in-process", "processes", "ray"] = "ray"
     """Where shards live: `ray`; `processes` of this machine, without Ray; `in-process`, to step through them."""
+    shard_deadline_s: Positive = 60.0
+    """Seconds without an answer after which a shard counts as hung and the run ends, as its rows are gone."""
 
     def __post_init__(self) -> None:
         check_settings(self, "replay.")

@@ -104,7 +104,7 @@ def make_store(settings: ReplaySettings, plan: StoragePlan, view: View, slots: i
     """
     if not settings.shards:
         return LocalStore(plan.made(slots), view)
-    return import_object(_SHARDS)(plan, view, slots, settings.shards, settings.shard_backend)
+    return import_object(_SHARDS)(plan, view, slots, settings)
 
 
 def chosen_info(info: Tree, paths: tuple[str, ...]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _OPTIONAL = {
     "pygame": "classic",
     "box2d": "box2d",
     "imageio-ffmpeg": "video",
-    "ray": "",
+    "ray": "ray",
     "envpool": "",
 }
 """Packages, with the extra of penstock that installs each, if there is one."""
@@ -64,9 +64,6 @@ CONFLICTS = (
         ">=0.15",
         "torchrl breaks; pip falls back to a very old one",
         "tensordict<0.15",
-    ),
-    Conflict(
-        "ray", "", "gymnasium", ">1.2.2", "Ray's own RLlib wants gymnasium 1.2.2; Ray itself works", "gymnasium==1.2.2"
     ),
     Conflict("tianshou", "", "pandas", ">=3", "tianshou wants pandas below 3", "pandas<3"),
     Conflict("tianshou", "", "filelock", ">=4", "tianshou wants filelock below 4", "filelock<4"),

@@ -24,7 +24,7 @@ from penstock.run.trainer import Trainer
 from penstock.samplers import content, placed
 
 _OTHERS = "or it is not of these settings, or of another version"
-_PLACES = ("algo.replay.shards", "algo.replay.shard_backend")
+_PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard_deadline_s")
 """Settings of the algorithm that say where work is done, and change no bit of it."""
 
 

@@ -14,6 +14,7 @@ from penstock.learn.minibatch import part_count
 from penstock.learn.policy import Policy
 from penstock.run.files.rundir import changes_since
 from penstock.run.trainer import Trainer
+from penstock.samplers import described
 from penstock.samplers.episodes import Episodes
 
 STOPPED = "stop"
@@ -56,7 +57,7 @@ def title(trainer: Trainer) -> str:
 
 
 def headline(trainer: Trainer) -> str:
-    """Spaces, parameters, rows and updates of an iteration, seed and directory, in a line."""
+    """Spaces, parameters, rows and updates of an iteration, seed and directory, in a line; and one with the sampler."""
     policy, spec = trainer.policy, trainer.report.spec
     T, B = trainer.sampler.batch_spec
     count = sum(p.numel() for p in policy.agent.parameters())
@@ -71,6 +72,7 @@ def headline(trainer: Trainer) -> str:
         f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
         f"{describe(spec.action)}; {count:,} parameters; {counted(B, 'slot')} x {counted(T, 'step')} = "
         f"{counted(B * T, 'row')} a batch{trained_on}; seed {trainer.exp.run.seed}; {trainer.run_dir}"
+        f"\n  sampler {described(trainer.exp.sampler_settings)}"
         + (f"\n  {note}" if (note := trainer.exp.env_config.note) else "")
     )
 

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from penstock.core.config import import_object, override, whole
 from penstock.core.errors import ConfigError, nearest
+from penstock.core.machine import counted
 from penstock.core.spec import BatchSpec
 
 SAMPLERS = {
@@ -40,6 +41,20 @@ def find_sampler(name: str) -> Any:
     return import_object(SAMPLERS.get(name, name))
 
 
+def described(sampler: Any) -> str:
+    """A sampler in words, as in `cpu with 2 workers` or `runners: 4 on processes, 16 slots each, serial`."""
+    path = f"{type(sampler).__module__}:{type(sampler).__qualname__}"
+    name = next((known for known, at in SAMPLERS.items() if at == path), type(sampler).__name__)
+    if not hasattr(sampler, "inner"):
+        return f"{name} with {counted(sampler.workers, 'worker')}" if hasattr(sampler, "workers") else name
+    inner, ahead = described(sampler.inner), f", depth {sampler.depth}" if sampler.depth else ""
+    if not hasattr(sampler, "runners"):
+        return f"{name}: {inner}{ahead}"
+    mode = ", ready mode" if sampler.mode == "ready" else ""
+    slots = counted(sampler.inner.spec.B, "slot")
+    return f"{name}: {sampler.runners} on {sampler.backend}, {slots} each, {inner}{mode}{ahead}"
+
+
 def samplers_with(setting: str) -> list[str]:
     """The names of samplers that have a setting of this name."""
     return [name for name in SAMPLERS if setting in {f.name for f in fields(find_sampler(name))}]
@@ -55,10 +70,12 @@ def sized(sampler: Any, spec: BatchSpec) -> Any:
         parts = sampler.spec.B // sampler.inner.spec.B
         if spec.B % parts:
             each = -(-spec.B // parts)
-            more = "more runners than slots make no sense, " if parts > spec.B else ""
+            fit = f"a number that divides {spec.B}"
+            if parts > spec.B:
+                fit = f"at most {spec.B}, since more runners than slots make no sense"
             raise ConfigError(
-                f"sampler.runners={parts} for the B={spec.B} of a batch; {more}expected a number that divides "
-                f"{spec.B}; or set the slots of each runner, e.g. sampler.inner.B={each} for {each * parts} in all"
+                f"sampler.runners={parts} for the B={spec.B} of a batch; expected {fit}; or set the slots of "
+                f"each runner, e.g. sampler.inner.B={each} (--sampler.inner.B {each}) for {each * parts} in all"
             )
         return replace(sampler, inner=sized(sampler.inner, spec._replace(B=spec.B // parts)))
     changes: dict[str, Any] = {"T": spec.T, "B": spec.B}

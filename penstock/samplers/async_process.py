@@ -16,6 +16,7 @@ from penstock.agents.parameters import parameters_of
 from penstock.core.slab import view
 from penstock.core.tree import Tree
 from penstock.core.wire import encode
+from penstock.envs.ids import take_shipped
 from penstock.envs.make import EnvConfig
 from penstock.workers import control
 from penstock.workers.control import fence
@@ -40,6 +41,8 @@ class MakeInner:
     seed: int
     first_slot: int
     total_slots: int | None
+    entry: Any = None
+    """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class AsyncHost(Host):
         if isinstance(message, MakeInner):
             mark = self.block[control.MARK : control.MARK + control.MARK_WORDS]
             slabs = self.boot.slabs
+            take_shipped(message.entry)
             shared = Shared(slabs[BATCHES], mark, (slabs[LEDGERS[0]], slabs[LEDGERS[1]]))
             self.inner = message.inner.build(
                 message.config,

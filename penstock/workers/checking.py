@@ -17,7 +17,7 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import EnvReport, check_env
 from penstock.envs.closing import close_env
-from penstock.envs.ids import entry_to_ship
+from penstock.envs.ids import entry_to_ship, take_shipped
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.messages import last
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
@@ -115,8 +115,7 @@ class CheckingProcess(Host):
             config, registered = cloudpickle.loads(message.parts)
         except Exception as error:
             return {"foreign": f"{type(error).__name__}: {error}"}
-        if registered is not None:
-            gym.registry.setdefault(registered.id, registered)
+        take_shipped(registered)
         watched = replace(config, wrappers=(*config.wrappers, self.watch))
         self.note(MAKING, "its construction")
         try:

@@ -14,6 +14,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
 from penstock.core.slab import view
 from penstock.core.tree import tree_map
+from penstock.envs.ids import take_shipped
 from penstock.envs.pools.pool import PoolState
 from penstock.envs.pools.serial import SerialPool
 from penstock.workers import control
@@ -133,6 +134,7 @@ class SamplingProcess(Host):
         for pool in self.pools.pop(mail.pool, []):
             if pool is not None:
                 pool.close()
+        take_shipped(mail.entry)
         ledger = view(self.boot.slabs[mail.slab], mail.ledger)
         mark: Any = self.block[control.MARK : control.MARK + control.MARK_WORDS]
         pools: list[SerialPool | None] = [

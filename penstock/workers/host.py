@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core import trace
-from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError, words_of
 from penstock.core.wire import encode
 from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, fence, sleep_on
@@ -76,7 +76,7 @@ def describe(error: BaseException) -> dict[str, str]:
         text, cause = str(error), error.__cause__
         text += f"\n{_stack(cause)}" if cause is not None and "Traceback" not in text else ""
         return {"kind": "exception", "text": text}
-    return {"kind": "exception", "text": f"{type(error).__name__}: {error}\n{_stack(error)}"}
+    return {"kind": "exception", "text": f"{words_of(error)}\n{_stack(error)}"}
 
 
 def _stack(error: BaseException) -> str:

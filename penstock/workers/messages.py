@@ -60,6 +60,8 @@ class MakePool:
     """Number of the batch's first slot among those of all samplers of the run."""
     keep: bool = False
     """True for a replacement: it goes on from the ledger instead of clearing it."""
+    entry: Any = None
+    """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
 
 
 class Acting(NamedTuple):

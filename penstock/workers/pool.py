@@ -20,6 +20,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.slab import share
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
+from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, slots_of
@@ -379,4 +380,5 @@ class ProcessPool(EnvPool):
             2 * n + 1,
             self._first_slot,
             keep,
+            entry_to_ship(self._config.name),
         )

@@ -15,6 +15,7 @@ from penstock.agents.parameters import (
     live_in,
     parameters_of,
     require_device,
+    tensors_of,
 )
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
@@ -46,6 +47,18 @@ def test_parameters_are_all_that_acting_depends_on() -> None:
     live = agent()
     parameters_of(live)["value_head.bias"].data.fill_(7.0)
     assert float(live.value_head.bias.detach()) == 7.0
+
+
+def test_tensors_are_those_of_the_names_in_their_order() -> None:
+    one = agent()
+    one.register_module("nothing", None)
+    one.register_buffer("mean", torch.zeros(1))
+    one.add_module("again", one.actor)  # its parameters stand there once
+    one.register_parameter("tied", one.value_head.bias)
+    one.register_buffer("tied_buffer", one.get_buffer("mean"))
+    named = list(parameters_of(one).values())
+    assert len(tensors_of(one)) == len(named)
+    assert all(x is y for x, y in zip(tensors_of(one), named))
 
 
 def test_a_copy_has_the_same_numbers_and_its_own_memory() -> None:

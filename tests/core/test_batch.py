@@ -1,10 +1,11 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from penstock.core.batch import Inputs, SampleBatch, allocate_batch, padded_rows, poison
+from penstock.core.batch import Inputs, MultiAgentBatch, SampleBatch, TrainBatch, allocate_batch, padded_rows, poison
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
@@ -157,3 +158,27 @@ def test_poison_reaches_every_leaf():
 
 def test_rows_are_padded_to_the_next_multiple_of_four():
     assert [padded_rows(n) for n in (0, 1, 2, 3, 4, 5, 7, 8, 9, 1000, 1001)] == [0, 4, 4, 4, 4, 8, 8, 8, 12, 1000, 1004]
+
+
+def test_a_batch_shows_shapes_and_no_values():
+    batch = numbered(3, 2)
+    batch.valid[...] = [[True, True], [False, True], [True, True]]
+    text = (
+        "SampleBatch(T=3, B=2, 5 of 6 rows valid, obs['image'] uint8[4, 2, 3, 4, 4], obs['x'] float32[4, 2, 2], "
+        "prev_action[0] int64[4, 2], prev_action[1] float32[4, 2, 2], info['env']['score'] float32[3, 2], "
+        "info['logp'] float32[3, 2], state['h'] float32[2, 3])"
+    )
+    assert repr(batch) == str(batch) == repr(as_torch(batch)) == text
+    assert repr(MultiAgentBatch({"a": batch}, 1_234)) == f"MultiAgentBatch(1,234 env steps, {{'a': {text}}})"
+    assert repr(tree_map(np.shape, batch)).startswith("SampleBatch("), "a tree of something else in its form"
+
+
+def test_a_batch_to_train_on_shows_shapes_and_no_values():
+    batch = numbered(3, 2, state=False)
+    rows = {"return": np.ones(6, np.float32)}
+    flat = TrainBatch(batch.inputs_t.flat()._replace(obs=np.zeros((6, 4))), rows, metrics={"loss": 1.0})
+    assert repr(flat) == (
+        "TrainBatch(obs float64[6, 4], prev_action[0] int64[6], prev_action[1] float32[6, 2], prev_reward float32[6], "
+        "first bool[6], return float32[6], metrics: loss)"
+    )
+    assert repr(replace(flat, valid=np.array([True] * 5 + [False]))).startswith("TrainBatch(5 of 6 rows valid, obs ")

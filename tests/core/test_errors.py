@@ -36,3 +36,13 @@ def test_nearest_names_the_close_words_or_all_of_few():
     assert nearest("ratee", ["rate", "rates", "batch"]).startswith("did you mean 'rate")
     assert nearest("zzz", ["b", "a", "a"]) == "known: a, b"
     assert nearest("zzz", [str(i) for i in range(10, 40)]) == "known: " + ", ".join(map(str, range(10, 22))) + ", ..."
+
+
+def test_the_words_of_an_error_do_not_raise():
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert errors.words_of(ValueError("a\nb")) == "ValueError: a\nb"
+    assert errors.words_of(SystemExit(3)) == "SystemExit: 3"
+    assert errors.words_of(Mute()) == "Mute, whose own __str__ raises RuntimeError"

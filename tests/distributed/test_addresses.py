@@ -13,7 +13,15 @@ import pytest
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.distributed import addresses
-from penstock.distributed.addresses import Found, Node, find_cluster, listeners_of, nodes_here, require_loopback
+from penstock.distributed.addresses import (
+    Found,
+    Node,
+    answers_without_token,
+    find_cluster,
+    listeners_of,
+    nodes_here,
+    require_loopback,
+)
 from penstock.distributed.cluster import start_ray
 
 pytestmark = pytest.mark.timeout(60)
@@ -184,3 +192,30 @@ def test_ray_is_imported_by_nothing_before_it_is_asked_for() -> None:
         "assert 'ray' not in sys.modules and 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def frame(kind: int, flags: int = 0, payload: bytes = b"", stream: int = 1) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+HEAD, END_OF_STREAM = frame(1, 4, b"\x88"), frame(1, 5, b"\x88")
+
+
+@pytest.mark.parametrize(
+    ("says", "answers"),
+    [
+        (HTTP2_SETTINGS + HEAD + frame(0, 0, b"\0\0\0\0\x04abcd") + END_OF_STREAM, True),
+        (HTTP2_SETTINGS + frame(4, 1, stream=0) + END_OF_STREAM, False),  # refused: no data but an end
+        (HTTP2_SETTINGS + frame(3, 0, bytes(4)), False),
+        (HTTP2_SETTINGS + frame(7, 0, bytes(8), stream=0), False),
+        (HTTP2_SETTINGS, False),
+    ],
+)
+def test_a_cluster_that_answers_without_a_token_is_told_from_others(says: bytes, answers: bool) -> None:
+    server = Server(says)
+    try:
+        assert answers_without_token(server.address, 5.0) == answers
+    finally:
+        server.close()
+    assert server.heard[0].startswith(b"PRI * HTTP/2.0")
+    assert not answers_without_token(server.address, 1.0), "nobody is there"

@@ -22,7 +22,7 @@ import json, os, signal, stat, sys, time, warnings
 import numpy as np
 import psutil
 from penstock.core.errors import ConfigError
-from penstock.distributed.addresses import listeners_of
+from penstock.distributed.addresses import answers_without_token, listeners_of
 from penstock.distributed.backends.backend import RunnerError
 from penstock.distributed.backends.on_ray import Ray
 from penstock.distributed.cluster import start_ray
@@ -77,6 +77,7 @@ facts = {
     "home": os.listdir(os.environ["HOME"]), "token": len(os.environ["RAY_AUTH_TOKEN"]),
     "in_command_lines": any(os.environ["RAY_AUTH_TOKEN"] in " ".join(p.cmdline()) for p in processes),
     "room": [backend.require_room(4), refused(lambda: backend.require_room(5))],
+    "threads": [open(f"/proc/self/task/{i}/comm").read().strip() for i in os.listdir("/proc/self/task")],
 }
 fed = [backend.start(Echo, (), f"runner {i}") for i in range(1, 4)]
 for other in fed:
@@ -106,6 +107,9 @@ def test_a_local_cluster_is_this_users_alone_and_leaves_nothing(tmp_path: Path) 
     assert found["mode"] == 0o700
     assert found["token"] == 64 and not found["in_command_lines"] and found["home"] == []
     assert found["kept"] and found["kept_after"]
+    assert "worker.io" in found["threads"] and not any("task_event" in x for x in found["threads"]), (
+        "calls are recorded"
+    )
     assert (found["where"]["threads"], found["where"]["nice"]) == ("1", os.nice(0))
     room, refusal = found["room"]
     assert room is None
@@ -161,7 +165,7 @@ facts |= {"two": other.result(other.start(Echo, (), "runner 0").echo.remote(2), 
 call = runner.echo.remote(3)
 ray = backend.cluster.ray
 ray.shutdown()  # as a script may by mistake
-calls = [lambda: backend.result(call, 9), lambda: backend.wait([call], 9), lambda: backend.put(np.zeros(99999, "u1")),
+calls = [lambda: backend.result(call, 9), lambda: backend.wait([call], 9), lambda: backend.put([np.zeros(99999, "u1")]),
          lambda: backend.call(runner, "echo", 4), lambda: backend.start(Echo, (), "runner 1"),
          lambda: backend.start(int, (), "runner 1")]
 facts["refused"] = [refused(call) for call in calls]
@@ -192,11 +196,13 @@ assert not constants.ENABLE_RAY_CLUSTER  # by the environment: loopback only, of
 checks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
 small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 head = {**small, "_system_config": checks, "temp_dir": os.path.join(tempfile.gettempdir(), "pr" + str(os.getpid()))}
+os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)  # where Ray writes the address of the head
 nodes = Cluster(initialize_head=True, head_node_args=head)
 two = nodes.add_node(**{**small, "num_cpus": 2})
 nodes.wait_for_nodes(timeout=60)
 constants.ENABLE_RAY_CLUSTER = True  # as without that
-facts = {"remote": refused(lambda: start_ray("127.0.0.1:1", timeout_s=5.0))}
+facts = {"remote": refused(lambda: start_ray("127.0.0.1:1", timeout_s=5.0)),
+         "open": answers_without_token(nodes.address, 5.0)}
 os.environ["RAY_ADDRESS"] = nodes.address
 backend = Ray("auto", num_cpus=2)
 facts |= {"origin": backend.cluster.origin, "text": str(backend.cluster),
@@ -225,6 +231,7 @@ tell(**facts)
 def test_a_cluster_is_joined_a_node_is_lost_and_the_scripts_own_connection_stays(tmp_path: Path) -> None:
     found = told(NODES, tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 64, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
     assert found["remote"][0] == "ConfigError" and "no cluster answers at 127.0.0.1:1 within 5 s" in found["remote"][2]
+    assert not found["open"]
     assert found["origin"] == "joined" and "joined: 3 CPUs, nodes 2; listening: 127.0.0.1:" in found["text"]
     assert found["room"][0] is None and "use runners<=1, or num_cpus<=1" in found["room"][1][2], found["room"]
     assert all(x.startswith("127.0.0.1:") for x in found["listeners"])

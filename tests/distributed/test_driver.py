@@ -60,8 +60,10 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("backend", "number", "code"),
     [
+        ("processes", signal.SIGINT, 130),
         ("processes", signal.SIGTERM, 143),
         ("processes", signal.SIGKILL, -9),
+        pytest.param("ray", signal.SIGINT, 130, marks=pytest.mark.slow),
         ("ray", signal.SIGTERM, 143),
         ("ray", signal.SIGKILL, -9),
     ],
@@ -72,8 +74,9 @@ def test_ended_by_a_signal(backend: str, number: int, code: int, clean: Any, tmp
     root = str(Path(__file__).parents[2])
     folder = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": root, "STEP_S": "0.002"}
+    command = [sys.executable, "-c", SCRIPT, str(folder), backend]
     driver = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder), backend], env=environment, stderr=subprocess.PIPE, text=True
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=number == signal.SIGINT
     )
     try:
         until = time.monotonic() + 100
@@ -82,7 +85,10 @@ def test_ended_by_a_signal(backend: str, number: int, code: int, clean: Any, tmp
             time.sleep(0.02)
         below = psutil.Process(driver.pid).children(recursive=True)
         assert len(below) >= 2
-        driver.send_signal(number)
+        if number == signal.SIGINT:  # a terminal sends it to all processes of its foreground group
+            os.killpg(driver.pid, number)
+        else:
+            driver.send_signal(number)
         assert driver.wait(timeout=60) == code
     finally:
         driver.kill()

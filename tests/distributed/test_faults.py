@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -197,8 +201,20 @@ def test_a_runner_that_never_comes_up_is_told_with_what_it_waits_for(monkeypatch
         with pytest.raises(EnvWorkerError, match=r"(?s)2 of 3 runners are up.*it needs 3 CPUs, and 2 are free"):
             sampler.obtain_samples(2)
         sampler.workers._where[0] = ""
-        with pytest.warns(UserWarning, match="runner 0.*has not come up within 0.5 s; it needs 3 CPUs"):
-            sampler.workers.collect({0: sampler.workers.call(0, "describe")}, 0.5)
+        calls = {i: sampler.workers.call(i, "describe") for i in (0, 2)}
+        with pytest.warns(UserWarning, match="has not come up within 0.5 s; it needs 3 CPUs") as told:
+            sampler.workers.collect(calls, 0.5)
+        assert "runner 2" in str(told[1].message) and "no answer within 0.5 s; if its work" in str(told[1].message)
+    finally:
+        sampler.shutdown()
+
+
+def test_the_last_runner_that_is_late_is_told_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, _ = flaky({(1, "describe", 1): died("timeout")}, monkeypatch)
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        with pytest.warns(UserWarning, match="runner 1.*no answer within 0.5 s; if its work"):
+            sampler.workers.collect({1: sampler.workers.call(1, "describe")}, 0.5)
     finally:
         sampler.shutdown()
 
@@ -263,3 +279,35 @@ def test_the_runners_warnings_are_shown_once(monkeypatch: pytest.MonkeyPatch) ->
         sampler.shutdown()
     texts = [str(w.message) for w in caught if "runner 2" in str(w.message)]
     assert len(texts) == 1 and "the motor is warm" in texts[0]
+
+
+class Fatal(Seeded):
+    """Kills its process in a step where the file that PENSTOCK_TEST_MARK names exists; whoever removes it first dies."""
+
+    def step(self, action: Any) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.environ["PENSTOCK_TEST_MARK"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_process_that_is_killed_in_an_evaluation_changes_none_of_its_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(tmp_path / "mark"))
+    sampler, _ = live(RunnerSampler(2, ps.SerialSampler(5, 2), "processes"), Fatal, ps.PPO(epochs=1))
+    try:
+        found = []
+        for killed in (False, True, False):
+            sampler.obtain_samples(len(found))
+            if killed:
+                (tmp_path / "mark").touch()
+            episodes = sampler.evaluate_agent(3, 9, deterministic=False)
+            assert not (tmp_path / "mark").exists()
+            found.append([x.tobytes() for x in (episodes.return_, episodes.length, episodes.slot)])
+            assert sampler.metrics().get("faults/signal", 0) == (len(found) > 1)
+        assert found[0] == found[1] == found[2]
+        assert sampler.obtain_samples(3)[0].valid.any()
+    finally:
+        sampler.shutdown()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core import trace
 from penstock.core.errors import CheckpointError
 from penstock.distributed.sampler import RunnerSampler
 from penstock.testing.samplers import bits
@@ -64,6 +66,19 @@ def test_fragments_are_those_of_the_same_slots_of_a_serial_sampler_at_equal_weig
     finally:
         serial.shutdown()
         there.shutdown()
+
+
+def test_runners_are_asked_who_is_ready_once_for_all_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, _ = live(ready(), Seeded, ps.PPO())
+    backend, asked = sampler.workers.backend, []
+    wait = backend.wait
+    monkeypatch.setattr(backend, "wait", lambda calls, s: asked.append(len(calls)) or wait(calls, s))
+    try:
+        for itr in range(9):
+            sampler.obtain_samples(itr)
+    finally:
+        sampler.shutdown()
+    assert asked == [3] * 3
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -124,6 +139,29 @@ def test_resumes_with_what_was_on_its_way() -> None:
     finally:
         one.shutdown()
         two.shutdown()
+
+
+def test_the_wait_for_a_fragment_is_measured_and_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, backend = flaky({}, monkeypatch, mode="ready")
+    sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    spans: list[tuple[int, float]] = []
+
+    class Noted:
+        def add(self, kind: int, started: int, stopped: int = 0) -> None:
+            spans.append((kind, (time.perf_counter_ns() - started) / 1e6))
+
+    def slow(calls: Any, timeout_s: float) -> list[Any]:
+        time.sleep(0.06 if len(calls) == 3 else 0.0)  # the wait for whoever is first, and not for the one that was
+        return list(calls)
+
+    monkeypatch.setattr(backend, "wait", slow)
+    monkeypatch.setattr(trace, "ring", Noted())
+    try:
+        sampler.obtain_samples(0)
+        assert sampler.metrics()["group/round_ms"] >= 60
+        assert [kind for kind, ms in spans if ms >= 60] == [trace.WAIT]
+    finally:
+        sampler.shutdown()
 
 
 def test_another_number_of_runners_is_refused() -> None:

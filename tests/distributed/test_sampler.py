@@ -209,13 +209,18 @@ if __name__ == "__main__":
     exp = ps.Experiment("Own-v0", ps.A2C(), ps.SerialSampler(4, 1))
     with ps.EnvRunnerGroup(exp, 1, "processes") as workers:
         print(workers.sample().spec)
+    cpu = ps.CpuSampler(4, 1, workers=1)
+    for settings in (cpu, ps.AsyncSampler(cpu), ps.RunnerSampler(1, cpu, "processes")):
+        settings.build("Own-v0").shutdown()
+        print("known to", type(settings).__name__)
 """
 
 
-def test_an_id_that_the_script_registers_by_name_is_known_to_runners(tmp_path: Path) -> None:
+def test_an_id_that_the_script_registers_by_name_is_known_to_runners_and_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(OF_A_SCRIPT)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "T=4, B=1" in done.stdout
+    assert done.stdout.count("known to") == 3

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
-from penstock.samplers import SAMPLERS, content, find_sampler, placed, sized
+from penstock.samplers import SAMPLERS, content, described, find_sampler, placed, sized
 from tests.workers.first_batches import PLACES, TWO_KINDS, no_process_is_left
 
 __all__ = ["no_process_is_left"]
@@ -136,8 +136,8 @@ def test_the_slots_of_a_batch_are_divided_among_runners() -> None:
 @pytest.mark.parametrize(
     ("B", "message"),
     [
-        (8, r"sampler.runners=3 for the B=8 .*a number that divides 8; .*sampler.inner.B=3 for 9 in all$"),
-        (2, r"sampler.runners=3 for the B=2 .*more runners than slots make no sense.*sampler.inner.B=1 for 3 in all$"),
+        (8, r"sampler.runners=3 for the B=8 .*a number that divides 8; .*sampler.inner.B=3 .* for 9 in all$"),
+        (2, r"sampler.runners=3 for the B=2 .*runners than slots make no sense; .*--sampler.inner.B 1\) for 3 in all$"),
     ],
 )
 def test_slots_that_runners_cannot_share_are_refused(B: int, message: str) -> None:
@@ -218,3 +218,18 @@ def test_samplers_whose_checkpoints_each_other_can_take_have_equal_content() -> 
         ps.AsyncSampler(ps.SerialSampler(9, 12), weights="newest"),
     ]  # fmt: skip
     assert all(content(other) not in (serial, ahead) for other in others)
+
+
+def test_a_sampler_in_words() -> None:
+    cpu = ps.CpuSampler(8, 4, workers=1)
+    said = {
+        "serial": ps.SerialSampler(8, 4),
+        "cpu with 1 worker": cpu,
+        "gpu with 2 workers": ps.GpuSampler(8, 4, workers=2),
+        "async: cpu with 1 worker, depth 1": ps.AsyncSampler(cpu, depth=1),
+        "runners: 4 on processes, 16 slots each, serial": ps.RunnerSampler(4, ps.SerialSampler(8, 16), "processes"),
+        "runners: 1 on ray, 4 slots each, cpu with 1 worker, ready mode, depth 2": ps.RunnerSampler(
+            1, cpu, mode="ready", depth=2
+        ),
+    }
+    assert {described(sampler): sampler for sampler in said.values()} == said

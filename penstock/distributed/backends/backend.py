@@ -58,11 +58,12 @@ class Backend(Protocol):
         """
         ...
 
-    def put(self, data: np.ndarray[Any, Any]) -> Any:
-        """Returns what stands for these bytes [n] uint8 as an argument of any number of calls: one copy a machine.
+    def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
+        """Returns what stands for these arrays [n] uint8 as an argument of any number of calls: one copy a machine.
 
-        It stands among the arguments themselves, not inside one of them. A method receives a read-only uint8 array [n],
-        or bytes. `data` may be overwritten after this returns.
+        It stands among the arguments themselves, not inside one of them. A method receives the bytes of all parts one
+        after the other, as bytes or a read-only array [n] uint8, or a list of such arrays, one for each part. The parts
+        may be overwritten after this returns.
         """
         ...
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.errors import words_of
 from penstock.distributed.backends.backend import RunnerError
 from penstock.distributed.backends.handle import Handle
 
@@ -60,11 +61,9 @@ class InProcess:
         self._runners.append(handle := LocalHandle(name, self.call, made.value, made.error))
         return handle
 
-    def put(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns a read-only copy [n] uint8."""
-        copy = data.copy()
-        copy.flags.writeable = False
-        return copy
+    def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> bytes:
+        """Returns a copy, one after the other."""
+        return b"".join([x.data for x in parts])
 
     def call(self, runner: LocalHandle, method: str, *args: Any) -> Done:
         """Carries a call out, and keeps its result or error until it is asked for."""
@@ -110,6 +109,6 @@ def _carry_out(what: str, function: Any, *args: Any) -> Done:
     except (Exception, SystemExit) as error:
         kind, verb = ("exit", "ended with") if isinstance(error, SystemExit) else ("exception", "raised")
         trace = "".join(traceback.format_exception(error))
-        found = RunnerError(kind, f"{what} {verb} {type(error).__name__}: {error}", trace, type(error).__name__)
+        found = RunnerError(kind, f"{what} {verb} {words_of(error)}", trace, type(error).__name__)
         found.__cause__ = error
         return Done(error=found)

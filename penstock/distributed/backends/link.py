@@ -37,19 +37,22 @@ class Shared:
     """Bytes in a sealed memfd, which every process that is sent it maps; freed when the last one lets go.
 
     Args:
-        data: [n] uint8, copied.
+        parts: arrays [n] uint8, copied one after the other.
     """
 
-    def __init__(self, data: np.ndarray[Any, Any]) -> None:
-        self.fd = _sealed("penstock-put", np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+    def __init__(self, parts: Sequence[np.ndarray[Any, Any]]) -> None:
+        self.fd = _sealed("penstock-put", parts)
         weakref.finalize(self, os.close, self.fd)
 
 
-def _sealed(name: str, data: Any) -> int:
-    """A memfd that holds these bytes and never changes, so that to map it is safe."""
+def _sealed(name: str, parts: Sequence[Any]) -> int:
+    """A memfd that holds these bytes one after the other and never changes, so that to map it is safe."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        write_all(fd, data)
+        at = 0
+        for part in parts:
+            write_all(fd, part, at)
+            at += len(part)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return fd
     except BaseException:
@@ -75,7 +78,7 @@ def mapped(fd: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 def send(link: socket.socket, number: int, body: bytes, fds: Sequence[int] = ()) -> None:
     """Sends a packet whole, or raises BlockingIOError where the link is full and does not wait."""
     long = len(body) > _INLINE_BYTES
-    beside = _sealed("penstock-packet", body) if long else -1
+    beside = _sealed("penstock-packet", [body]) if long else -1
     try:
         parts = [_HEAD.pack(number, len(body), long), b"" if long else body]
         socket.send_fds(link, parts, [*([beside] if long else []), *fds])

@@ -87,9 +87,13 @@ class Ray:
         self._runners[key], self._names[key] = runner, name
         return runner
 
-    def put(self, data: np.ndarray[Any, Any]) -> Any:
-        """Returns bytes, or one object in the store of this machine, from which each node copies it once."""
-        return data.tobytes() if data.nbytes <= INLINE_BYTES else self._connected().put(data)
+    def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
+        """Returns bytes, or one object in the store of this machine, from which each node copies it once.
+
+        Ray copies the parts straight into the store, and a method receives views of it.
+        """
+        small = sum(x.nbytes for x in parts) <= INLINE_BYTES
+        return b"".join([x.data for x in parts]) if small else self._connected().put(list(parts))
 
     def call(self, runner: Any, method: str, *args: Any) -> Any:
         """Sends a call; the answer is a reference of Ray's, which `ray.get` takes too."""

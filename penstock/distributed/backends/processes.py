@@ -61,9 +61,9 @@ class Processes:
         self._processes[handle] = LocalProcess(name, cls, args, self._alive[0])
         return handle
 
-    def put(self, data: np.ndarray[Any, Any]) -> Any:
+    def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
         """Returns bytes, or a memory file that every runner maps and that is freed after the last call with it."""
-        return data.tobytes() if data.nbytes <= INLINE_BYTES else Shared(data)
+        return b"".join([x.data for x in parts]) if sum(x.nbytes for x in parts) <= INLINE_BYTES else Shared(parts)
 
     def call(self, runner: Handle, method: str, *args: Any) -> Call:
         """Sends a call, whatever the runner does."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.core.errors import words_of
 from penstock.core.wire import encode
 from penstock.distributed.backends.link import Packet, Place, mapped, receive, send
 
@@ -60,4 +61,4 @@ def _answer(runner: Any, packet: Packet) -> bytes:
 
 def _refusal(error: Exception) -> bytes:
     trace = "".join(traceback.format_exception(error))
-    return encode({"error": f"{type(error).__name__}: {error}", "trace": trace})
+    return encode({"error": words_of(error), "trace": trace})

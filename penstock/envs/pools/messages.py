@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, words_of
 from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.contract import LARGEST_REWARD, Values, describe_step_violation, describe_violation
@@ -60,9 +60,7 @@ def fail(
     if ours and (message := describe_step_violation(result) or _describe_info(result, info_keys)):
         raise EnvContractError(f"{where}: {message}{last(action)}") from error
     text = "".join(traceback.format_exception(error))
-    raise EnvWorkerError(
-        f"{where}: {type(error).__name__}: {error}{last(action)}{_beyond(action, spec)}\n{text}"
-    ) from error
+    raise EnvWorkerError(f"{where}: {words_of(error)}{last(action)}{_beyond(action, spec)}\n{text}") from error
 
 
 def refuse_step(where: str, result: Any, action: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
-from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, words_of
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import check_vector_env
 from penstock.envs.closing import close_env
@@ -221,7 +221,7 @@ class NativeEnv:
     def _fail(self, phase: str, error: BaseException) -> NoReturn:
         self._failed = True
         text = "".join(traceback.format_exception(error))
-        raise EnvWorkerError(f"{self._where(phase)}: {type(error).__name__}: {error}\n{text}") from error
+        raise EnvWorkerError(f"{self._where(phase)}: {words_of(error)}\n{text}") from error
 
 
 def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig:

@@ -32,8 +32,10 @@ class Echo:
 
     def total(self, data: Any, times: int) -> Any:
         """What a method sees of something that was put: its kind, and a sum that shows every byte."""
-        array = np.frombuffer(data, np.uint8)
-        return [isinstance(data, bytes) or not data.flags.writeable, len(array), times * int(array.sum(dtype=np.int64))]
+        parts = data if isinstance(data, list) else [data]
+        fixed = all(isinstance(x, bytes) or not x.flags.writeable for x in parts)
+        array = np.frombuffer(b"".join(parts), np.uint8)
+        return [fixed, len(array), times * int(array.sum(dtype=np.int64))]
 
     def where(self) -> Any:
         return {"pid": os.getpid(), "nice": os.nice(0), "threads": os.environ.get("OMP_NUM_THREADS")}

@@ -122,7 +122,7 @@ def test_what_was_put_reaches_every_call_and_may_be_overwritten_after(backend: A
     runners = [backend.start(Echo, (), f"runner {i}") for i in range(2)]
     data = (np.arange(n) % 251).astype(np.uint8)
     expected = int(data.sum(dtype=np.int64))
-    there = backend.put(data)
+    there = backend.put([data[: n // 3], data[n // 3 :]])
     data[:] = 7
     calls = [backend.call(r, "total", there, k) for r in runners for k in (1, 2)]
     del there

@@ -82,7 +82,7 @@ def test_putting_again_and_again_leaves_no_memory_and_no_descriptor(backend: Pro
     data = np.ones(200_000, np.uint8)
     counts = []
     for _ in range(30):
-        there = backend.put(data)
+        there = backend.put([data])
         assert os.stat(f"/proc/self/fd/{there.fd}").st_size == len(data)
         maps = backend.result(backend.call(runner, "shared", there), PATIENCE_S)
         del there
@@ -92,7 +92,7 @@ def test_putting_again_and_again_leaves_no_memory_and_no_descriptor(backend: Pro
 
 
 def test_what_was_put_cannot_be_changed(backend: Processes) -> None:
-    there = backend.put(np.zeros(100_000, np.uint8))
+    there = backend.put([np.zeros(100_000, np.uint8)])
     with pytest.raises(PermissionError):
         os.pwrite(there.fd, b"x", 0)
     with pytest.raises(PermissionError):
