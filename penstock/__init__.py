@@ -77,6 +77,7 @@ _WHERE = {
     "RunnerSampler": "penstock.distributed.sampler",
     "SAC": "penstock.algos.sac",
     "SampleBatch": "penstock.core.batch",
+    "SearchResult": "penstock.run.search.report",
     "Schedule": "penstock.core.schedule",
     "SerialSampler": "penstock.samplers.serial",
     "TD3": "penstock.algos.td3",
@@ -101,6 +102,7 @@ _WHERE = {
     "split_by_episode": "penstock.core.joining",
     "train": "penstock.run.loop",
     "train_one_step": "penstock.learn.train_ops",
+    "tune": "penstock.run.search.tune",
 }
 _MODULES = (
     "agents",
@@ -187,6 +189,8 @@ if TYPE_CHECKING:
     from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
     from penstock.run.result import Result as Result
+    from penstock.run.search.report import SearchResult as SearchResult
+    from penstock.run.search.tune import tune as tune
     from penstock.run.trainer import Trainer as Trainer
     from penstock.samplers.asynchronous import (
         AsyncAlternatingSampler as AsyncAlternatingSampler,

@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     from penstock.run.files.lock import RunLock
     from penstock.run.files.trust import remember
     from penstock.run.launch.display import LaunchDisplay, report
-    from penstock.run.launch.launcher import Launcher
+    from penstock.run.launch.launcher import Launcher, Listed
     from penstock.run.launch.sweep import STATE, choose, new_queue, read_queue, require_same, require_trust
     from penstock.workers.checking import check_apart  # it loads numpy, which help must not
 
@@ -75,7 +75,7 @@ def run(argv: list[str]) -> int:
         print(what if todo else "nothing has failed" if args.retry is not None else "nothing is left to do", flush=True)
         steps = [exp.run.steps for exp in experiments for _ in queue.sweep.seeds]
         with LaunchDisplay(queue, dict(zip((r.name for r in queue.runs), steps))) as display:
-            stopped = Launcher(queue, todo, slots, display, args.trust and sweep is None).work()
+            stopped = Launcher(Listed(queue, todo), slots, display, args.trust and sweep is None).work()
     report(queue)
     if stopped is not None:
         return 128 + stopped

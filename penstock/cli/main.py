@@ -21,6 +21,7 @@ COMMANDS = {
     "resume": "go on with a run as if it had never stopped",
     "replay": "show what a stored replay holds, or export it for numpy",
     "launch": "train many runs on this machine: a grid of settings x seeds",
+    "tune": "search for settings: trials by a scheduler, on this machine",
     "bench": "measure which sampler is the fastest here",
     "plot": "draw learning curves of runs",
     "envs": "list environment ids",
@@ -29,7 +30,7 @@ COMMANDS = {
 }
 
 _as_python_does = warnings.formatwarning
-_LONG = ("train", "resume", "launch")
+_LONG = ("train", "resume", "launch", "tune")
 """Commands whose work is on disk: they have succeeded even where what they show could not be written."""
 _HELP = """usage: penstock COMMAND [OPTIONS]
 

@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     DATASET = 10
     EVALUATE_GREEDILY = 11
     """Evaluations without exploration of agents that then act at random now and then; slots count from -1 down."""
+    SEARCH = 12
 
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:

@@ -36,6 +36,8 @@ from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
+_OF_THE_SETTINGS = ("lr", "eps", "weight_decay")
+"""What of an optimizer's group the settings decide, whatever a state was stored with."""
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
 """Leaves of a batch that lie in containers, and all of it as tensors."""
 
@@ -356,10 +358,10 @@ class Policy:
         """The inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
         self.load_parameters(state["agent"])
         for name, optimizer in self.optimizers.items():
-            lrs = [group["lr"] for group in optimizer.param_groups]
+            own = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
             optimizer.load_state_dict(state["optimizers"][name])
-            for group, lr in zip(optimizer.param_groups, lrs):
-                group["lr"] = lr  # of these settings, which may be others than those that the state was stored with
+            for group, settings in zip(optimizer.param_groups, own):
+                group.update(settings)  # which may be others than those that the state was stored with
         counters = state["counters"]
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]
         self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]

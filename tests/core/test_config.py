@@ -286,3 +286,12 @@ def test_strict_settings_are_made_copied_and_sent_as_any_dataclass():
     assert list(inspect.signature(Subclass).parameters) == ["discount", "B", "more"]
     with pytest.raises(TypeError, match="positional arguments"):
         Subclass(1, 2, 3, 4)  # pyright: ignore
+
+
+def test_none_is_spelt_where_text_is_no_value():
+    outer = Outer(maybe=3)
+    assert override(outer, {"maybe": "none"}).maybe is None
+    assert override(outer, {"maybe": "None"}).maybe is None
+    assert override(outer, {"name": "none"}).name == "none"
+    with pytest.raises(ConfigError, match="count='none'"):
+        override(outer, {"count": "none"})

@@ -41,6 +41,54 @@ class Display(Protocol):
         ...
 
 
+class Work(Protocol):
+    """Runs to execute, one after the other, and where they keep what they do."""
+
+    @property
+    def folder(self) -> Path:
+        """The directory of all runs."""
+        ...
+
+    def take(self) -> Run | None:
+        """The run to begin or go on with next; None if there is none, at least until another has ended."""
+        ...
+
+    def run_dir(self, run: Run) -> Path: ...
+    def log(self, run: Run) -> Path: ...
+    def command(self, run: Run) -> list[str]:
+        """Arguments of `python -m penstock`."""
+        ...
+
+    def started(self, run: Run) -> None:
+        """Keeps that a run is about to start: a launcher killed in between must know that it may have."""
+        ...
+
+    def ended(self, run: Run) -> None:
+        """Keeps how a run ended, which its status and code say."""
+        ...
+
+
+class Listed:
+    """Work on some runs of a sweep, in their order."""
+
+    def __init__(self, queue: Queue, todo: Sequence[Run]) -> None:
+        self._queue, self._todo = queue, list(todo)
+        self.folder = queue.folder
+        self.run_dir, self.log, self.command = queue.run_dir, queue.log, queue.command
+
+    def take(self) -> Run | None:
+        """The next run of the list."""
+        return self._todo.pop(0) if self._todo else None
+
+    def started(self, run: Run) -> None:
+        """Writes launch.json."""
+        self._queue.save()
+
+    def ended(self, run: Run) -> None:
+        """Writes launch.json."""
+        self._queue.save()
+
+
 @dataclass
 class _Child:
     run: Run
@@ -56,16 +104,14 @@ class _Child:
 
 
 class Launcher:
-    """Executes a queue of runs: one at a time in each slot, pinned to the slot's CPUs.
+    """Executes runs: one at a time in each slot, pinned to the slot's CPUs.
 
     Args:
         trust: runs in its directory that are resumed may be a stranger's, whose code is imported and called.
     """
 
-    def __init__(
-        self, queue: Queue, todo: Sequence[Run], slots: Sequence[Machine], display: Display, trust: bool = False
-    ) -> None:
-        self._queue, self._todo, self._display, self._trust = queue, list(todo), display, trust
+    def __init__(self, work: Work, slots: Sequence[Machine], display: Display, trust: bool = False) -> None:
+        self._work, self._display, self._trust = work, display, trust
         self._slots: list[_Child | None] = [None] * len(slots)
         self._machines = slots
         self._signals_seen: list[int] = []
@@ -86,7 +132,7 @@ class Launcher:
                         self._fill()
                     children = [child for child in self._slots if child is not None]
                     self._display.refresh({child.run.name: time.monotonic() - child.started for child in children})
-                    if not children and (self._signals_seen or not self._todo):
+                    if not children:
                         return self._signals_seen[0] if self._signals_seen else None
                     time.sleep(_LOOK_S)
             finally:
@@ -97,16 +143,16 @@ class Launcher:
 
     def _fill(self) -> None:
         for k, child in enumerate(self._slots):
-            if child is None and self._todo:
-                self._slots[k] = self._start(self._todo.pop(0), k)
+            if child is None and (run := self._work.take()) is not None:
+                self._slots[k] = self._start(run, k)
 
     def _start(self, run: Run, k: int) -> _Child:
-        run_dir, log = self._queue.run_dir(run), self._queue.log(run)
+        run_dir, log = self._work.run_dir(run), self._work.log(run)
         if run.attempts and run_dir.is_dir() and not has_checkpoint(run_dir):
             shutil.rmtree(run_dir)  # it died before its first checkpoint: `train` wants the directory empty
-        command = self._queue.command(run)
+        command = self._work.command(run)
         run.status, run.code, run.attempts = "running", None, run.attempts + 1
-        self._queue.save()  # before it starts: a launcher killed in between must know that it may have
+        self._work.started(run)
         log.parent.mkdir(exist_ok=True)
         cpus = ",".join(map(str, self._machines[k].cpus))
         with open(log, "ab", buffering=0) as out:
@@ -124,7 +170,7 @@ class Launcher:
 
     def _environment(self, k: int) -> dict[str, str]:
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        folder = str(self._queue.folder.resolve())
+        folder = str(self._work.folder.resolve())
         # Only if the user says so: a sweep is known by its commands, which a stranger may have typed as well.
         if self._trust and os.pathsep not in folder:
             env[VARIABLE] = os.pathsep.join(filter(None, [env.get(VARIABLE), folder]))
@@ -142,7 +188,7 @@ class Launcher:
             run, killed = child.run, self._told > 1 and code == -signal.SIGKILL
             run.status = "finished" if code == 0 else "stopped" if code in _STOPPED or killed else "failed"
             run.code, run.seconds = code, run.seconds + time.monotonic() - child.started
-            self._queue.save()
+            self._work.ended(run)
             self._display.ended(run)
 
     def _pass_signals_on(self) -> None:

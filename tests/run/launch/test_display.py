@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from penstock.run.launch.display import LaunchDisplay, clock, last_row, log_end, report
-from penstock.run.launch.launcher import Launcher
+from penstock.run.launch.launcher import Launcher, Listed
 from penstock.run.launch.sweep import (
     Queue,
 )  # fmt: skip
@@ -25,7 +25,7 @@ def shown_at_the_end(queue: Queue) -> str:
 
 def test_the_report_says_what_failed_and_how_to_go_on(fake: Path) -> None:
     queue = queue_of(fake, "ok", "bad", "slow")
-    Launcher(queue, queue.runs[:2], machines(2), Seen()).work()
+    Launcher(Listed(queue, queue.runs[:2]), machines(2), Seen()).work()
     text = shown_at_the_end(queue)
     for words in (
         "what=bad_s0 failed: exit code 3 (environment)", "the end of sweep/logs/what=bad_s0.log:", "  | the licence has expired",
@@ -40,7 +40,7 @@ def test_the_report_says_what_failed_and_how_to_go_on(fake: Path) -> None:
 def test_lines_without_a_terminal(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     queue = queue_of(fake, "ok", "bad")
     with LaunchDisplay(queue, {}) as display:
-        Launcher(queue, queue.runs, machines(1), display).work()
+        Launcher(Listed(queue, queue.runs), machines(1), display).work()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "what=ok_s0: started in slot 1   (1 running, 1 waiting)"
     assert "what=ok_s0: finished after 0:0" in lines[1]
@@ -52,7 +52,7 @@ def test_a_table_on_a_terminal_fits_it(fake: Path) -> None:
     queue = queue_of(fake, "ok", "bad", seeds=tuple(range(20)))
     console = Console(width=100, height=16, force_terminal=True, highlight=False, record=True, file=io.StringIO())
     with LaunchDisplay(queue, {run.name: 9_000 for run in queue.runs}, console) as display:
-        Launcher(queue, [queue.runs[0], queue.runs[20]], machines(1), display).work()
+        Launcher(Listed(queue, [queue.runs[0], queue.runs[20]]), machines(1), display).work()
     last = console.export_text().rpartition("sweep: ")[2]
     assert "1 finished, 38 waiting, 1 failed" in last
     assert last.index("exit code 3") < last.index("│ finished") < last.index("│ waiting")

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.core.machine import Gpu, Machine, read_machine
 from penstock.run.launch.display import reason_of
-from penstock.run.launch.launcher import Launcher
+from penstock.run.launch.launcher import Launcher, Listed
 from penstock.run.launch.sweep import (
     choose,
     read_queue,
@@ -44,7 +44,7 @@ def is_gone(pid: int) -> bool:
 def test_works_a_queue_off_with_each_run_on_the_cpus_of_its_slot(fake: Path) -> None:
     queue, seen = queue_of(fake, "a", "b", "c"), Seen()
     slots = machines(2)
-    assert Launcher(queue, queue.runs, slots, seen).work() is None
+    assert Launcher(Listed(queue, queue.runs), slots, seen).work() is None
     assert set(statuses(queue).values()) == {"finished"}
     assert seen.most <= 2
     started = dict(event.split(" in ") for event in seen.events if " in " in event)
@@ -65,13 +65,13 @@ def test_a_run_in_its_directory_is_trusted_only_if_the_user_says_so(
     # A stranger's launch.json may hold the very commands of a sweep that was launched here, beside runs of his own.
     monkeypatch.delenv("PENSTOCK_TRUST", raising=False)
     queue = queue_of(fake, "a")
-    Launcher(queue, queue.runs, machines(1), Seen(), trust).work()
+    Launcher(Listed(queue, queue.runs), machines(1), Seen(), trust).work()
     assert f"trusts {fake.resolve() if trust else None}" in queue.log(queue.runs[0]).read_text()
 
 
 def test_failures_are_kept_and_only_they_are_retried(fake: Path) -> None:
     queue = queue_of(fake, "ok", "once", "bad", "dead")
-    assert Launcher(queue, queue.runs, machines(2), Seen()).work() is None
+    assert Launcher(Listed(queue, queue.runs), machines(2), Seen()).work() is None
     assert list(statuses(queue).values()) == ["finished", "failed", "failed", "failed"]
     assert [run.code for run in queue.runs] == [0, 3, 3, -9]
     assert [reason_of(run) for run in queue.runs[2:]] == [
@@ -80,7 +80,7 @@ def test_failures_are_kept_and_only_they_are_retried(fake: Path) -> None:
     ]
     again = read_queue(fake)
     assert choose(again, None) == []
-    assert Launcher(again, choose(again, []), machines(2), Seen()).work() is None
+    assert Launcher(Listed(again, choose(again, [])), machines(2), Seen()).work() is None
     assert list(statuses(again).values()) == ["finished", "finished", "failed", "failed"]
     assert [run.attempts for run in again.runs] == [1, 2, 2, 2]
     assert again.log(again.runs[1]).read_text().count("$ python -m penstock") == 2
@@ -90,7 +90,7 @@ def test_a_run_directory_that_is_not_ours_is_left_alone(fake: Path) -> None:
     queue = queue_of(fake, "a")
     queue.run_dir(queue.runs[0]).mkdir(parents=True)
     (queue.run_dir(queue.runs[0]) / "thesis.tex").touch()
-    Launcher(queue, queue.runs, machines(1), Seen()).work()
+    Launcher(Listed(queue, queue.runs), machines(1), Seen()).work()
     assert (queue.run_dir(queue.runs[0]) / "thesis.tex").exists()
     assert queue.runs[0].status == "failed"
 
@@ -100,13 +100,13 @@ def test_several_gpus_are_shared_out(fake: Path, monkeypatch: pytest.MonkeyPatch
     queue, seen = queue_of(fake, "a", "b"), Seen()
     cpu = read_machine().cpus[:1]
     slots = [Machine((cpu,), (0,), gpus=(Gpu("x", f"GPU-{k}"),)) for k in range(2)]
-    Launcher(queue, queue.runs, slots, seen).work()
+    Launcher(Listed(queue, queue.runs), slots, seen).work()
     started = dict(event.split(" in ") for event in seen.events if " in " in event)
     for run in queue.runs:
         assert f"cuda GPU-{started[run.name]}" in queue.log(run).read_text()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     one = queue_of(fake / "again", "a")
-    Launcher(one, one.runs, slots, Seen()).work()
+    Launcher(Listed(one, one.runs), slots, Seen()).work()
     assert "cuda 5" in one.log(one.runs[0]).read_text()
 
 
@@ -124,7 +124,7 @@ def test_the_first_signal_saves_the_second_kills(fake: Path) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     before = signal.getsignal(signal.SIGINT)
-    assert Launcher(queue, queue.runs, machines(2), seen).work() == signal.SIGINT
+    assert Launcher(Listed(queue, queue.runs), machines(2), seen).work() == signal.SIGINT
     thread.join(timeout=LIMIT_S)
     assert signal.getsignal(signal.SIGINT) is before
     assert statuses(queue) == {"what=slow_s0": "stopped", "what=deaf_s0": "stopped", "what=ok_s0": "waiting"}
@@ -140,10 +140,10 @@ def test_runs_die_with_a_launcher_that_is_killed_and_the_next_goes_on(fake: Path
     script = tmp_path / "scripts" / "launcher.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\nfrom penstock.core.machine import Machine\n"
-        "from penstock.run.launch.launcher import Launcher\n"
+        "from penstock.run.launch.launcher import Launcher, Listed\n"
         "from penstock.run.launch.display import LaunchDisplay\nfrom penstock.run.launch.sweep import Sweep, new_queue\n"
         f"q = new_queue(Path('{fake}'), Sweep('ppo', ('--env', 'X'), {{'algo.what': ('slow', 'deaf', 'ok')}}))\n"
-        f"Launcher(q, q.runs, {machines(2)!r}, LaunchDisplay(q, {{}})).work()\n"
+        f"Launcher(Listed(q, q.runs), {machines(2)!r}, LaunchDisplay(q, {{}})).work()\n"
     )
     launcher = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
@@ -160,7 +160,7 @@ def test_runs_die_with_a_launcher_that_is_killed_and_the_next_goes_on(fake: Path
     again = read_queue(fake)
     assert list(statuses(again).values()) == ["stopped", "stopped", "waiting"]
     (tmp_path / "penstock" / "__main__.py").write_text(FAKE.replace('"slow", "deaf"', '"slow",'))
-    assert Launcher(again, choose(again, None), machines(2), Seen()).work() is None
+    assert Launcher(Listed(again, choose(again, None)), machines(2), Seen()).work() is None
     assert set(statuses(again).values()) == {"finished"}
     assert "penstock resume" in again.log(again.runs[0]).read_text()
     assert not (dirs[1] / "half").exists()  # begun anew

@@ -1,0 +1,1 @@
+"""Search for settings: trials of one experiment, whose scores decide which go on."""

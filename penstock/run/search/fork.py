@@ -1,0 +1,54 @@
+"""A run that begins where another one stands: its whole state, with some settings of the algorithm changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from penstock.core.config import to_plain
+from penstock.core.errors import CheckpointError
+from penstock.core.files import fsync_dir, write_atomic
+from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.experiment import Experiment
+from penstock.run.files.rundir import check_free
+from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
+from penstock.run.files.trust import remember
+from penstock.run.log import EVALUATIONS, JSONL
+
+_HISTORY = (META, JSONL, EVALUATIONS)
+
+
+def fork_run(source: Path, target: Path, exp: Experiment) -> None:
+    """Makes a run directory with the newest checkpoint and the metrics of another run; `resume` goes on with it.
+
+    Networks, normalisers, optimizers, replay, schedules and open episodes are the other's; the settings are those of
+    `exp`, which must fit that state: `Trainer.restore` raises CheckpointError for networks of other shapes. The
+    directory is there whole or not at all.
+
+    Raises:
+        CheckpointError: the other run has no good checkpoint, or the disk refuses. ConfigError: `target` holds
+            something.
+    """
+    check_free(target)
+    checkpoint = find_checkpoint(source, replay=True)
+    config = config_bytes(to_plain(exp), read_json(source / CONFIG)["spec"])
+    unnamed = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    try:
+        shutil.rmtree(unnamed, ignore_errors=True)
+        shutil.copytree(checkpoint, unnamed / "checkpoints" / checkpoint.name)
+        for name in _HISTORY:
+            if (source / name).is_file():
+                (unnamed / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / name, unnamed / name)
+        write_atomic(unnamed / CONFIG, config)
+        os.rename(unnamed, target)
+        fsync_dir(target.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot copy {source} to {target}: {error.strerror or error}; free some space"
+        ) from error
+    finally:
+        shutil.rmtree(unnamed, ignore_errors=True)
+    remember(target / CONFIG, hashlib.sha256(config).hexdigest())

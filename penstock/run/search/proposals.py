@@ -1,0 +1,125 @@
+"""Proposals: the settings of the next trial, by one of Optuna's samplers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from penstock.core.config import import_object
+from penstock.core.errors import ConfigError, MissingExtraError, nearest
+from penstock.core.noise import Purpose, generator
+from penstock.run.search.schedulers import Worth
+from penstock.run.search.space import Dimension, Space
+from penstock.run.search.trial import Trial
+
+SuggestName = Literal["tpe", "random"]
+"""Tree-structured Parzen estimator (Bergstra et al. 2011), or independent draws."""
+
+
+def check_suggest(suggest: str) -> None:
+    """Raises ConfigError for an unknown sampler, MissingExtraError where Optuna is not installed."""
+    if ":" not in suggest and suggest not in get_args(SuggestName):
+        raise ConfigError(
+            f"--suggest {suggest}; {nearest(suggest, get_args(SuggestName))}, or module:NAME of a function of a seed "
+            "that returns an Optuna sampler"
+        )
+    _optuna()
+
+
+def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, seed: int) -> dict[str, Any]:
+    """The settings of the trial after these, by path.
+
+    A function of its arguments: Optuna is asked anew each time, by a study of the trials in memory and a sampler
+    seeded by (seed, number of the trial). Trials that ended early count as pruned ones do, by their last milestone and
+    then by the score there.
+    """
+    optuna = _optuna()
+    number = len(trials)
+    own_seed = int(generator(seed, Purpose.SEARCH, number).integers(2**31))
+    study = optuna.create_study(direction="maximize", sampler=_sampler(suggest, own_seed))
+    distributions = {path: _distribution(dimension) for path, dimension in space.items()}
+    study.add_trials([_told(trial, space, distributions, worth) for trial in trials])
+    chosen = study.ask(distributions).params
+    return {path: _chosen(dimension, chosen[path]) for path, dimension in space.items()}
+
+
+def importances(space: Space, trials: Sequence[Trial], goal: int, worth: Worth) -> dict[str, float]:
+    """The importance of each setting for the score at a milestone, largest first.
+
+    PED-ANOVA (Watanabe, Bansal and Hutter 2023): how far the settings of good trials are spread otherwise than those
+    of all. They add up to 1. {} of fewer than four scores, or of equal ones.
+    """
+    optuna = _optuna()
+    known = [t for t in trials if worth(t.scores.get(goal)) > -math.inf]
+    if len(known) < 4 or len({worth(t.scores[goal]) for t in known}) < 2:
+        return {}
+    study = optuna.create_study(direction="maximize")
+    distributions = {path: _distribution(dimension) for path, dimension in space.items()}
+    for trial in known:
+        value = worth(trial.scores[goal])
+        study.add_trial(
+            optuna.trial.create_trial(params=_params(trial, space), distributions=distributions, value=value)
+        )
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {path: float(found.get(path, 0.0)) for path in sorted(space, key=lambda p: -found.get(p, 0.0))}
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingExtraError("optuna", "tune") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _sampler(suggest: str, seed: int) -> Any:
+    optuna = _optuna()
+    if ":" in suggest:
+        return import_object(suggest)(seed)
+    if suggest == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(seed=seed)
+
+
+def _distribution(dimension: Dimension) -> Any:
+    distributions = _optuna().distributions
+    if dimension.kind == "choice":
+        return distributions.CategoricalDistribution(range(len(dimension.choices)))
+    low, high = dimension.ends()
+    if dimension.whole:
+        return distributions.IntDistribution(low, high, log=dimension.log)
+    return distributions.FloatDistribution(low, high, log=dimension.log)
+
+
+def _chosen(dimension: Dimension, value: Any) -> Any:
+    return dimension.choices[value] if dimension.kind == "choice" else value
+
+
+def _params(trial: Trial, space: Space) -> dict[str, Any]:
+    return {
+        path: dimension.choices.index(trial.values[path]) if dimension.kind == "choice" else trial.values[path]
+        for path, dimension in space.items()
+    }
+
+
+def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Worth) -> Any:
+    """A trial as Optuna knows it."""
+    optuna = _optuna()
+    states, value, between = optuna.trial.TrialState, None, dict[int, float]()
+    if trial.state == "finished" and worth(trial.score) > -math.inf:
+        state, value = states.COMPLETE, worth(trial.score)
+    elif trial.state == "failed" or not trial.scores:
+        state = states.FAIL  # nothing is known of it
+    else:
+        state, between = states.PRUNED, {goal: worth(score) for goal, score in trial.scores.items()}
+        between = {goal: score for goal, score in between.items() if score > -math.inf}
+    return optuna.trial.create_trial(
+        state=state,
+        value=value,
+        params=_params(trial, space),
+        distributions=distributions,
+        intermediate_values=between,
+    )

@@ -1,0 +1,204 @@
+"""Search spaces: the range or the choices of each setting, as text such as `loguniform(1e-5, 1e-2)`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from penstock.core.config import override, whole
+from penstock.core.errors import ConfigError, nearest
+from penstock.core.spec import EnvSpec
+from penstock.run.experiment import Experiment
+from penstock.run.launch.sweep import split_values
+
+Kind = Literal["uniform", "loguniform", "int", "logint", "choice"]
+_FORM = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.DOTALL)
+_EXAMPLE = "expected loguniform(1e-5, 1e-2), uniform(0.9, 1), int(1, 20), logint(32, 512) or choice(32, 128)"
+_SEARCHED = ("algo", "sampler", "env_kwargs")
+_KEPT = ("agent", "optimizer", "net", "replay", "learning_starts", "n_step")
+"""Settings of the algorithm that the state of a run is made for, or that no longer matter once it has begun."""
+_FACTOR = 1.25
+"""PBT multiplies a number by at most this, or divides it."""
+_RESAMPLED = 0.25
+"""Chance that PBT draws a setting anew (Jaderberg et al. 2017, appendix A.1)."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One setting of a search: numbers from `low` to `high`, both included, or `choices`."""
+
+    kind: Kind
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[Any, ...] = ()
+
+    @property
+    def log(self) -> bool:
+        """True if the logarithm is uniform."""
+        return self.kind in ("loguniform", "logint")
+
+    @property
+    def whole(self) -> bool:
+        """True for whole numbers."""
+        return self.kind in ("int", "logint")
+
+    def holds(self, value: Any) -> bool:
+        """True for a value of this dimension."""
+        if self.kind == "choice":
+            return any(type(value) is type(choice) and value == choice for choice in self.choices)
+        right = type(value) is int if self.whole else type(value) is float
+        return right and self.low <= value <= self.high
+
+    def ends(self) -> Sequence[Any]:
+        """The values whose limits are those of all: both ends, or every choice."""
+        if self.kind == "choice":
+            return self.choices
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
+    def drawn(self, rng: np.random.Generator) -> Any:
+        """A value drawn as the dimension's name says."""
+        if self.kind == "choice":
+            return self.choices[int(rng.integers(len(self.choices)))]
+        if self.kind == "int":
+            return int(rng.integers(int(self.low), int(self.high) + 1))
+        if self.kind == "uniform":
+            return float(rng.uniform(self.low, self.high))
+        value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+        return self._within(value)
+
+    def explored(self, value: Any, rng: np.random.Generator) -> Any:
+        """A value near another, as PBT explores: a number times 0.8 to 1.25, log-uniform, or the choice beside it.
+
+        Jaderberg et al. 2017 (section 4.1.1) multiply by 0.8 or 1.2; of those two, members that copy one another
+        would often become equal. With a chance of a quarter the value is drawn anew, as theirs.
+        """
+        if rng.random() < _RESAMPLED:
+            return self.drawn(rng)
+        up = rng.random()
+        if self.kind == "choice":
+            at = self.choices.index(value) + (1 if up < 0.5 else -1)
+            return self.choices[min(max(at, 0), len(self.choices) - 1)]
+        moved = self._within(value * _FACTOR ** (2 * up - 1))
+        if self.whole and moved == value:
+            moved = self._within(value + (1 if up > 0.5 else -1))
+        return moved
+
+    def _within(self, value: float) -> Any:
+        value = min(max(value, self.low), self.high)
+        return int(min(max(round(value), self.low), self.high)) if self.whole else float(value)
+
+
+Space = Mapping[str, Dimension]
+"""The dimension of each setting, by its dotted path."""
+
+
+def read_space(given: Mapping[str, Any]) -> dict[str, Dimension]:
+    """The space that texts by dotted path describe; a list or tuple stands for its choices.
+
+    Raises ConfigError that names the setting and the forms.
+    """
+    if not given:
+        raise ConfigError(f"a search needs settings to vary, e.g. --search algo.lr=loguniform(1e-5,1e-2); {_EXAMPLE}")
+    return {path: value if isinstance(value, Dimension) else _read(path, value) for path, value in given.items()}
+
+
+def check_space(space: Space, exp: Experiment) -> None:
+    """Raises ConfigError if a path is no setting that may vary (names the nearest), or a value leaves its limits."""
+    for path, dimension in space.items():
+        part = path.partition(".")[0]
+        if part == "run":
+            raise ConfigError(f"--search {path}: settings of the run are the same for all trials; use --{path}")
+        if part not in _SEARCHED or "." not in path:
+            known = [f"{p}." for p in _SEARCHED]
+            raise ConfigError(
+                f"--search {path}: expected a setting of algorithm, sampler or environment, such as algo.lr, sampler.T "
+                f"or env_kwargs.gravity; {nearest(path, known)}"
+            )
+        for value in dimension.ends():
+            try:
+                override(exp, {path: value})
+            except ConfigError as error:
+                raise ConfigError(f"--search {path}, at {value!r}: {error}") from error
+
+
+def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
+    """Raises ConfigError for a setting that PBT cannot change in a run that has begun: it copies the whole state."""
+    known = _shapes(exp, spec)
+    for path, dimension in space.items():
+        part, _, name = path.partition(".")
+        if part != "algo" or name.partition(".")[0] in _KEPT:
+            raise ConfigError(
+                f"--search {path} with --scheduler pbt, which changes settings of runs that have begun: their state is "
+                "made for this one; search for it with asha, and for lr, entropy_coef, discount and the like with pbt"
+            )
+        for value in dimension.ends():
+            if _shapes(override(exp, {path: value}), spec) != known:
+                raise ConfigError(
+                    f"--search {path} with --scheduler pbt, which copies networks: {value!r} gives them other "
+                    "shapes; search for it with asha"
+                )
+
+
+def _shapes(exp: Experiment, spec: EnvSpec) -> dict[str, list[int]]:
+    """The shape of every tensor of the agent."""
+    policy = exp.algo.build(spec, seed=exp.run.seed)
+    return {name: list(getattr(x, "shape", ())) for name, x in policy.agent.state_dict().items()}
+
+
+def _read(path: str, given: Any) -> Dimension:
+    if isinstance(given, (list, tuple)):
+        return _choice(path, tuple(given), given)
+    match = _FORM.fullmatch(given) if isinstance(given, str) else None
+    if match is None:
+        raise ConfigError(f"--search {path}={given!r}; {_EXAMPLE}")
+    kind, parts = match[1], split_values(match[2])
+    if kind not in get_args(Kind):
+        raise ConfigError(
+            f"--search {path}={given!r}: {kind!r} is no form; {nearest(kind, get_args(Kind))}; {_EXAMPLE}"
+        )
+    if kind == "choice":
+        return _choice(path, tuple(map(_value, parts)), given)
+    try:
+        low, high = (float(whole(part)) if kind in ("int", "logint") else float(part) for part in parts)
+    except ValueError as error:
+        raise ConfigError(f"--search {path}={given!r}: {error}; expected two numbers, lowest and highest") from error
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(f"--search {path}={given!r}; expected two finite numbers, the lower one first")
+    if kind in ("loguniform", "logint") and low <= 0:
+        raise ConfigError(f"--search {path}={given!r}: a logarithm begins above 0; use {kind.removeprefix('log')}")
+    return Dimension(kind, low, high)  # pyright: ignore[reportArgumentType]
+
+
+def _choice(path: str, choices: tuple[Any, ...], given: Any) -> Dimension:
+    if len(choices) < 2 or any(a == b and type(a) is type(b) for i, a in enumerate(choices) for b in choices[:i]):
+        raise ConfigError(f"--search {path}={given!r}; expected at least two choices, each once")
+    if strange := [x for x in choices if not _is_plain(x)]:
+        raise ConfigError(f"--search {path}={given!r}: {strange[0]!r} is no number, text or tuple of them")
+    return Dimension("choice", choices=choices)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _value(text: str) -> Any:
+    """A choice: a number, true, false, none, a tuple in square brackets, else the text itself."""
+    if text.lower() in ("none", "true", "false"):
+        return {"none": None, "true": True, "false": False}[text.lower()]
+    try:
+        return as_tuples(json.loads(text))
+    except ValueError:
+        return text
+
+
+def as_tuples(value: Any) -> Any:
+    """A value from JSON, whose lists are tuples again."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,75 @@
+"""Trials of a search: settings tried, the run that trains them, and their scores at each milestone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from penstock.run.launch.sweep import Run, Status
+from penstock.run.search.space import Space, as_tuples
+
+State = Literal["waiting", "running", "paused", "finished", "pruned", "failed"]
+
+
+@dataclass
+class Trial:
+    """One point of the space, and how far it has come."""
+
+    number: int
+    values: dict[str, Any]
+    """Settings by dotted path; of a member of PBT those it trains with now."""
+    run: Run
+    """Its run: name of the directory, attempts, seconds. Of a member of PBT the newest."""
+    goal: int
+    """The milestone, in environment steps, that it trains to, or has reached."""
+    state: State = "waiting"
+    """paused: at a milestone, undecided. pruned: ended there. finished: at the last one."""
+    scores: dict[int, float | None] = field(default_factory=dict[int, "float | None"])
+    """The metric at each milestone; None where it was no finite number."""
+    steps: int = 0
+    """Environment steps that the run has taken."""
+    copies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Of a member of PBT, for each copy: `at` which milestone, `of` which trial; the run, values and score it left."""
+    failures: int = 0
+    """Attempts that failed and were begun again."""
+    reason: str = ""
+    """Why it failed."""
+
+    @property
+    def score(self) -> float | None:
+        """The newest score."""
+        return self.scores[max(self.scores)] if self.scores else None
+
+
+def to_plain(trial: Trial) -> dict[str, Any]:
+    """A trial as JSON data."""
+    return asdict(trial)
+
+
+def from_plain(plain: Mapping[str, Any], space: Space) -> Trial:
+    """The inverse of `to_plain`; one that ran when its launcher was killed waits.
+
+    Raises ValueError or LookupError for data that no trial of this space is.
+    """
+    values = {str(path): as_tuples(value) for path, value in plain["values"].items()}
+    if values.keys() != space.keys():
+        raise ValueError(f"trial {plain['number']} has settings {sorted(values)}; the space has {sorted(space)}")
+    for path, value in values.items():
+        if not space[path].holds(value):
+            raise ValueError(f"trial {plain['number']} has {path}={value!r}, which the space does not hold")
+    run = Run(**plain["run"])
+    if plain["state"] not in get_args(State) or run.status not in get_args(Status) or "/" in run.name:
+        raise ValueError(f"state {plain['state']!r}, {run.status!r} of trial {plain['number']} in {run.name!r}")
+    return Trial(
+        number=int(plain["number"]),
+        values=values,
+        run=run,
+        goal=int(plain["goal"]),
+        state="waiting" if plain["state"] == "running" else plain["state"],
+        scores={int(goal): None if score is None else float(score) for goal, score in plain["scores"].items()},
+        steps=int(plain["steps"]),
+        copies=[dict(copy) for copy in plain["copies"]],
+        failures=int(plain["failures"]),
+        reason=str(plain["reason"]),
+    )

@@ -1,0 +1,253 @@
+"""`tune`: a search from settings to its result, for the library and the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.core.config import to_plain
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.machine import read_machine
+from penstock.core.spec import EnvSpec
+from penstock.run.affinity import slices
+from penstock.run.bench.cache import auto_sampler
+from penstock.run.experiment import Experiment
+from penstock.run.files.lock import RunLock
+from penstock.run.launch.launcher import Display, Launcher
+from penstock.run.search.display import SearchDisplay
+from penstock.run.search.pictures import draw_search
+from penstock.run.search.queue import (
+    STATE,
+    SearchQueue,
+    make_queue,
+    open_search,
+    read_state,
+    require_same,
+    settings_of,
+)
+from penstock.run.search.report import FoundTrial, SearchResult, number, write_preset
+from penstock.run.search.search import Mode, SearchSettings
+from penstock.run.search.space import check_explored, check_space, read_space
+from penstock.workers.checking import check_apart
+
+
+def tune(
+    exp: Experiment,
+    space: Mapping[str, Any],
+    *,
+    scheduler: str = "asha",
+    trials: int = 16,
+    parallel: int = 1,
+    metric: str | None = None,
+    mode: Mode = "max",
+    suggest: str = "tpe",
+    interval: int | None = None,
+    eta: int = 3,
+    retries: int = 1,
+    confirm: int = 0,
+    dir: str | Path | None = None,
+) -> SearchResult:
+    """Searches for settings: each trial is a run of the experiment, in a process of its own.
+
+    With the same arguments it goes on with what was interrupted. All trials have the seed of the experiment, which
+    seeds the proposals too: with `parallel=1` the trials, their scores and the best are a function of the arguments.
+
+    Args:
+        space: the range or choices of each setting by dotted path: {"algo.lr": "loguniform(1e-5, 1e-2)", "sampler.T":
+            "choice(32, 128)"}; also uniform, int and logint, or a list of choices.
+        scheduler: asha, median, pbt, or none (every trial trains to its end).
+        trials: how many. parallel: at a time, each on CPUs of its own.
+        metric: the score, of the last row of metrics; None for eval/mean_reward, or rollout/ep_rew_mean without
+            evaluations. mode: whether it should be large ("max") or small ("min").
+        suggest: tpe, random, or `module:NAME` of a function of a seed that returns an Optuna sampler.
+        interval: environment steps to the first rung of asha, or between the decisions of median and pbt.
+        eta: one in so many trials goes on from a rung of asha.
+        retries: attempts after the first of a trial whose environment or process died.
+        confirm: runs of the best settings from the start, with seeds of their own.
+        dir: directory of all runs; None for runs/ENV/ALGO/search-TIME.
+
+    Raises:
+        ConfigError: a space or settings that contradict; the directory holds something else; a metric that no run has.
+        CheckpointError: the directory cannot be written.
+    """
+    exp = prepared(exp)
+    settings = search_settings(
+        exp, space, scheduler, trials, metric, mode, suggest, interval, eta, synchronous=parallel == 1
+    )
+    with opened(exp, settings, directory(exp, dir), retries=retries, confirm=confirm) as queue:
+        return execute(queue, parallel)
+
+
+def prepared(exp: Experiment) -> Experiment:
+    """The experiment as trials have it: with a sampler, quiet, without a directory. Raises ConfigError."""
+    if not isinstance(exp, Experiment):
+        raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
+    if exp.run.stop:
+        raise ConfigError(
+            f"run.stop={dict(exp.run.stop)} in a search, whose trials are compared after equal steps; leave it out: "
+            "the scheduler ends those that are not worth going on with"
+        )
+    if (lost := _unstorable(to_plain(exp))) is not None:
+        raise ConfigError(
+            f"{lost} cannot be stored, and each trial is a process of its own; move it to the top of a module that "
+            "can be imported, or name it module:qualname"
+        )
+    sampler = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
+    quiet = "plain" if exp.run.progress in ("auto", "live") else exp.run.progress
+    return replace(exp, sampler=sampler, run=replace(exp.run, dir=None, progress=quiet))
+
+
+def search_settings(
+    exp: Experiment,
+    space: Mapping[str, Any],
+    scheduler: str,
+    trials: int,
+    metric: str | None,
+    mode: Mode,
+    suggest: str,
+    interval: int | None,
+    eta: int,
+    synchronous: bool,
+) -> SearchSettings:
+    """The settings of a search, checked against its experiment. Raises ConfigError."""
+    evaluated = exp.run.eval_episodes > 0
+    if metric is None:
+        metric = "eval/mean_reward" if evaluated else "rollout/ep_rew_mean"
+    elif metric.startswith("eval/") and not evaluated:
+        raise ConfigError(
+            f"--metric {metric} with run.eval_episodes=0: no trial would have it; set eval_episodes, usually 20, or "
+            "use --metric rollout/ep_rew_mean"
+        )
+    found = read_space(space)
+    check_space(found, exp)
+    spec = exp.sampler_settings.spec
+    rows = max(found["sampler.T"].ends()) if "sampler.T" in found else spec.T
+    slots = max(found["sampler.B"].ends()) if "sampler.B" in found else spec.B
+    return SearchSettings(
+        space=space,
+        steps=exp.run.steps,
+        batch=rows * slots,
+        scheduler=scheduler,
+        trials=trials,
+        suggest=suggest,
+        metric=metric,
+        mode=mode,
+        interval=interval,
+        eta=eta,
+        seed=exp.run.seed,
+        synchronous=synchronous,
+    )
+
+
+def directory(exp: Experiment, given: str | Path | None) -> Path:
+    """The directory of a search: the one given, or a new one named after the time."""
+    if given is not None:
+        return Path(given)
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in exp.env_config.name)
+    return Path("runs") / name / exp.algo_name / f"search-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+@contextlib.contextmanager
+def opened(exp: Experiment, settings: SearchSettings, folder: Path, **given: Any) -> Generator[SearchQueue]:
+    """The search of these settings in its directory, begun or gone on with; the directory is locked meanwhile.
+
+    Raises:
+        ConfigError: the directory holds another search, or something else. CheckpointError: it cannot be written.
+    """
+    if (folder / STATE).exists():
+        with RunLock(folder):
+            plain = read_state(folder)
+            # Whether rungs wait until they are complete was settled when the search began.
+            settings = replace(settings, synchronous=settings_of(plain).synchronous)
+            require_same(folder, plain, settings, exp)
+            queue = make_queue(folder, exp, _spec_of(exp).to_plain(), settings, **given)
+            queue.restore(plain)
+            yield queue
+        return
+    try:
+        if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+            raise ConfigError(
+                f"{folder} is not empty and holds no {STATE}; nothing in it was touched. Choose another --dir"
+            )
+    except OSError as error:
+        raise CheckpointError(f"cannot read {folder}: {error.strerror or error}; choose another --dir") from error
+    spec = _spec_of(exp)
+    queue = make_queue(folder, exp, spec.to_plain(), settings, **given)
+    if settings.scheduler == "pbt":
+        check_explored(queue.search.space, exp, spec)
+    with RunLock(folder):
+        queue.begin()
+        yield queue
+
+
+@contextlib.contextmanager
+def reopened(folder: Path, trust: bool = False, **given: Any) -> Generator[SearchQueue]:
+    """The search of a directory; see `open_search`."""
+    read_state(folder)
+    with RunLock(folder):
+        yield open_search(folder, trust, **given)
+
+
+def execute(queue: SearchQueue, parallel: int, display: Display | None = None) -> SearchResult:
+    """Trains trials until the search is over or a signal stops it; writes preset and pictures; returns the result."""
+    slots = slices(read_machine(), parallel)
+    with contextlib.ExitStack() as stack:
+        console = Console(quiet=True) if queue.exp.run.progress == "off" else None
+        shown = display or stack.enter_context(SearchDisplay(queue, console))
+        stopped = Launcher(queue, slots, shown).work()
+    queue.save()
+    return result_of(queue, stopped)
+
+
+def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
+    """The result of a search so far; its preset and pictures are written. Raises CheckpointError."""
+    import signal
+
+    search, best = queue.search, queue.search.best
+    found = tuple(
+        FoundTrial(t.number, dict(t.values), t.state, t.score, dict(t.scores), t.steps, queue.run_dir(t.run), t.reason)
+        for t in search.trials
+    )
+    exp = preset = None
+    if best is not None:
+        exp = queue.experiment(best.values)
+        why = (
+            f"Found by penstock tune, {search.settings.scheduler} with {search.settings.trials} trials: "
+            f"{search.settings.metric} {number(best.score)} at {best.steps:,} steps ({best.run.name})."
+        )
+        preset = write_preset(queue.folder, exp, why)
+    return SearchResult(
+        trials=found,
+        best=None if best is None else found[best.number],
+        experiment=exp,
+        metric=search.settings.metric,
+        folder=queue.folder,
+        preset=preset,
+        pictures=draw_search(queue.folder / "plots", search),
+        confirmed={c.seed: c.score for c in queue.confirmations},
+        stopped_by="trials" if stopped is None else signal.Signals(stopped).name,
+    )
+
+
+def _spec_of(exp: Experiment) -> EnvSpec:
+    """The spec of the environment, which is checked in a process of its own. Raises EnvWorkerError."""
+    return check_apart(exp.env_config, exp.run.seed, exp.sampler_settings).spec
+
+
+def _unstorable(plain: Any) -> str | None:
+    """What of a plain experiment was not stored."""
+    if isinstance(plain, Mapping):
+        if "unstorable" in plain:
+            return str(plain["unstorable"])
+        if "class" in plain and plain["class"] is None:
+            return "a class that cannot be imported"
+        return next((lost for item in plain.values() if (lost := _unstorable(item)) is not None), None)
+    if isinstance(plain, list):
+        return next((lost for item in plain if (lost := _unstorable(item)) is not None), None)
+    return None

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.search.fork import fork_run
+
+ALGOS: dict[str, Any] = {
+    "ppo": ps.PPO(minibatch=32, epochs=2, net=ps.Net(hidden=(16,), normalize_obs=True), optimizer="rmsprop"),
+    "dqn": ps.DQN(
+        batch_size=16,
+        replay_ratio=4,
+        learning_starts=32,
+        net=ps.Net(hidden=(16,)),
+        replay=ps.ReplaySettings(capacity=500),
+    ),
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "ppo": {"algo.lr": 7e-4, "algo.weight_decay": 0.03, "algo.adam_eps": 1e-3, "algo.entropy_coef": 0.07},
+    "dqn": {"algo.lr": 7e-4, "algo.adam_eps": 1e-3, "algo.replay_ratio": 8.0, "algo.discount": 0.9},
+}
+
+
+def experiment(name: str, folder: Path) -> ps.Experiment:
+    run = ps.RunConfig(
+        steps=256, seed=1, dir=folder, progress="off", eval_episodes=1, tensorboard=False, log_interval=1
+    )
+    return ps.Experiment("CartPole-v1", ALGOS[name], ps.SerialSampler(T=16, B=4), run)
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_a_fork_without_changes_goes_on_as_the_run_itself(
+    name: str, tmp_path: Path, same_run: Callable[[Path, Path], None]
+) -> None:
+    exp = experiment(name, tmp_path / "a")
+    ps.train(exp)
+    fork_run(tmp_path / "a", tmp_path / "b", ps.override(exp, {"run.dir": str(tmp_path / "b")}))
+    for folder in ("a", "b"):
+        ps.resume(tmp_path / folder, {"run.steps": 512})
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_changed_settings_take_effect_on_the_state_of_the_other(name: str, tmp_path: Path) -> None:
+    exp = experiment(name, tmp_path / "a")
+    before = ps.train(exp).policy
+    fork_run(tmp_path / "a", tmp_path / "b", ps.override(exp, {**CHANGES[name], "run.dir": str(tmp_path / "b")}))
+    assert not list(tmp_path.glob(".*"))
+    with ps.Run.resume(tmp_path / "b", {"run.steps": 512}) as run:
+        policy = run.policy
+        assert all(map(torch.equal, before.agent.state_dict().values(), policy.agent.state_dict().values()))
+        assert policy.updates == before.updates > 0
+        for optimizer in policy.optimizers.values():
+            group = optimizer.param_groups[0]
+            assert (group["lr"], group["eps"]) == (7e-4, 1e-3)
+            assert group.get("weight_decay", 0.03) == 0.03
+        if policy.replay_schedule is not None and before.replay_schedule is not None:
+            assert len(policy.replay_schedule.replay) == len(before.replay_schedule.replay) > 0
+        for path, value in CHANGES[name].items():
+            assert getattr(policy.settings, path.partition(".")[2]) == value
+        begin = run.trainer.env_steps
+        for _ in run:
+            pass
+        if name == "dqn":
+            per_step = (policy.updates - before.updates) / (run.trainer.env_steps - begin)
+            assert per_step == pytest.approx(8 / 16, rel=0.05)
+
+
+def test_networks_of_other_shapes_are_refused_by_resume(tmp_path: Path) -> None:
+    exp = experiment("ppo", tmp_path / "a")
+    ps.train(exp)
+    fork_run(
+        tmp_path / "a", tmp_path / "b", ps.override(exp, {"algo.net.hidden": (8,), "run.dir": str(tmp_path / "b")})
+    )
+    with pytest.raises(CheckpointError, match="do not fit"):
+        ps.resume(tmp_path / "b", {"run.steps": 512})
+
+
+def test_nothing_is_overwritten_and_nothing_half_made_stays(tmp_path: Path) -> None:
+    exp = experiment("ppo", tmp_path / "a")
+    ps.train(exp)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        fork_run(tmp_path / "a", tmp_path / "b", exp)
+    with pytest.raises(CheckpointError, match="cannot copy"):
+        fork_run(tmp_path / "a", tmp_path / "b" / "thesis.tex" / "c", exp)
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    with pytest.raises(CheckpointError, match="no good checkpoint"):
+        fork_run(tmp_path / "a", tmp_path / "c", exp)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

@@ -1,0 +1,71 @@
+"""Scores of a toy with a known optimum, and searches over it that cost milliseconds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.run.search.search import Search, SearchSettings
+from penstock.run.search.trial import from_plain, to_plain
+
+SPACE = {"algo.lr": "loguniform(1e-5, 1e-1)"}
+STEPS = 27
+Score = Callable[[Mapping[str, Any], int], float]
+
+
+def score(values: Mapping[str, Any], goal: int) -> float:
+    """Best at lr = 1e-3, where it is `goal`; less by a factor of e for each factor of ten beside it."""
+    return goal * math.exp(-abs(math.log10(values["algo.lr"]) + 3))
+
+
+def search(**settings: Any) -> Search:
+    given: dict[str, Any] = {"space": SPACE, "steps": STEPS, "scheduler": "none", "trials": 27, "suggest": "random"}
+    return Search(SearchSettings(**{**given, **settings}))
+
+
+def trained(found: Search, of: Score = score, restored: bool = False) -> int:
+    """Carries a search out; returns the steps that it took.
+
+    Args:
+        restored: the search is thrown away after every event and made again from its JSON, a trial under way included.
+    """
+    steps = 0
+    while (trial := found.take()) is not None:
+        if restored:
+            copy = reloaded(found)
+            assert [t.state for t in copy.trials].count("running") == 0
+            found.__dict__.update(copy.__dict__)
+            again = found.take()
+            assert again is not None
+            assert again.number == trial.number
+            trial = again
+        steps += trial.goal - max(trial.scores, default=0)
+        found.tell(trial, of(trial.values, trial.goal))
+    return steps
+
+
+def reloaded(found: Search) -> Search:
+    """The search after a kill and a restart."""
+    plain = json.loads(json.dumps([to_plain(trial) for trial in found.trials]))
+    copy = Search(found.settings)
+    copy.trials = [from_plain(item, copy.space) for item in plain]
+    copy.decide()
+    return copy
+
+
+def population(found: Search) -> dict[int, float]:
+    """Carries out a search by PBT in which each step adds to a member's value what its settings are worth.
+
+    Returns the value of each member at the end, by number.
+    """
+    values: dict[int, float] = {}
+    while (trial := found.take()) is not None:
+        steps = trial.goal - max(trial.scores, default=0)
+        values[trial.number] = values.get(trial.number, 0.0) + steps * score(trial.values, 1)
+        before = dict(values)
+        for decision in found.tell(trial, values[trial.number]):
+            if decision.copy_of is not None:
+                values[decision.trial.number] = before[decision.copy_of.number]
+    return values
