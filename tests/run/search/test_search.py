@@ -185,6 +185,30 @@ def test_the_worst_copy_the_best_and_explore_near_them() -> None:
     assert all(t.goal == 20 and t.state == "waiting" for t in found.trials)
 
 
+def test_each_generation_explores_anew() -> None:
+    found = search(scheduler="pbt", trials=2, steps=30, interval=10)
+    factors: list[float] = []
+    for _ in (10, 20):
+        for _ in range(2):
+            trial = found.take()
+            assert trial is not None
+            made = found.tell(trial, float(-trial.number))
+        copy = next(d for d in made if d.copy_of is not None)
+        assert copy.copy_of is not None
+        factors.append(copy.trial.values["algo.lr"] / copy.copy_of.values["algo.lr"])
+    assert factors[0] != factors[1]
+
+
+def test_the_trial_that_came_farthest_goes_first() -> None:
+    found = search(scheduler="asha", trials=3)
+    for trial in (found.take(), found.take(), found.take()):
+        assert trial is not None
+        trial.state = "waiting"
+    found.trials[1].goal = 3
+    order = [found.take() for _ in range(3)]
+    assert [None if trial is None else trial.number for trial in order] == [1, 0, 2]
+
+
 def test_a_member_that_failed_is_replaced_and_a_population_that_failed_ends() -> None:
     found = search(scheduler="pbt", trials=4, steps=30, interval=10)
     for n in range(4):

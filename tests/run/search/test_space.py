@@ -95,6 +95,10 @@ def test_draws_and_explored_values_stay_inside_and_move(form: str) -> None:
     assert len(set(near)) > 1
     moved = [b for b in near if values[0] > 0 and 0.79 * values[0] < b < 1.26 * values[0]]
     assert len(moved) > 150 or dimension.whole or values[0] < 0
+    assert any(b < values[0] for b in near)
+    assert any(b > values[0] for b in near)
+    up = [b for b in moved if b > values[0]]
+    assert 0.25 * len(moved) < len(up) < 0.75 * len(moved) or dimension.whole or values[0] < 0
 
 
 def test_explored_choices_are_those_beside() -> None:
