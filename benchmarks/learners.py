@@ -66,7 +66,7 @@ class Frames(gym.Env[Any, Any]):
 
 
 def experiment(net: str, learners: int, threads: int) -> ps.Experiment:
-    algo = ps.PPO(epochs=2, minibatch=256, net=ps.Net(hidden=(512,), activation="relu", cnn=net))  # pyright: ignore
+    algo: Any = ps.PPO(epochs=2, minibatch=256, net=ps.Net(hidden=(512,), activation="relu", cnn=net))  # pyright: ignore
     run = ps.RunConfig(steps=10**9, learners=learners, learner_threads=threads, progress="off")
     return ps.Experiment(Frames, algo, ps.SerialSampler(T=T, B=B), run)
 
@@ -161,7 +161,7 @@ def speed(nets: list[str], rounds: int, batches: int) -> tuple[list[str], bool]:
 
 
 def small(folder: str, learners: int) -> ps.Experiment:
-    algo = ps.PPO(epochs=2, minibatch=64, net=ps.Net(hidden=(32,), normalize_obs=True))
+    algo: Any = ps.PPO(epochs=2, minibatch=64, net=ps.Net(hidden=(32,), normalize_obs=True))
     run = ps.RunConfig(
         steps=20_000, seed=1, dir=folder, learners=learners, progress="off", eval_episodes=4, checkpoint_interval=2_000,
         log_interval=0, tensorboard=False,

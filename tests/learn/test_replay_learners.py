@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     "sac": ("Pendulum-v1", ps.SAC(**BOXES, replay=kept()), 8, 8, (4, 4)),
     "sac-normalised": (
         "Pendulum-v1",
-        ps.SAC(**{**BOXES, "net": replace(SMALL, normalize_obs=True)}, replay=kept()),
+        replace(ps.SAC(**BOXES, replay=kept()), net=replace(SMALL, normalize_obs=True)),
         8,
         8,
         (2, 6),

@@ -30,9 +30,14 @@ def shares(settings: SamplerSettings, learners: int) -> list[SamplerSettings]:
     """The settings of each learner's sampler: its slots, and of worker processes or runners as even a share.
 
     Raises:
-        ConfigError: there are fewer slots than learners, or a share is too small for the groups or runners.
+        ConfigError: there are fewer slots or runners than learners, or batches are of any runner.
     """
     inner: Any = settings
+    if getattr(inner, "mode", "rounds") == "ready":
+        raise ConfigError(
+            f"run.learners={learners} with sampler.mode='ready', whose batches are of any runner; use mode='rounds', "
+            "by which each learner is fed by runners of its own"
+        )
     if hasattr(inner, "runners"):
         if learners > inner.runners:
             raise ConfigError(

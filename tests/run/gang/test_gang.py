@@ -41,7 +41,7 @@ DQN = ps.DQN(
 
 
 def experiment(folder: Path, algo: Any = PPO, learners: int = 1, steps: int = 1_200, **run: Any) -> ps.Experiment:
-    config = {
+    config: dict[str, Any] = {
         "seed": 1,
         "progress": "off",
         "eval_episodes": 4,

@@ -33,6 +33,11 @@ def test_slots_and_workers_are_shared_evenly() -> None:
             3,
             r"run\.learners=3 with sampler\.runners=2.*run\.learners<=2, or more runners",
         ),
+        (
+            ps.RunnerSampler(runners=2, inner=ps.SerialSampler(B=4), mode="ready"),
+            2,
+            r"run\.learners=2 with sampler\.mode='ready'.*use mode='rounds'",
+        ),
     ],
 )
 def test_more_learners_than_there_is_to_share(sampler: Any, learners: int, message: str) -> None:
