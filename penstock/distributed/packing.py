@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import tensors_of
@@ -23,7 +24,7 @@ def pack_parameters(agent: Agent) -> list[Bytes]:
 
     They are views of the agent's memory; copies of what is not contiguous or not on the CPU.
     """
-    return [_raw(x.detach().cpu().numpy()) for x in tensors_of(agent)]
+    return [_raw(x.detach().cpu()) for x in tensors_of(agent)]
 
 
 def unpack_parameters(data: Any, agent: Agent) -> None:
@@ -47,7 +48,7 @@ def unpack_parameters(data: Any, agent: Agent) -> None:
     for x, part in zip(tensors, data if isinstance(data, list) else _cut(data, sizes), strict=True):
         there = x.device.type == "cpu" and x.is_contiguous()
         own = x if there else torch.empty(x.shape, dtype=x.dtype)
-        _raw(own.numpy())[...] = part
+        _raw(own)[...] = part
         if not there:
             x.copy_(own)
 
@@ -72,9 +73,9 @@ def unpack_rows(packed: bytes | Sequence[npt.NDArray[Any]], out: Tree) -> None:
         at += x.nbytes
 
 
-def _raw(x: npt.NDArray[Any]) -> Bytes:
-    """[n] uint8: the bytes of an array, a view of it where it is contiguous."""
-    return x.reshape(-1).view(np.uint8)
+def _raw(x: Tensor) -> Bytes:
+    """[n] uint8: the bytes of a tensor of any dtype, those unknown to numpy too; a view of it where it is contiguous."""
+    return x.contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def _cut(data: Any, sizes: Sequence[int]) -> Iterator[Bytes]:

@@ -32,6 +32,25 @@ def test_parameters_and_buffers_come_out_as_they_went_in(travelled: Any) -> None
     assert not parameters_of(other)["turned"].is_contiguous()
 
 
+ODD: dict[str, Any] = {
+    "a column": lambda fill: torch.full((4, 3), fill)[:, 1],
+    "bfloat16": lambda fill: torch.full((3,), fill, dtype=torch.bfloat16),
+    "bfloat16 without dimensions": lambda fill: torch.tensor(fill, dtype=torch.bfloat16),
+    "no elements": lambda fill: torch.full((0, 2), fill),
+    "complex": lambda fill: torch.full((2,), fill, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("travelled", [list, b"".join], ids=["list", "bytes"])
+@pytest.mark.parametrize("kind", sorted(ODD))
+def test_parameters_that_are_no_contiguous_array_of_numpy_travel(kind: str, travelled: Any) -> None:
+    one, other = nn.Module(), nn.Module()
+    for agent, fill in ((one, 7.0), (other, 0.0)):
+        agent.register_parameter("x", nn.Parameter(ODD[kind](fill)))
+    unpack_parameters(travelled(pack_parameters(one)), other)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(parameters_of(other)["x"], parameters_of(one)["x"])  # pyright: ignore[reportArgumentType]
+
+
 def test_packed_parameters_are_the_agents_own_memory_in_the_order_of_their_names() -> None:
     linear: Any = nn.Linear(30, 20)
     packed = pack_parameters(linear)
