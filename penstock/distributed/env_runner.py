@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import platform
@@ -236,7 +235,7 @@ class EnvRunner:
         return live.initialize(agent)
 
     def install(self, agent: Any) -> None:
-        """Takes a copy of the driver's agent as `installed_copy` returned it."""
+        """Takes a copy of the driver's agent as `pack_agent` returned it."""
         self.initialize(cloudpickle.loads(b"".join(agent) if isinstance(agent, list) else agent))
 
     def take_weights(self, weights: Any, version: int) -> None:
@@ -401,8 +400,3 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "gymnasium": str(gym.__version__),
     }
-
-
-def installed_copy(agent: Agent) -> np.ndarray[Any, Any]:
-    """[n] uint8: an agent on the CPU, pickled, for `EnvRunner.install`."""
-    return np.frombuffer(cloudpickle.dumps(copy.deepcopy(agent).cpu()), np.uint8)

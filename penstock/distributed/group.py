@@ -23,11 +23,10 @@ from penstock.distributed.env_runner import (
     Recipe,
     ShippedRunner,
     TrainsFor,
-    installed_copy,
     shipped,
     versions,
 )
-from penstock.distributed.packing import pack_parameters
+from penstock.distributed.packing import pack_agent, pack_parameters
 from penstock.run.experiment import Experiment
 from penstock.workers.faults import Fault, FaultPolicy, Faults
 
@@ -234,7 +233,7 @@ class EnvRunnerGroup:
 
     def install(self, agent: Agent, runners: Sequence[int]) -> None:
         """Gives these runners a copy of the agent, and their replacements too."""
-        self._agent = installed_copy(agent)
+        self._agent = pack_agent(agent)
         blob = self.backend.put([self._agent])
         alive = [i for i in runners if i in self.alive]
         self.collect({i: self.call(i, "install", blob) for i in alive}, self.start_timeout_s)

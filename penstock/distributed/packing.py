@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import tensors_of
+from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_leaves
 
 INLINE_BYTES = 256 << 10
@@ -51,6 +56,42 @@ def unpack_parameters(data: Any, agent: Agent) -> None:
         _raw(own)[...] = part
         if not there:
             x.copy_(own)
+
+
+def pack_agent(agent: Agent) -> Bytes:
+    """[n] uint8: a copy of an agent on the CPU, pickled; `cloudpickle.loads` brings it back.
+
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _AgentPickler(file).dump(copy.deepcopy(agent).cpu())
+    except Exception as error:
+        raise ConfigError(
+            f"the agent {type(agent).__name__} cannot be sent to a runner ({type(error).__name__}: {error}); make "
+            "what it holds open, such as a lock or a file, where it is first used, and leave out torch.jit.script"
+        ) from error
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+class _AgentPickler(cloudpickle.Pickler):
+    """Pickles modules with parametrisations too, such as `spectral_norm`'s, which torch itself refuses."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+            return _parametrized, (type(obj).__bases__[0], list(cast(Any, obj).parametrizations)), obj.__dict__
+        return super().reducer_override(obj)
+
+
+def _parametrized(kind: type[nn.Module], names: list[str]) -> nn.Module:
+    """A module of this class with parametrisations of these names, whose state is still to be set."""
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    for name in names:
+        module.register_parameter(name, nn.Parameter(torch.empty(0)))
+        parametrize.register_parametrization(module, name, nn.Identity())
+    return module
 
 
 def pack_rows(tree: Tree) -> bytes | list[npt.NDArray[Any]]:
