@@ -84,6 +84,11 @@ class EnvRunner:
     def __init__(
         self, made_from: Experiment | Recipe, index: int = 0, runners: int = 1, *, group: TrainsFor | None = None
     ) -> None:
+        if not isinstance(made_from, (Experiment, Recipe)):
+            raise ConfigError(
+                f"EnvRunner({made_from!r}); expected an experiment, e.g. "
+                'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
+            )
         self._recipe = made_from if isinstance(made_from, Recipe) else Recipe.of(made_from, index, runners)
         self._group = group
         self._made: LiveSampler | None = None

@@ -177,7 +177,12 @@ class EnvRunnerGroup:
 
         Args:
             max_in_flight: requests that wait at a runner, at most.
+
+        Raises:
+            ConfigError: `max_in_flight` is below 1.
         """
+        if max_in_flight < 1:
+            raise ConfigError(f"sample_async(max_in_flight={max_in_flight}); expected at least 1 request of a runner")
         while not self._remote:
             yield self.local_worker.sample()
         self._open()
