@@ -115,7 +115,7 @@ def unpack_rows(packed: bytes | Sequence[npt.NDArray[Any]], out: Tree) -> None:
 
 
 def _raw(x: Tensor) -> Bytes:
-    """[n] uint8: the bytes of a tensor of any dtype, those unknown to numpy too; a view of it where it is contiguous."""
+    """[n] uint8: the bytes of a tensor of any dtype, also those unknown to numpy; a view of it if it is contiguous."""
     return x.contiguous().view(-1).view(torch.uint8).numpy()
 
 
