@@ -86,7 +86,7 @@ class _AgentPickler(cloudpickle.Pickler):
 
 def _parametrized(kind: type[nn.Module], names: list[str]) -> nn.Module:
     """A module of this class with parametrisations of these names, whose state is still to be set."""
-    module = kind.__new__(kind)
+    module: nn.Module = object.__new__(kind)
     nn.Module.__init__(module)
     for name in names:
         module.register_parameter(name, nn.Parameter(torch.empty(0)))

@@ -48,11 +48,12 @@ ODD: dict[str, Any] = {
 @pytest.mark.parametrize("travelled", [list, b"".join], ids=["list", "bytes"])
 @pytest.mark.parametrize("kind", sorted(ODD))
 def test_parameters_that_are_no_contiguous_array_of_numpy_travel(kind: str, travelled: Any) -> None:
-    one, other = nn.Module(), nn.Module()
+    one: Any = nn.Module()
+    other: Any = nn.Module()
     for agent, fill in ((one, 7.0), (other, 0.0)):
         agent.register_parameter("x", nn.Parameter(ODD[kind](fill)))
-    unpack_parameters(travelled(pack_parameters(one)), other)  # pyright: ignore[reportArgumentType]
-    assert torch.equal(parameters_of(other)["x"], parameters_of(one)["x"])  # pyright: ignore[reportArgumentType]
+    unpack_parameters(travelled(pack_parameters(one)), other)
+    assert torch.equal(parameters_of(other)["x"], parameters_of(one)["x"])
 
 
 def test_packed_parameters_are_the_agents_own_memory_in_the_order_of_their_names() -> None:
