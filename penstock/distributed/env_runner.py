@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import platform
@@ -85,6 +84,11 @@ class EnvRunner:
     def __init__(
         self, made_from: Experiment | Recipe, index: int = 0, runners: int = 1, *, group: TrainsFor | None = None
     ) -> None:
+        if not isinstance(made_from, (Experiment, Recipe)):
+            raise ConfigError(
+                f"EnvRunner({made_from!r}); expected an experiment, e.g. "
+                'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
+            )
         self._recipe = made_from if isinstance(made_from, Recipe) else Recipe.of(made_from, index, runners)
         self._group = group
         self._made: LiveSampler | None = None
@@ -236,7 +240,7 @@ class EnvRunner:
         return live.initialize(agent)
 
     def install(self, agent: Any) -> None:
-        """Takes a copy of the driver's agent as `installed_copy` returned it."""
+        """Takes a copy of the driver's agent as `pack_agent` returned it."""
         self.initialize(cloudpickle.loads(b"".join(agent) if isinstance(agent, list) else agent))
 
     def take_weights(self, weights: Any, version: int) -> None:
@@ -401,8 +405,3 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "gymnasium": str(gym.__version__),
     }
-
-
-def installed_copy(agent: Agent) -> np.ndarray[Any, Any]:
-    """[n] uint8: an agent on the CPU, pickled, for `EnvRunner.install`."""
-    return np.frombuffer(cloudpickle.dumps(copy.deepcopy(agent).cpu()), np.uint8)

@@ -23,11 +23,10 @@ from penstock.distributed.env_runner import (
     Recipe,
     ShippedRunner,
     TrainsFor,
-    installed_copy,
     shipped,
     versions,
 )
-from penstock.distributed.packing import pack_parameters
+from penstock.distributed.packing import pack_agent, pack_parameters
 from penstock.run.experiment import Experiment
 from penstock.workers.faults import Fault, FaultPolicy, Faults
 
@@ -178,7 +177,12 @@ class EnvRunnerGroup:
 
         Args:
             max_in_flight: requests that wait at a runner, at most.
+
+        Raises:
+            ConfigError: `max_in_flight` is below 1.
         """
+        if max_in_flight < 1:
+            raise ConfigError(f"sample_async(max_in_flight={max_in_flight}); expected at least 1 request of a runner")
         while not self._remote:
             yield self.local_worker.sample()
         self._open()
@@ -234,7 +238,7 @@ class EnvRunnerGroup:
 
     def install(self, agent: Agent, runners: Sequence[int]) -> None:
         """Gives these runners a copy of the agent, and their replacements too."""
-        self._agent = installed_copy(agent)
+        self._agent = pack_agent(agent)
         blob = self.backend.put([self._agent])
         alive = [i for i in runners if i in self.alive]
         self.collect({i: self.call(i, "install", blob) for i in alive}, self.start_timeout_s)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import tensors_of
+from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_leaves
 
 INLINE_BYTES = 256 << 10
@@ -23,7 +29,7 @@ def pack_parameters(agent: Agent) -> list[Bytes]:
 
     They are views of the agent's memory; copies of what is not contiguous or not on the CPU.
     """
-    return [_raw(x.detach().cpu().numpy()) for x in tensors_of(agent)]
+    return [_raw(x.detach().cpu()) for x in tensors_of(agent)]
 
 
 def unpack_parameters(data: Any, agent: Agent) -> None:
@@ -47,9 +53,45 @@ def unpack_parameters(data: Any, agent: Agent) -> None:
     for x, part in zip(tensors, data if isinstance(data, list) else _cut(data, sizes), strict=True):
         there = x.device.type == "cpu" and x.is_contiguous()
         own = x if there else torch.empty(x.shape, dtype=x.dtype)
-        _raw(own.numpy())[...] = part
+        _raw(own)[...] = part
         if not there:
             x.copy_(own)
+
+
+def pack_agent(agent: Agent) -> Bytes:
+    """[n] uint8: a copy of an agent on the CPU, pickled; `cloudpickle.loads` brings it back.
+
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _AgentPickler(file).dump(copy.deepcopy(agent).cpu())
+    except Exception as error:
+        raise ConfigError(
+            f"the agent {type(agent).__name__} cannot be sent to a runner ({type(error).__name__}: {error}); make "
+            "what it holds open, such as a lock or a file, where it is first used, and leave out torch.jit.script"
+        ) from error
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+class _AgentPickler(cloudpickle.Pickler):
+    """Pickles modules with parametrisations too, such as `spectral_norm`'s, which torch itself refuses."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+            return _parametrized, (type(obj).__bases__[0], list(cast(Any, obj).parametrizations)), obj.__dict__
+        return super().reducer_override(obj)
+
+
+def _parametrized(kind: type[nn.Module], names: list[str]) -> nn.Module:
+    """A module of this class with parametrisations of these names, whose state is still to be set."""
+    module: nn.Module = object.__new__(kind)
+    nn.Module.__init__(module)
+    for name in names:
+        module.register_parameter(name, nn.Parameter(torch.empty(0)))
+        parametrize.register_parametrization(module, name, nn.Identity())
+    return module
 
 
 def pack_rows(tree: Tree) -> bytes | list[npt.NDArray[Any]]:
@@ -72,9 +114,9 @@ def unpack_rows(packed: bytes | Sequence[npt.NDArray[Any]], out: Tree) -> None:
         at += x.nbytes
 
 
-def _raw(x: npt.NDArray[Any]) -> Bytes:
-    """[n] uint8: the bytes of an array, a view of it where it is contiguous."""
-    return x.reshape(-1).view(np.uint8)
+def _raw(x: Tensor) -> Bytes:
+    """[n] uint8: the bytes of a tensor of any dtype, also those unknown to numpy; a view of it if it is contiguous."""
+    return x.contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def _cut(data: Any, sizes: Sequence[int]) -> Iterator[Bytes]:

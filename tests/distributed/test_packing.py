@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from penstock.agents.parameters import parameters_of
-from penstock.distributed.packing import pack_parameters, pack_rows, unpack_parameters, unpack_rows
+from penstock.core.errors import ConfigError
+from penstock.distributed.packing import pack_agent, pack_parameters, pack_rows, unpack_parameters, unpack_rows
 
 
 def odd_agent(fill: float) -> Any:
@@ -32,6 +36,26 @@ def test_parameters_and_buffers_come_out_as_they_went_in(travelled: Any) -> None
     assert not parameters_of(other)["turned"].is_contiguous()
 
 
+ODD: dict[str, Any] = {
+    "a column": lambda fill: torch.full((4, 3), fill)[:, 1],
+    "bfloat16": lambda fill: torch.full((3,), fill, dtype=torch.bfloat16),
+    "bfloat16 without dimensions": lambda fill: torch.tensor(fill, dtype=torch.bfloat16),
+    "no elements": lambda fill: torch.full((0, 2), fill),
+    "complex": lambda fill: torch.full((2,), fill, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("travelled", [list, b"".join], ids=["list", "bytes"])
+@pytest.mark.parametrize("kind", sorted(ODD))
+def test_parameters_that_are_no_contiguous_array_of_numpy_travel(kind: str, travelled: Any) -> None:
+    one: Any = nn.Module()
+    other: Any = nn.Module()
+    for agent, fill in ((one, 7.0), (other, 0.0)):
+        agent.register_parameter("x", nn.Parameter(ODD[kind](fill)))
+    unpack_parameters(travelled(pack_parameters(one)), other)
+    assert torch.equal(parameters_of(other)["x"], parameters_of(one)["x"])
+
+
 def test_packed_parameters_are_the_agents_own_memory_in_the_order_of_their_names() -> None:
     linear: Any = nn.Linear(30, 20)
     packed = pack_parameters(linear)
@@ -48,6 +72,33 @@ def test_weights_of_another_size_are_refused() -> None:
     packed = pack_parameters(agent)
     with pytest.raises(ValueError, match=r"the weights have 45 bytes; expected 45, .*4 arrays"):
         unpack_parameters([packed[1], packed[0], *packed[2:]], agent)
+
+
+@pytest.mark.parametrize("kind", ["spectral_norm", "weight_norm", "orthogonal"])
+def test_an_agent_with_parametrised_layers_travels(kind: str) -> None:
+    agent: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    for layer in agent:
+        getattr(parametrizations, kind)(layer)
+    other, x = cloudpickle.loads(pack_agent(agent)), torch.ones(2, 3)
+    assert [parametrize.type_before_parametrizations(layer) for layer in other] == [nn.Linear, nn.Linear]
+    assert torch.equal(other.eval()(x), agent.eval()(x))
+    with torch.no_grad():
+        for p in agent.parameters():
+            p.mul_(1.5).add_(0.1)
+    assert not torch.equal(other(x), agent(x))
+    unpack_parameters(b"".join(pack_parameters(agent)), other)
+    assert torch.equal(other(x), agent(x))
+    parametrize.remove_parametrizations(other[0], "weight")
+    assert type(other[0]) is nn.Linear
+
+
+def test_an_agent_that_holds_something_open_is_refused() -> None:
+    agent: Any = nn.Linear(3, 3)
+    agent.lock = threading.Lock()
+    with pytest.raises(
+        ConfigError, match=r"the agent Linear cannot be sent to a runner \(TypeError: .*lock.*first used"
+    ):
+        pack_agent(agent)
 
 
 @pytest.mark.parametrize("T", [3, 90_000])

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 import penstock as ps
 from penstock.distributed.sampler import RunnerSampler
@@ -53,6 +54,21 @@ def test_resets_decorrelation_and_evaluations_are_equal(inner: str, reset: str) 
     kwargs = {"reset": reset, "max_decorrelation_steps": 30}
     batches, parameters = serial("lstm", 9, 6, 5, True, **kwargs)
     there, parameters_there = run(runners(2, inner, 9, 6, **kwargs), *CASES["lstm"], 5, True)
+    assert differences(batches, there) == []
+    assert parameters == parameters_there
+
+
+def parametrised(spec: Any, settings: Any) -> Any:
+    agent = ps.actor_critic(spec, settings)
+    torch.nn.utils.parametrizations.spectral_norm(agent.actor.mlp.layers[0]).eval()
+    return agent
+
+
+@pytest.mark.parametrize("backend", ["in-process", "processes"])
+def test_updates_of_an_agent_with_a_parametrised_layer_are_equal(backend: str) -> None:
+    algo = ps.PPO(epochs=1, minibatch=64, agent=parametrised)
+    batches, parameters = run(ps.SerialSampler(9, 6), "CartPole-v1", algo, 3)
+    there, parameters_there = run(runners(2, "serial", 9, 6, backend), "CartPole-v1", algo, 3)
     assert differences(batches, there) == []
     assert parameters == parameters_there
 

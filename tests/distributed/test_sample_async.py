@@ -69,6 +69,12 @@ def test_without_remote_workers_the_local_one_samples() -> None:
         assert np.array_equal(one.obs[-1], two.obs[0])
 
 
+def test_no_request_at_all_is_refused_and_not_waited_for() -> None:
+    with ps.EnvRunnerGroup(EXP, 1, "in-process", deadline_s=1.0) as workers:
+        with pytest.raises(ps.ConfigError, match=r"max_in_flight=0\); expected at least 1"):
+            next(workers.sample_async(max_in_flight=0))
+
+
 def test_weights_that_do_not_fit_are_an_error_and_never_left_out() -> None:
     other = ps.Experiment("CartPole-v1", ps.PPO(net=ps.Net(hidden=(16,))), ps.SerialSampler(4, 2))
     with ps.EnvRunnerGroup(EXP, 1, "in-process") as workers, ps.EnvRunnerGroup(other, 0, "in-process") as others:
