@@ -281,9 +281,18 @@ def test_more_shards_than_slots_are_refused() -> None:
 
 
 def test_shards_of_one_host_must_fit_into_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.distributed.replay_shard.free_memory", lambda: 1_000)
-    with pytest.raises(ConfigError, match=r"2 replay shards on .* need .*; free is 1e-06 GB of memory: use a smaller"):
+    sizes: list[int] = []
+    describe = replay_shards.ReplayShard.describe
+
+    def noted(self: Any) -> Any:
+        found = describe(self)
+        sizes.append(found["bytes"])
+        return {**found, "free": 10**12 if len(sizes) == 1 else sum(sizes) - 1}  # room for either of them alone
+
+    monkeypatch.setattr(replay_shards.ReplayShard, "describe", noted)
+    with pytest.raises(ConfigError, match=r"2 replay shards on .* need .*; free is .* of memory: use a smaller"):
         made("transitions", 2).prepare(8, B, {"q": INFO["q"]})
+    assert len(sizes) == 2
 
 
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
