@@ -75,9 +75,10 @@ class Ends(Seeded):
     """The second instance raises, exits, hangs or kills itself in step 20; a file counts the instances."""
 
     def __init__(self, how: str, path: str) -> None:
-        with open(path, "a") as file:
-            file.write("x")
-        self.how, self.nth, self.steps = how, os.path.getsize(path), 0
+        with open(path, "ab", buffering=0) as file:
+            file.write(b"x")
+            self.nth = file.tell()  # after its own x, however many are written at the same time
+        self.how, self.steps = how, 0
 
     def step(self, action: Any) -> Any:
         self.steps += 1
