@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from penstock.run.launch.live_table import LiveTable
 from penstock.run.launch.sweep import PROMPT, Queue, Run, Status, shown
 from penstock.run.progress import clock
 
-_REDRAW_S = 0.5
 _TAIL_BYTES = 16384
 _TAIL_LINES = 8
 _MOST_LOGS = 10
@@ -33,7 +31,7 @@ _FIGURES = (("return", "rollout/ep_rew_mean"), ("evaluation", "eval/mean_reward"
 _CODES = {2: "settings", 3: "environment", 4: "learner", 5: "checkpoint"}
 
 
-class LaunchDisplay:
+class LaunchDisplay(LiveTable):
     """Shows the progress of a queue; a context manager.
 
     Args:
@@ -41,22 +39,8 @@ class LaunchDisplay:
     """
 
     def __init__(self, queue: Queue, steps: Mapping[str, int], console: Console | None = None) -> None:
+        super().__init__(console)
         self._queue, self._steps = queue, steps
-        self._console = console or Console(highlight=False)
-        self._slots: dict[str, int] = {}
-        self._next = 0.0
-        self._live: Live | None = None
-
-    def __enter__(self) -> LaunchDisplay:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(self._table({}), console=self._console, auto_refresh=False)
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.update(self._table({}), refresh=True)
-            self._live.stop()
 
     def started(self, run: Run, slot: int) -> None:
         """Shows that a run began, or was resumed, in a slot."""
@@ -73,17 +57,6 @@ class LaunchDisplay:
             figures += "".join(f", {name} {_figure(row, key)}" for name, key in _FIGURES if _figure(row, key))
             reason = f", {reason_of(run)}" if run.status == "failed" else ""
             self.note(f"{run.name}: {run.status}{reason} after {clock(run.seconds)}{figures}   ({self._counts()})")
-
-    def note(self, text: str) -> None:
-        """Prints a line above the table."""
-        self._console.print(Text(text), soft_wrap=True)
-
-    def refresh(self, running: Mapping[str, float]) -> None:
-        """Redraws the table, at most twice a second."""
-        now = time.monotonic()
-        if self._live is not None and now >= self._next:
-            self._live.update(self._table(running), refresh=True)
-            self._next = now + _REDRAW_S
 
     def _counts(self) -> str:
         counts = [

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
 from penstock.core.machine import counted
 from penstock.run.launch.display import last_row, reason_of
+from penstock.run.launch.live_table import LiveTable
 from penstock.run.launch.sweep import Run
 from penstock.run.progress import clock
 from penstock.run.search.queue import SearchQueue
 from penstock.run.search.report import number, setting
 from penstock.run.search.trial import State, Trial
 
-_REDRAW_S = 0.5
 _ORDER: tuple[State, ...] = ("running", "finished", "paused", "waiting", "pruned", "failed")
 _STYLES: dict[State, str] = {
     "running": "cyan",
@@ -30,26 +28,13 @@ _STYLES: dict[State, str] = {
 }
 
 
-class SearchDisplay:
+class SearchDisplay(LiveTable):
     """Shows the progress of a search; a context manager."""
 
     def __init__(self, queue: SearchQueue, console: Console | None = None) -> None:
-        self._queue, self._console = queue, console or Console(highlight=False)
-        self._slots: dict[str, int] = {}
+        super().__init__(console)
+        self._queue = queue
         self._trials: dict[str, Trial | None] = {}
-        self._next = 0.0
-        self._live: Live | None = None
-
-    def __enter__(self) -> SearchDisplay:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(self._table({}), console=self._console, auto_refresh=False)
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.update(self._table({}), refresh=True)
-            self._live.stop()
 
     def started(self, run: Run, slot: int) -> None:
         """Shows that a run began, or goes on, in a slot."""
@@ -82,17 +67,6 @@ class SearchDisplay:
             self.note(f"{run.name}: failed{again}, {reason_of(run)}   ({self._counts()})")
         else:
             self.note(f"{run.name}: stopped after {clock(run.seconds)}   ({self._counts()})")
-
-    def note(self, text: str) -> None:
-        """Prints a line above the table."""
-        self._console.print(Text(text), soft_wrap=True)
-
-    def refresh(self, running: Mapping[str, float]) -> None:
-        """Redraws the table, at most twice a second."""
-        now = time.monotonic()
-        if self._live is not None and now >= self._next:
-            self._live.update(self._table(running), refresh=True)
-            self._next = now + _REDRAW_S
 
     def _counts(self) -> str:
         search = self._queue.search
