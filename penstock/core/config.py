@@ -235,8 +235,10 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return {key: _convert(item, args[1], f"{path}.{key}") for key, item in value.items()} if args else dict(value)
     if origin is collections.abc.Callable and (callable(value) or isinstance(value, str)):
         return import_object(value) if isinstance(value, str) else value
-    if hint is Any or (hint is types.NoneType and isinstance(value, str) and value.lower() == "none"):
-        return value if hint is Any else None
+    if hint is Any:
+        return value
+    if hint is types.NoneType and isinstance(value, str) and value.lower() == "none":
+        return None
     if not isinstance(hint, type):
         if origin is None:
             return value

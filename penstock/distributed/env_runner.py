@@ -51,8 +51,18 @@ class Recipe(NamedTuple):
     total_slots: int | None = None
 
     @classmethod
-    def of(cls, exp: Experiment, index: int = 0, runners: int = 1) -> Recipe:
-        """Runner `index` of several that have the experiment's sampler each: its slots follow those of the others."""
+    def of(cls, exp: Experiment | Recipe, index: int = 0, runners: int = 1) -> Recipe:
+        """Runner `index` of several that have the experiment's sampler each: its slots follow those of the others.
+
+        A recipe stays as it is. Raises ConfigError for anything else.
+        """
+        if isinstance(exp, Recipe):
+            return exp
+        if not isinstance(exp, Experiment):
+            raise ConfigError(
+                f"runners are made from {exp!r}; expected an experiment, e.g. "
+                'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
+            )
         B = exp.sampler_settings.spec.B
         return cls(exp.sampler_settings, exp.env_config, exp.run.seed, exp.algo, index * B, runners * B)
 
@@ -84,12 +94,7 @@ class EnvRunner:
     def __init__(
         self, made_from: Experiment | Recipe, index: int = 0, runners: int = 1, *, group: TrainsFor | None = None
     ) -> None:
-        if not isinstance(made_from, (Experiment, Recipe)):
-            raise ConfigError(
-                f"EnvRunner({made_from!r}); expected an experiment, e.g. "
-                'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
-            )
-        self._recipe = made_from if isinstance(made_from, Recipe) else Recipe.of(made_from, index, runners)
+        self._recipe = Recipe.of(made_from, index, runners)
         self._group = group
         self._made: LiveSampler | None = None
         self._closed = False

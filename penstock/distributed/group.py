@@ -61,15 +61,10 @@ class EnvRunnerGroup:
         min_runners: int = 1,
         **options: Any,
     ) -> None:
-        if not isinstance(made_from, (Experiment, Recipe)):
-            raise ConfigError(
-                f"EnvRunnerGroup({made_from!r}); expected an experiment, e.g. "
-                'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
-            )
+        recipe = Recipe.of(made_from)
         if unknown := sorted(options.keys() - {"address", "num_cpus", "object_store_mb"}):
             hint = nearest(unknown[0], (*_KEYWORDS, "address", "num_cpus", "object_store_mb"))
             raise ConfigError(f"EnvRunnerGroup has no {unknown[0]!r}; {hint}")
-        recipe = made_from if isinstance(made_from, Recipe) else Recipe.of(made_from)
         if num_env_runners < 0 or min_runners > max(num_env_runners, 1):
             raise ConfigError(
                 f"num_env_runners={num_env_runners} with min_runners={min_runners}; expected 0 or more runners, and "
