@@ -102,11 +102,18 @@ class RunnerSampler:
 
     def made_backend(self, config: EnvConfig, seed: int) -> Backend:
         """The backend, started; a local cluster has shared memory for the fragments of this environment."""
-        size = self.object_store_mb
-        if self.backend == "ray" and self.address == "local" and not size:
-            row = sum(leaf.null().nbytes for leaf in tree_leaves(check_apart(config, seed, self.inner).spec.obs))
-            rounds = 2 * (self.depth + 2)
-            size = 128 + (rounds * self.runners * self.inner.spec.size * (row + 64) >> 20)
         return make_backend(
-            self.backend, self.runners, address=self.address, num_cpus=self.num_cpus, object_store_mb=size
+            self.backend,
+            self.runners,
+            address=self.address,
+            num_cpus=self.num_cpus,
+            object_store_mb=self.store_mb(config, seed),
         )
+
+    def store_mb(self, config: EnvConfig, seed: int) -> int:
+        """MB of shared memory that a local cluster needs for the fragments of this environment; 0 where it is none."""
+        if self.backend != "ray" or self.address != "local" or self.object_store_mb:
+            return self.object_store_mb
+        row = sum(leaf.null().nbytes for leaf in tree_leaves(check_apart(config, seed, self.inner).spec.obs))
+        rounds = 2 * (self.depth + 2)
+        return 128 + (rounds * self.runners * self.inner.spec.size * (row + 64) >> 20)

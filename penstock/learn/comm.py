@@ -147,9 +147,36 @@ def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: floa
             f"ranks cannot meet in {path}: {error.strerror or error}; give a folder that all of them may write, e.g. "
             "by TMPDIR"
         ) from error
-    timeout = timedelta(seconds=timeout_s)
     try:
         store = api.FileStore(path, size)
+    except RuntimeError as error:
+        raise _unmet(error, rank, size, path, timeout_s) from error
+    return meet_by(store, rank, size, backend, timeout_s, where=path)
+
+
+def meet_by(
+    store: Any,
+    rank: int,
+    size: int,
+    backend: str = "gloo",
+    timeout_s: float = TIMEOUT_S,
+    host: str = "127.0.0.1",
+    where: str = "their store",
+) -> Any:
+    """The process group of ranks that meet by a store of torch.distributed.
+
+    Args:
+        host: name or address of this machine at which gloo listens for the other ranks.
+        where: the store, for messages.
+
+    Raises:
+        LearnerLostError: not all have come in time.
+    """
+    import torch.distributed as dist
+
+    api: Any = dist
+    timeout = timedelta(seconds=timeout_s)
+    try:
         store.set_timeout(timeout)
         if backend == "nccl":
             options = api.ProcessGroupNCCL.Options()
@@ -157,10 +184,14 @@ def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: floa
             return api.ProcessGroupNCCL(store, rank, size, options)
         options = api.ProcessGroupGloo._Options()
         options._timeout = timeout
-        options._devices = [api.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._devices = [api.ProcessGroupGloo.create_device(hostname=host)]
         return api.ProcessGroupGloo(store, rank, size, options)
     except RuntimeError as error:
-        raise LearnerLostError(
-            f"rank {rank} did not meet the other {size - 1} in {path} within {timeout_s:g} s "
-            f"({str(error).splitlines()[0]:.200}); did one of them fail, or begin with another number of ranks?"
-        ) from error
+        raise _unmet(error, rank, size, where, timeout_s) from error
+
+
+def _unmet(error: RuntimeError, rank: int, size: int, where: str, timeout_s: float) -> LearnerLostError:
+    return LearnerLostError(
+        f"rank {rank} did not meet the other {size - 1} in {where} within {timeout_s:g} s "
+        f"({str(error).splitlines()[0]:.200}); did one of them fail, or begin with another number of ranks?"
+    )

@@ -53,7 +53,11 @@ class RunConfig:
     "auto" times 1 to all cores on a copy before training and keeps the answer in the run.
     """
     learners: Count = 1
-    """Processes of this machine that learn together, each from slots of its own, as one would from all."""
+    """Processes that learn together, each from slots of its own, as one would from all."""
+    learner_backend: Literal["processes", "ray"] = "processes"
+    """Where they live: `processes` of this machine, or `ray`, as actors in a placement group."""
+    learner_address: str = ""
+    """Of their Ray cluster, as of `RunnerSampler`; "": the sampler's if its runners are on Ray, else local."""
     learner_timeout_s: Positive = 300.0
     """Seconds that a learner waits for the others, which may still be sampling, before it counts one as hung."""
     log_interval: Whole = 1_000

@@ -21,7 +21,14 @@ _TAIL = 2000
 """Characters of a dead runner's standard error that are shown."""
 _OURS = "penstock.core.errors."
 _COLOUR = re.compile(r"\x1b\[\d+m")
+_places: list[Any] = []
+"""The scheduling strategy of the runners of this process, where it is a learner's and they have a bundle with it."""
 _NODE = ("NodeDiedError", "LocalRayletDiedError", "ObjectLostError", "OwnerDiedError", "ActorUnavailableError")
+
+
+def place_runners(strategy: Any) -> None:
+    """Has Ray place the runners that this process starts by this strategy from now on; None: wherever there is room."""
+    _places[:] = [] if strategy is None else [strategy]
 
 
 class Ray:
@@ -46,7 +53,8 @@ class Ray:
         self.cluster = start_ray(address, num_cpus=cluster_cpus, store_bytes=store_bytes)
         self._ray, self._closed = self.cluster.ray, False
         # A local cluster counts as many CPUs as the first who asked for it needs; others are placed whatever it counts.
-        self._num_cpus = 0.0 if self.cluster.origin == "started" and self.cluster.holders > 1 else num_cpus
+        shared = self.cluster.origin == "started" and self.cluster.holders > 1 and not _places
+        self._num_cpus = 0.0 if shared else num_cpus
         self._actors: dict[type, Any] = {}
         """Each class as Ray's own, which is shipped to the cluster once."""
         self._runners: dict[str, Any] = {}
@@ -58,6 +66,8 @@ class Ray:
 
         A cluster that grows by itself counts as what it is now: give it its least size, or a smaller `num_cpus`.
         """
+        if _places:
+            return  # it is reserved
         sizes = [node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]]
         places = sum(int(size / self._num_cpus + 1e-6) for size in sizes) if self._num_cpus else runners
         if places < runners:
@@ -69,18 +79,21 @@ class Ray:
                 f"{fewer}{math.floor(_share(sizes, runners) * 1000) / 1000:g}, or add nodes"
             )
 
-    def start(self, cls: type, args: Sequence[Any], name: str) -> Any:
-        """Starts an actor; Ray places it as soon as there is room."""
+    def start(self, cls: type, args: Sequence[Any], name: str, **how: Any) -> Any:
+        """Starts an actor; Ray places it as soon as there is room. `how`: options of Ray's, for this one."""
         if cls not in self._actors:
             options: dict[str, Any] = {"num_cpus": self._num_cpus, "max_restarts": 0, "max_task_retries": 0}
-            if not self._num_cpus:  # else all of them on one node
+            if _places:
+                options["scheduling_strategy"] = _places[0]
+            elif not self._num_cpus:  # else all of them on one node
                 options["scheduling_strategy"] = "SPREAD"
             if self.cluster.origin != "started":  # of ours every process has one thread
                 options["runtime_env"] = {"env_vars": ONE_THREAD}
             self._actors[cls] = self._connected().remote(**options)(cls)
         self._connected()
         try:
-            runner = self._actors[cls].remote(*args)
+            actor = self._actors[cls].options(**how) if how else self._actors[cls]
+            runner = actor.remote(*args)
         except TypeError as error:
             raise cannot_travel(f"{name}: {cls.__name__}()", _why(error)) from error
         key = runner._actor_id.hex()

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
-import select
-import shutil
-import tempfile
 import time
-import weakref
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -19,19 +12,17 @@ import torch
 
 import penstock.core.errors as errors
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
-from penstock.learn.comm import Comm, GroupComm, meet
+from penstock.learn.comm import Comm, GroupComm
 from penstock.learn.policy import Policy
 from penstock.run.experiment import Experiment
-from penstock.run.gang.process import RankProcess
+from penstock.run.gang.ranks import RankHandle, start_ranks
 from penstock.run.gang.shared import SharedSampler, shared_step, shares
 from penstock.samplers.sampler import SamplerSettings
-from penstock.workers.process import require_linux
 
 MOST_RESTARTS = 5
 """Restarts from one checkpoint, after which the run ends."""
 START_TIMEOUT_S = 300.0
 """Longest wait until a rank has built its sampler and policy."""
-_MEET_TIMEOUT_S = 60.0
 _SETTLE_S = 3.0
 """Longest wait, once a collective has failed, for the death or the report that explains it."""
 _GRACE_S = 5.0
@@ -42,13 +33,23 @@ class Member:
     """One rank of a gang: its share of the sampler, its device, and the Comm over which it meets the others.
 
     Args:
-        progress: descriptor of [size] int64, in which each rank notes the number of its last collective.
+        meet: makes the process group of a backend, gloo or nccl, together with all other ranks.
+        entering: notes the number of each collective as it begins.
+        own_gpus: ranks that each have a GPU of their own may use nccl.
     """
 
-    def __init__(self, rank: int, size: int, meeting: str, progress: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        meet: Callable[[str], Any],
+        entering: Callable[[int], None],
+        timeout_s: float,
+        own_gpus: bool = True,
+    ) -> None:
         self.rank, self.size = rank, size
-        self._meeting, self._timeout_s = meeting, timeout_s
-        self.progress = np.frombuffer(mmap.mmap(progress, size * 8), np.int64)
+        self._meet, self._entering, self._timeout_s, self._own_gpus = meet, entering, timeout_s, own_gpus
+        self._entered = 0
         self._comm: Comm | None = None
 
     def device(self, device: str) -> str:
@@ -58,11 +59,10 @@ class Member:
     def comm(self, device: str) -> Comm:
         """The Comm; the first call meets the others. nccl where every rank has a GPU of its own, else gloo."""
         if self._comm is None:
-            own_gpu = device.startswith("cuda") and torch.cuda.device_count() >= self.size
-            backend = "nccl" if own_gpu else "gloo"
-            group = meet(self._meeting, self.rank, self.size, backend, _MEET_TIMEOUT_S)
+            own_gpu = self._own_gpus and device.startswith("cuda") and torch.cuda.device_count() >= self.size
+            group = self._meet("nccl" if own_gpu else "gloo")
             where = device if own_gpu else "cpu"
-            self._comm = GroupComm(group, self._timeout_s, where, entering=self._entering)
+            self._comm = GroupComm(group, self._timeout_s, where, entering=self._enter)
         return self._comm
 
     def sampler(self, settings: SamplerSettings, env: Any, seed: int, device: str) -> SharedSampler:
@@ -94,35 +94,20 @@ class Member:
     def close(self) -> None:
         """Does nothing: the process ends by itself."""
 
-    def _entering(self, number: int) -> None:
-        self.progress[self.rank] = number
+    def _enter(self, number: int) -> None:
+        self._entered = number
+        self._entering(number)
 
 
 class Gang(Member):
-    """Rank 0, in the process of the run, and the processes of all other ranks."""
+    """Rank 0, in the process of the run, and the handles of all other ranks."""
 
     def __init__(self, exp: Experiment, init: dict[str, Any] | None) -> None:
-        require_linux()
         shares(exp.sampler_settings, exp.run.learners)  # refused before anything is started
-        size = exp.run.learners
-        self._folder = _folder()
-        self._alive = list(os.pipe2(os.O_CLOEXEC))
-        progress = os.memfd_create("penstock-progress", os.MFD_CLOEXEC)
-        os.ftruncate(progress, size * 8)
-        super().__init__(0, size, os.path.join(self._folder, "meeting"), progress, exp.run.learner_timeout_s)
-        self._ranks: list[RankProcess] = []
-        self._finalizer = weakref.finalize(self, _abandon, self._ranks, self._alive, self._folder)
-        boot = {"size": size, "meeting": self._meeting, "progress": progress}
-        quiet = replace(exp.run, progress="off", trace=None, each=None)
-        payload = replace(exp, run=quiet), init
-        try:
-            for rank in range(1, size):
-                self._ranks.append(RankProcess(rank, boot, payload, [progress], self._alive[0]))
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            os.close(progress)
+        self._ranks = start_ranks(exp, init)
+        run = exp.run
+        local = run.learner_backend == "processes"
+        super().__init__(0, run.learners, self._ranks.meet, self._ranks.entering, run.learner_timeout_s, local)
 
     def comm(self, device: str) -> Comm:
         if self._comm is None:
@@ -146,7 +131,7 @@ class Gang(Member):
 
     def tell(self, do: str, **how: Any) -> None:
         """Orders every other rank to do something, in which this one takes part."""
-        for rank in self._ranks:
+        for rank in self._ranks.handles:
             rank.order({"do": do, **how})
 
     @contextlib.contextmanager
@@ -166,39 +151,35 @@ class Gang(Member):
         """Ends all other ranks. A second call does nothing."""
         self.tell("stop")
         until = time.monotonic() + _GRACE_S
-        for rank in self._ranks:
+        for rank in self._ranks.handles:
             rank.end(max(until - time.monotonic(), 0.0))
-        self._finalizer()
+        self._ranks.close()
 
     def kill(self) -> None:
         """Ends all other ranks at once."""
-        for rank in self._ranks:
+        for rank in self._ranks.handles:
             rank.end(0.0)
-        self._finalizer()
+        self._ranks.close()
 
     def _wait_until_ready(self) -> None:
         until = time.monotonic() + START_TIMEOUT_S
-        while waiting := [rank for rank in self._ranks if not rank.said_ready]:
-            poll = select.poll()
-            for rank in waiting:
-                rank.register(poll)
+        while waiting := [rank for rank in self._ranks.handles if not rank.said_ready]:
             left = until - time.monotonic()
-            poll.poll(max(int(left * 1e3), 0))
+            self._ranks.wait(max(left, 0.0))
             for rank in waiting:
                 if rank.exited and not rank.said_ready:
                     raise errors.LearnerLostError("a rank has ended before it was ready")
             if left < 0:
                 raise errors.LearnerLostError(
-                    f"rank {waiting[0].rank} (pid {waiting[0].process.pid}) was not ready within {START_TIMEOUT_S:g} "
-                    f"s; it was here:\n{waiting[0].stacks()}"
+                    f"{waiting[0].label} was not ready within {START_TIMEOUT_S:g} s; it was here:\n{waiting[0].stacks()}"
                 )
 
     def _cause(self, error: errors.LearnerLostError) -> errors.PenstockError:
         until = time.monotonic() + _SETTLE_S
-        reported, ended = list[RankProcess](), list[RankProcess]()
+        reported, ended = list[RankHandle](), list[RankHandle]()
         while time.monotonic() < until and not (reported or ended):
             time.sleep(0.05)
-            over = [rank for rank in self._ranks if rank.exited]
+            over = [rank for rank in self._ranks.handles if rank.exited]
             # One that was merely left alone by another is no cause.
             reported = [x for x in over if x.report is not None and x.report["error"] != "LearnerLostError"]
             ended = [x for x in over if x.report is None]
@@ -209,12 +190,11 @@ class Gang(Member):
             return kind(f"rank {reported[0].rank}: {told['text']}{trace}")
         if ended:
             return errors.LearnerLostError(ended[0].ending())
-        here = int(self.progress[0])
-        behind = [x for x in self._ranks if not x.exited and int(self.progress[x.rank]) < here]
+        behind = [x for x in self._ranks.handles if not x.exited and x.is_behind(self._entered)]
         if behind:
             return errors.LearnerLostError(
-                f"rank {behind[0].rank} (pid {behind[0].process.pid}) hangs: it has not come to collective {here} "
-                f"within run.learner_timeout_s={self._timeout_s:g} s, and was here:\n{behind[0].stacks()}"
+                f"{behind[0].label} hangs: it has not come to collective {self._entered} within "
+                f"run.learner_timeout_s={self._timeout_s:g} s, and was here:\n{behind[0].stacks()}"
             )
         return error
 
@@ -234,22 +214,3 @@ class Restarts:
                 f"learners began anew {MOST_RESTARTS} times from step {step:,} and did not come to the next checkpoint "
                 f"(run.checkpoint_interval): {error}"
             ) from error
-
-
-def _folder() -> str:
-    """A folder of this user alone, where the ranks meet."""
-    try:
-        return tempfile.mkdtemp(prefix="penstock-gang-")
-    except OSError as error:
-        raise errors.ConfigError(
-            f"no folder for learners to meet in can be made in {tempfile.gettempdir()}: {error.strerror or error}; set "
-            "TMPDIR to one that you may write"
-        ) from error
-
-
-def _abandon(ranks: list[RankProcess], alive: list[int], folder: str) -> None:
-    for fd in alive:
-        os.close(fd)
-    for rank in ranks:
-        rank.end(0.0)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -33,19 +34,21 @@ class RankProcess:
     Args:
         boot: what its command line says besides descriptors. payload: what it unpickles.
         shared: descriptors that it inherits. alive: the end of a pipe that keeps it alive; see `penstock.workers.tie`.
+        progress: [size] in memory that all share: of each rank the number of its last collective.
     """
 
-    def __init__(self, rank: int, boot: dict[str, Any], payload: Any, shared: list[int], alive: int) -> None:
-        self.rank, self.said_ready = rank, False
+    def __init__(
+        self, rank: int, boot: dict[str, Any], payload: Any, shared: list[int], alive: int, progress: Sequence[int]
+    ) -> None:
+        self.rank, self.said_ready, self._progress = rank, False, progress
         self.report: dict[str, Any] | None = None
-        """The error that it reported before it ended."""
         self._mark, self._status = new_mark(), None
         self._output = os.memfd_create("penstock-said", os.MFD_CLOEXEC)
         mail = os.memfd_create("penstock-mail", os.MFD_CLOEXEC)
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._oom_before = oom_kills()
         try:
-            data, path = _pickled(payload), json.dumps(sys.path).encode()
+            data, path = pickled(payload), json.dumps(sys.path).encode()
             write_all(mail, len(path).to_bytes(8, "little") + path + data)
             fds = [alive, mail, theirs.fileno(), *shared]
             told = {**boot, "rank": rank, "alive": alive, "learner_pid": os.getpid(), "mail": mail, "link": fds[2]}
@@ -99,6 +102,15 @@ class RankProcess:
         poll.register(self._pidfd, select.POLLIN)
         poll.register(self._link, select.POLLIN)
 
+    @property
+    def label(self) -> str:
+        """Its number and process."""
+        return f"rank {self.rank} (pid {self.process.pid})"
+
+    def is_behind(self, number: int) -> bool:
+        """True if it has not come to the collective of this number."""
+        return int(self._progress[self.rank]) < number
+
     def stacks(self) -> str:
         """The stacks of a process that hangs, from its fault handler."""
         before = os.fstat(self._output).st_size
@@ -120,9 +132,7 @@ class RankProcess:
             how = f"ended with exit code {status}"
         size = os.fstat(self._output).st_size
         said = read_all(self._output, _TAIL_BYTES, max(size - _TAIL_BYTES, 0)).decode(errors="replace").strip()
-        return f"rank {self.rank} (pid {self.process.pid}) {how}" + (
-            f"; the end of its output:\n{said}" if said else ""
-        )
+        return f"{self.label} {how}" + (f"; the end of its output:\n{said}" if said else "")
 
     def end(self, grace_s: float) -> None:
         """Waits so long for its end, then kills it with all that it started. A second call does nothing."""
@@ -153,7 +163,8 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def _pickled(payload: Any) -> bytes:
+def pickled(payload: Any) -> bytes:
+    """What another rank unpickles. Raises ConfigError if it cannot travel."""
     try:
         return cloudpickle.dumps(payload)
     except Exception as error:

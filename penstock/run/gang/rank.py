@@ -11,15 +11,18 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 import penstock.core.errors as errors
-from penstock.learn.comm import Comm
+from penstock.learn.comm import Comm, meet
 from penstock.run.checkpoints.checkpoint import load_checkpoint
 from penstock.run.gang.gang import Member
+from penstock.run.gang.local import progress_in
+from penstock.run.gang.ranks import MEET_TIMEOUT_S
 from penstock.run.trainer import Trainer
 from penstock.workers.descriptors import read_all
 
@@ -31,7 +34,14 @@ class Follower(Member):
     """A rank that takes orders; it says that it is ready before it meets the others."""
 
     def __init__(self, link: socket.socket, boot: dict[str, Any], timeout_s: float) -> None:
-        super().__init__(boot["rank"], boot["size"], boot["meeting"], boot["progress"], timeout_s)
+        rank, size, progress = boot["rank"], boot["size"], progress_in(boot["progress"], boot["size"])
+
+        def entering(number: int) -> None:
+            progress[rank] = number
+
+        super().__init__(
+            rank, size, lambda backend: meet(boot["meeting"], rank, size, backend, MEET_TIMEOUT_S), entering, timeout_s
+        )
         self._link = link
 
     def comm(self, device: str) -> Comm:
@@ -39,7 +49,7 @@ class Follower(Member):
             self._link.send(json.dumps({"ready": self.rank}).encode())
         return super().comm(device)
 
-    def orders(self) -> Any:
+    def orders(self) -> Iterator[dict[str, Any]]:
         """Yields the orders of rank 0 until it closes."""
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
@@ -65,18 +75,24 @@ def main() -> None:
         size = int.from_bytes(os.pread(boot["mail"], 8, 0), "little")
         sys.path[:] = json.loads(os.pread(boot["mail"], size, 8))  # unpickling needs it
         exp, init = cloudpickle.loads(read_all(boot["mail"], os.fstat(boot["mail"]).st_size - 8 - size, 8 + size))
-        _follow(Follower(link, boot, exp.run.learner_timeout_s), exp, init)
+        follow(Follower(link, boot, exp.run.learner_timeout_s), exp, init)
     except BaseException as error:
         code = error.exit_code if isinstance(error, errors.PenstockError) else 1
-        trace = "".join(traceback.format_exception(error))[-20_000:]
-        told = {"error": type(error).__name__, "text": str(error)[:20_000], "trace": f"\n{trace}"}
+        told = report_of(error)
         with contextlib.suppress(OSError):
             link.send(json.dumps(told).encode())
-        print(trace, file=sys.stderr, flush=True)
+        print(told["trace"], file=sys.stderr, flush=True)
     os._exit(code)  # whatever threads gloo has left
 
 
-def _follow(member: Follower, exp: Any, init: Any) -> None:
+def report_of(error: BaseException) -> dict[str, str]:
+    """What rank 0 is told of an error that ended a rank."""
+    trace = "".join(traceback.format_exception(error))[-20_000:]
+    return {"error": type(error).__name__, "text": str(error)[:20_000], "trace": f"\n{trace}"}
+
+
+def follow(member: Any, exp: Any, init: Any) -> None:
+    """Builds a rank's share of the run, and carries out what rank 0 orders; a `Member` with `orders`."""
     with Trainer(exp, init=init, member=member) as trainer:
         for order in member.orders():
             match order["do"]:
