@@ -90,7 +90,7 @@ def _carry_out(queue: SearchQueue, args: Any) -> int:
         f"{search.scheduler.name} looks at {search.settings.metric} after {goals} steps",
         flush=True,
     )
-    result = execute(queue, args.parallel)
+    result = execute(queue, args.parallel, backend=args.backend, address=args.address, cpus=args.cpus)
     _report(queue, result)
     if result.stopped_by != "trials":
         return 128 + signal.Signals[result.stopped_by]
@@ -199,6 +199,16 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--eta", type=whole_number, help="one in so many trials goes on from a rung of asha (default 3)"
+    )
+    parser.add_argument(
+        "--backend", default="processes", metavar="NAME", help="where trials execute: processes of this machine "
+        "(default), or ray, whose nodes all see --dir"
+    )  # fmt: skip
+    parser.add_argument(
+        "--address", default="local", help="of the Ray cluster: local starts one (default), auto, or HOST:PORT"
+    )
+    parser.add_argument(
+        "--cpus", type=float, default=1.0, metavar="N", help="that Ray counts for each trial (default 1)"
     )
     parser.add_argument("--dir", metavar="DIR", help="directory of all trials (default: named after the time)")
     parser.add_argument(

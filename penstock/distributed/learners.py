@@ -114,7 +114,7 @@ class RankActor:
 
     def here(self) -> tuple[int, str]:
         """The number of its last collective, and the stack of the thread that trains."""
-        frame = sys._current_frames().get(self._thread)
+        frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage]
         return self._member.entered, "" if frame is None else "".join(traceback.format_stack(frame))[-_TAIL:]
 
 

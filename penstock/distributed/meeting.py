@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 _LOOK_S = 0.02
 

@@ -61,8 +61,11 @@ class Ray:
         """Each actor that was not killed, by its identifier."""
         self._names: dict[str, str] = {}
 
-    def require_room(self, runners: int) -> None:
+    def require_room(self, runners: int, words: tuple[str, str] = ("runners", "num_cpus")) -> None:
         """Raises ConfigError if the cluster cannot place so many runners even with nothing else on it.
+
+        Args:
+            words: names of the settings that say how many, and how large, for messages.
 
         A cluster that grows by itself counts as what it is now: give it its least size, or a smaller `num_cpus`.
         """
@@ -71,10 +74,11 @@ class Ray:
         sizes = [node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]]
         places = sum(int(size / self._num_cpus + 1e-6) for size in sizes) if self._num_cpus else runners
         if places < runners:
-            fewer = f"use runners<={places}, or num_cpus<=" if places else "use num_cpus<="
+            many, size = words
+            fewer = f"use {many}<={places}, or {size}<=" if places else f"use {size}<="
             cpus = ", ".join(f"{size:g}" for size in sizes)
             raise ConfigError(
-                f"{runners} runners with num_cpus={self._num_cpus:g} each never fit on the cluster at "
+                f"{runners} {many} with {size}={self._num_cpus:g} each never fit on the cluster at "
                 f"{self.cluster.address}: its {len(sizes)} node(s) have {cpus} CPUs; "
                 f"{fewer}{math.floor(_share(sizes, runners) * 1000) / 1000:g}, or add nodes"
             )

@@ -171,7 +171,8 @@ class Gang(Member):
                     raise errors.LearnerLostError("a rank has ended before it was ready")
             if left < 0:
                 raise errors.LearnerLostError(
-                    f"{waiting[0].label} was not ready within {START_TIMEOUT_S:g} s; it was here:\n{waiting[0].stacks()}"
+                    f"{waiting[0].label} was not ready within {START_TIMEOUT_S:g} s; it was here:\n"
+                    f"{waiting[0].stacks()}"
                 )
 
     def _cause(self, error: errors.LearnerLostError) -> errors.PenstockError:

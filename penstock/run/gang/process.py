@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -34,11 +33,11 @@ class RankProcess:
     Args:
         boot: what its command line says besides descriptors. payload: what it unpickles.
         shared: descriptors that it inherits. alive: the end of a pipe that keeps it alive; see `penstock.workers.tie`.
-        progress: [size] in memory that all share: of each rank the number of its last collective.
+        progress: [size] int64 in memory that all share: of each rank the number of its last collective.
     """
 
     def __init__(
-        self, rank: int, boot: dict[str, Any], payload: Any, shared: list[int], alive: int, progress: Sequence[int]
+        self, rank: int, boot: dict[str, Any], payload: Any, shared: list[int], alive: int, progress: Any
     ) -> None:
         self.rank, self.said_ready, self._progress = rank, False, progress
         self.report: dict[str, Any] | None = None

@@ -1,7 +1,4 @@
-"""Executes a queue of runs: one at a time in each slot of this machine, pinned to the slot's CPUs.
-
-Runs are ordinary `python -m penstock train` processes that the kernel kills with the launcher, however it dies.
-"""
+"""Executes a queue of runs, ordinary `python -m penstock train` processes: one at a time in each slot."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +14,11 @@ from typing import Protocol
 
 from penstock.core.machine import Machine
 from penstock.run.files.trust import VARIABLE
+from penstock.run.launch.slots import STOPPED, Execution, LocalSlots, Slots
 from penstock.run.launch.sweep import PROMPT, Queue, Run, has_checkpoint
 from penstock.run.signals import handling
 
 _LOOK_S = 0.1
-_ISOLATED = (sys.executable, "-I", "-S")
-"""Python without site packages, which starts in milliseconds."""
-_CHILD = str(Path(__file__).with_name("child.py"))
-_STOPPED = {*(128 + n for n in (1, 2, 15)), -1, -2, -15}
-"""Exit codes of a run that a signal stopped, as shells and as Popen report them."""
 
 
 class Display(Protocol):
@@ -92,28 +83,22 @@ class Listed:
 @dataclass
 class _Child:
     run: Run
-    process: subprocess.Popen[bytes]
+    process: Execution
     started: float
-
-    def code(self) -> int | None:
-        """The exit code, None while it runs."""
-        try:
-            return self.process.wait(timeout=0)
-        except subprocess.TimeoutExpired:
-            return None
 
 
 class Launcher:
-    """Executes runs: one at a time in each slot, pinned to the slot's CPUs.
+    """Executes runs: one at a time in each slot.
 
     Args:
+        slots: where; machines stand for `LocalSlots`.
         trust: runs in its directory that are resumed may be a stranger's, whose code is imported and called.
     """
 
-    def __init__(self, work: Work, slots: Sequence[Machine], display: Display, trust: bool = False) -> None:
+    def __init__(self, work: Work, slots: Slots | Sequence[Machine], display: Display, trust: bool = False) -> None:
         self._work, self._display, self._trust = work, display, trust
         self._slots: list[_Child | None] = [None] * len(slots)
-        self._machines = slots
+        self._where: Slots = LocalSlots(slots) if isinstance(slots, Sequence) else slots
         self._signals_seen: list[int] = []
         self._told = 0
 
@@ -138,8 +123,7 @@ class Launcher:
             finally:
                 for child in self._slots:
                     if child is not None:
-                        child.process.kill()
-                        child.process.wait(timeout=30)
+                        child.process.end()
 
     def _fill(self) -> None:
         for k, child in enumerate(self._slots):
@@ -148,45 +132,35 @@ class Launcher:
 
     def _start(self, run: Run, k: int) -> _Child:
         run_dir, log = self._work.run_dir(run), self._work.log(run)
+        if run.attempts:
+            self._where.settle(run_dir)
         if run.attempts and run_dir.is_dir() and not has_checkpoint(run_dir):
             shutil.rmtree(run_dir)  # it died before its first checkpoint: `train` wants the directory empty
         command = self._work.command(run)
         run.status, run.code, run.attempts = "running", None, run.attempts + 1
         self._work.started(run)
         log.parent.mkdir(exist_ok=True)
-        cpus = ",".join(map(str, self._machines[k].cpus))
         with open(log, "ab", buffering=0) as out:
             out.write(f"{PROMPT}{shlex.join(command)}\n".encode())
-            process = subprocess.Popen(
-                [*_ISOLATED, _CHILD, str(os.getpid()), cpus, sys.executable, "-m", "penstock", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=self._environment(k),
-                process_group=0,  # a Ctrl-C in the terminal reaches the launcher alone, which passes it on
-            )
+        process = self._where.start(k, command, log, self._trusted())
         self._display.started(run, k)
         return _Child(run, process, time.monotonic())
 
-    def _environment(self, k: int) -> dict[str, str]:
-        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    def _trusted(self) -> dict[str, str]:
         folder = str(self._work.folder.resolve())
         # Only if the user says so: a sweep is known by its commands, which a stranger may have typed as well.
         if self._trust and os.pathsep not in folder:
-            env[VARIABLE] = os.pathsep.join(filter(None, [env.get(VARIABLE), folder]))
-        several = len({gpu.uuid for machine in self._machines for gpu in machine.gpus} - {""}) > 1
-        if several and "CUDA_VISIBLE_DEVICES" not in env:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in self._machines[k].gpus)
-        return env
+            return {VARIABLE: os.pathsep.join(filter(None, [os.environ.get(VARIABLE), folder]))}
+        return {}
 
     def _collect(self) -> None:
         for k, child in enumerate(self._slots):
-            code = None if child is None else child.code()
+            code = None if child is None else child.process.code()
             if child is None or code is None:
                 continue
             self._slots[k] = None
             run, killed = child.run, self._told > 1 and code == -signal.SIGKILL
-            run.status = "finished" if code == 0 else "stopped" if code in _STOPPED or killed else "failed"
+            run.status = "finished" if code == 0 else "stopped" if code in STOPPED or killed else "failed"
             run.code, run.seconds = code, run.seconds + time.monotonic() - child.started
             self._work.ended(run)
             self._display.ended(run)

@@ -13,13 +13,12 @@ from rich.console import Console
 
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.machine import read_machine
 from penstock.core.spec import EnvSpec
-from penstock.run.affinity import slices
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.launch.launcher import Display, Launcher
+from penstock.run.launch.slots import make_slots
 from penstock.run.search.display import SearchDisplay
 from penstock.run.search.pictures import draw_search
 from penstock.run.search.queue import (
@@ -52,6 +51,9 @@ def tune(
     retries: int = 1,
     confirm: int = 0,
     dir: str | Path | None = None,
+    backend: str = "processes",
+    address: str = "local",
+    cpus: float = 1.0,
 ) -> SearchResult:
     """Searches for settings: each trial is a run of the experiment, in a process of its own.
 
@@ -71,6 +73,8 @@ def tune(
         retries: attempts after the first of a trial whose environment or process died.
         confirm: runs of the best settings from the start, with seeds of their own.
         dir: directory of all runs; None for runs/ENV/ALGO/search-TIME.
+        backend: where trials execute: `processes` of this machine, or on a cluster of `ray`, whose nodes all see `dir`.
+        address: of that cluster, as of `RunnerSampler`. cpus: that Ray counts for each trial.
 
     Raises:
         ConfigError: a space or settings that contradict; the directory holds something else; a metric that no run has.
@@ -81,7 +85,7 @@ def tune(
         exp, space, scheduler, trials, metric, mode, suggest, interval, eta, synchronous=parallel == 1
     )
     with opened(exp, settings, directory(exp, dir), retries=retries, confirm=confirm) as queue:
-        return execute(queue, parallel)
+        return execute(queue, parallel, backend=backend, address=address, cpus=cpus)
 
 
 def prepared(exp: Experiment) -> Experiment:
@@ -194,10 +198,15 @@ def reopened(folder: Path, trust: bool = False, **given: Any) -> Generator[Searc
         yield open_search(folder, trust, **given)
 
 
-def execute(queue: SearchQueue, parallel: int, display: Display | None = None) -> SearchResult:
-    """Trains trials until the search is over or a signal stops it; writes preset and pictures; returns the result."""
-    slots = slices(read_machine(), parallel)
+def execute(queue: SearchQueue, parallel: int, display: Display | None = None, **where: Any) -> SearchResult:
+    """Trains trials until the search is over or a signal stops it; writes preset and pictures; returns the result.
+
+    Args:
+        where: `backend`, `address` and `cpus` as of `tune`.
+    """
     with contextlib.ExitStack() as stack:
+        slots = make_slots(where.pop("backend", "processes"), parallel, **where)
+        stack.callback(slots.close)
         console = Console(quiet=True) if queue.exp.run.progress == "off" else None
         shown = display or stack.enter_context(SearchDisplay(queue, console))
         stopped = Launcher(queue, slots, shown).work()
