@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG", help=text)
 
     def add_environment(self) -> None:
-        """Adds --import, --env-kwargs, --wrappers, --env-drop and --env-text: how an environment is made and shown."""
+        """Adds --import, --env-kwargs, --wrappers, --env-drop, --env-text and --env-mask: how an environment is made and shown."""
         self.add_import(", because it registers environments; may be repeated")
         self.add_argument(
             "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
@@ -85,6 +85,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--env-text", type=whole_number, default=0, metavar="N", help="show text in observations as N bytes"
         )
+        self.add_argument("--env-mask", metavar="KEY", help="key of the info that holds an action mask")
 
     def add_trust(self, of: str = "RUN") -> None:
         """Adds --trust, which `open_run` and all that opens a run take."""

@@ -35,7 +35,6 @@ Exit code 1 if no trial has a score.
 _OURS = {
     "run.dir": "--dir",
     "seeds": "--run.seed, which is every trial's; the winner's study has seeds of its own: --confirm",
-    "init": "penstock train --init with the settings that were found",
     "run.stop": "--scheduler: trials are compared after equal steps",
 }
 _OF_BEGIN = ("search", "scheduler", "trials", "metric", "mode", "suggest", "interval", "eta", "dir")
@@ -57,7 +56,8 @@ def run(argv: list[str]) -> int:
         if _is_dir(first, args, rest):
             queue = stack.enter_context(reopened(Path(first), args.trust, **given))
         else:
-            exp = prepared(_experiment(first, args, rest))
+            exp, init, trust = _experiment(first, args, rest)
+            exp = prepared(exp)
             settings = search_settings(
                 exp,
                 _space(args.search),
@@ -69,8 +69,9 @@ def run(argv: list[str]) -> int:
                 args.interval,
                 args.eta or 3,
                 synchronous=args.parallel == 1,
+                init=init,
             )
-            queue = stack.enter_context(opened(exp, settings, directory(exp, args.dir), **given))
+            queue = stack.enter_context(opened(exp, settings, directory(exp, args.dir), trust, **given))
         return _carry_out(queue, args)
 
 
@@ -98,7 +99,7 @@ def _carry_out(queue: SearchQueue, args: Any) -> int:
 
 
 def _report(queue: SearchQueue, result: SearchResult) -> None:
-    from penstock.run.search.report import algo_word, number, setting, study
+    from penstock.run.search.report import number, setting, study, train_line
 
     failed = [t for t in result.trials if t.state == "failed"]
     for trial in failed:
@@ -115,7 +116,8 @@ def _report(queue: SearchQueue, result: SearchResult) -> None:
             print(f"  {path} = {setting(value)}")
         exp = result.experiment
         assert exp is not None
-        print(f"train it:  penstock train {algo_word(exp)} --env {exp.env_config.name} --preset-file {result.preset}")
+        assert result.preset is not None
+        print(f"train it:  {train_line(exp, result.preset, queue.search.settings.init)}")
     if result.confirmed:
         print(study(list(result.confirmed.values())))
     for picture in result.pictures:
@@ -155,8 +157,8 @@ def _space(pairs: Sequence[str]) -> dict[str, str]:
     return space
 
 
-def _experiment(algo: str, args: Any, rest: Sequence[str]) -> Experiment:
-    """The experiment of `penstock train` with these arguments; raises or exits as it does."""
+def _experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, str | None, bool]:
+    """The experiment of `penstock train` with these arguments, --init and --trust; raises or exits as it does."""
     for option in rest:
         name = option.removeprefix("--").split("=")[0]
         if option.startswith("--") and name in _OURS:
@@ -168,7 +170,7 @@ def _experiment(algo: str, args: Any, rest: Sequence[str]) -> Experiment:
     if found.env is None and found.config is None:
         raise ConfigError('--env is missing: penstock tune ALGO --env ID --search "algo.lr=loguniform(1e-5,1e-2)"')
     found.trust = found.trust or args.trust
-    return experiment(algo, found, words)[0]
+    return experiment(algo, found, words)[0], found.init, found.trust
 
 
 def _parser() -> Parser:

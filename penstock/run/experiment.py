@@ -127,6 +127,8 @@ class Experiment:
     """Keys of a Dict observation that are left out."""
     env_text: Whole = 0
     """Bytes that every text in the observation is shown as; 0: text is refused."""
+    env_mask: str | None = None
+    """Key of the `info` that holds an action mask, which is moved into the observation."""
     eval_env: str | Callable[..., Any] | EnvConfig | None = None
     """Environment of evaluations, which choose the best checkpoint; None: as in training.
 
@@ -154,7 +156,7 @@ class Experiment:
             )
         if self.sampler not in (None, "auto"):
             require_members(self.sampler, SamplerSettings, "docs/writing-a-sampler.md")
-        names = ("env_kwargs", "wrappers", "info_keys", "imports", "env_drop", "env_text")
+        names = ("env_kwargs", "wrappers", "info_keys", "imports", "env_drop", "env_text", "env_mask")
         given = [name for name in names if getattr(self, name)] + ["env_checks"] * (self.env_checks != "sampled")
         if isinstance(self.env, EnvConfig) and given:
             raise ConfigError(f"env is an EnvConfig and {', '.join(given)} given beside it; put them into it")
@@ -175,6 +177,7 @@ class Experiment:
             self.env_checks,
             self.env_drop,
             self.env_text,
+            self.env_mask,
         )
 
     @property

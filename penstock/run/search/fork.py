@@ -1,4 +1,4 @@
-"""A run that begins where another one stands: its whole state, with some settings of the algorithm changed."""
+"""Runs made of others: the whole state with some settings of the algorithm changed, or the parameters alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError
 from penstock.core.files import fsync_dir, write_atomic
-from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import check_free
 from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
@@ -51,4 +51,17 @@ def fork_run(source: Path, target: Path, exp: Experiment) -> None:
         ) from error
     finally:
         shutil.rmtree(unnamed, ignore_errors=True)
+    remember(target / CONFIG, hashlib.sha256(config).hexdigest())
+
+
+def copy_parameters(source: Path, target: Path) -> None:
+    """Makes a run directory that `load` opens, with the newest parameters of another run and nothing else of it.
+
+    Raises:
+        CheckpointError: the other run has no good checkpoint, or the disk refuses.
+    """
+    checkpoint = load_checkpoint(find_checkpoint(source))
+    save_checkpoint(target, checkpoint.step, {}, checkpoint.policy)
+    config = (source / CONFIG).read_bytes()
+    write_atomic(target / CONFIG, config)
     remember(target / CONFIG, hashlib.sha256(config).hexdigest())

@@ -20,13 +20,13 @@ from penstock.run.files.trust import VARIABLE, is_trusted, remember
 from penstock.run.launch.display import log_end, reason_of
 from penstock.run.launch.sweep import LOGS, Run, has_checkpoint
 from penstock.run.log import read_metrics
-from penstock.run.search.fork import fork_run
+from penstock.run.search.fork import copy_parameters, fork_run
 from penstock.run.search.schedulers import Decision
 from penstock.run.search.search import Search, SearchSettings
 from penstock.run.search.space import as_tuples
 from penstock.run.search.trial import Trial, from_plain, to_plain
 
-STATE, SETTINGS, BASE = "search.json", "settings", "base"
+STATE, SETTINGS, BASE, INIT = "search.json", "settings", "base", "init"
 STEPS_METRIC = "time/total_timesteps"
 """The metric whose stop rule ends a run at a milestone."""
 _FORMAT = 1
@@ -92,7 +92,8 @@ class SearchQueue:
         stop = [] if at is None else ["--run.stop", STEPS_METRIC, at]
         if has_checkpoint(run_dir):
             return ["resume", str(run_dir), *(stop or (["--run.stop={}"] if len(goals) > 1 else []))]
-        return ["train", "--config", str(self.folder / SETTINGS / run.name), *stop, "--run.dir", str(run_dir)]
+        init = ["--init", str(self.folder / INIT)] if self.search.settings.init else []
+        return ["train", "--config", str(self.folder / SETTINGS / run.name), *init, *stop, "--run.dir", str(run_dir)]
 
     def started(self, run: Run) -> None:
         """Writes the settings of a new run, and search.json."""
@@ -164,7 +165,14 @@ class SearchQueue:
         """Writes all that a new search needs before its first trial, and remembers it as this user's own."""
         self.save()
         self._write_settings(BASE, self.exp)
+        self.keep_init()
         remember(self.folder / STATE, digest(self.search.settings))
+
+    def keep_init(self) -> None:
+        """Copies the parameters that trials start from, so that the run which has them may go on or go away."""
+        source, target = self.search.settings.init, self.folder / INIT
+        if source and not (target / CONFIG).is_file():
+            copy_parameters(Path(source), target)
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Goes on from the content of search.json: what ended unseen is noted, what was interrupted waits."""
@@ -280,6 +288,10 @@ def open_search(folder: Path, trust: bool = False, **given: Any) -> SearchQueue:
         config = read_config(folder / SETTINGS / BASE, trust)
         queue = make_queue(folder, config.to_resume(), config.spec.to_plain(), settings, **given)
         queue.restore(plain)
+        queue.keep_init()
+        if settings.init and trust:
+            stored = read_config(folder / INIT, trust)
+            remember(stored.path, stored.digest)
     return queue
 
 
@@ -295,7 +307,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     file = folder / STATE
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no {STATE}; begin with penstock tune ALGO --env ID --dir {folder} ...")
-    require_plain_run(folder, (STATE, LOGS, SETTINGS))
+    require_plain_run(folder, (STATE, LOGS, SETTINGS, INIT))
     plain = read_json(file)
     if plain.get("format") != _FORMAT:
         raise CheckpointError(f"{file} has format {plain.get('format')}; this penstock reads {_FORMAT}")

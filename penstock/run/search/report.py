@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,14 @@ from penstock.run.search.toml import toml_table
 from penstock.samplers import SAMPLERS, find_sampler, placed
 
 PRESET = "best.toml"
+_NOTHING = object()
 _OF_THE_RUN = ("steps", "eval_max_steps")
 """Settings of the run that a preset carries."""
-_OF_THE_EXPERIMENT = ("env_kwargs", "wrappers", "info_keys", "env_checks", "env_drop", "env_text")
+_OF_THE_ENV = {
+    "kwargs": "env_kwargs", "wrappers": "wrappers", "info_keys": "info_keys", "imports": "imports",
+    "checks": "env_checks", "drop": "env_drop", "text": "env_text", "mask_key": "env_mask",
+}  # fmt: skip
+"""Settings of an EnvConfig, and what an experiment calls them."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +82,22 @@ class SearchResult:
         return f"SearchResult({'; '.join(parts)}; {self.folder})"
 
 
-def write_preset(folder: Path, exp: Experiment, why: str) -> Path:
+def write_preset(folder: Path, exp: Experiment, why: str, init: str = "") -> Path:
     """Writes settings as best.toml: `penstock train ALGO --env ID --preset-file best.toml` trains that experiment.
+
+    What TOML has no form for, as a function among the environment's arguments, is named in a comment.
+
+    Args:
+        init: of the run whose parameters all trials started from.
 
     Raises CheckpointError if the disk refuses.
     """
-    name = exp.env if isinstance(exp.env, str) else exp.env_config.name
+    name, (found, lost) = env_word(exp), preset_of(exp)
     lines = [
-        f"# penstock train {algo_word(exp)} --env {name} --preset-file {folder / PRESET}",
+        f"# {train_line(exp, folder / PRESET, init)}",
+        *(f"# Not here, since TOML has no form for it: {what}" for what in lost),
         "",
-        *toml_table(name, {"why": why, **preset_of(exp)}),
+        *toml_table(name, {"why": why, **found}),
     ]
     path = folder / PRESET
     try:
@@ -95,8 +107,23 @@ def write_preset(folder: Path, exp: Experiment, why: str) -> Path:
     return path
 
 
-def preset_of(exp: Experiment) -> dict[str, Any]:
-    """The settings of an experiment that are other than the defaults of its algorithm, as tables of a preset."""
+def train_line(exp: Experiment, preset: Path, init: str = "") -> str:
+    """The command that trains an experiment by its preset."""
+    line = ["penstock", "train", algo_word(exp), "--env", env_word(exp), "--preset-file", str(preset)]
+    return shlex.join([*line, *(["--init", init] if init else [])])
+
+
+def env_word(exp: Experiment) -> str:
+    """The environment on the command line: its id, or the import path of a callable."""
+    env = exp.env_config.env
+    return env if isinstance(env, str) else import_path(env) or exp.env_config.name
+
+
+def preset_of(exp: Experiment) -> tuple[dict[str, Any], list[str]]:
+    """The settings of an experiment that are other than the defaults of its algorithm, as tables of a preset.
+
+    Also the paths of those that TOML cannot hold.
+    """
     plain = with_preset(algo_word(exp), "", None)
     sampler = exp.sampler_settings
     found: dict[str, Any] = {"algo": _changed(exp.algo, plain.algo)}
@@ -104,10 +131,45 @@ def preset_of(exp: Experiment) -> dict[str, Any]:
     found["run"] = {
         key: getattr(exp.run, key) for key in _OF_THE_RUN if getattr(exp.run, key) != getattr(plain.run, key)
     }
-    for key in _OF_THE_EXPERIMENT:
-        if getattr(exp, key) != getattr(plain, key):
-            found[key] = to_plain(getattr(exp, key))
-    return {key: value for key, value in found.items() if value != {}}
+    config, usual = exp.env_config, plain.env_config
+    found |= {
+        key: getattr(config, name) for name, key in _OF_THE_ENV.items() if getattr(config, name) != getattr(usual, name)
+    }
+    found |= _of_evaluations(exp)
+    lost = list[str]()
+    for key in (*_OF_THE_ENV.values(), "eval_env", "eval_env_kwargs"):
+        if key in found:
+            found[key] = _of_toml(found[key], key, lost)
+    return {key: value for key, value in found.items() if value != {} and value is not _NOTHING}, lost
+
+
+def _of_evaluations(exp: Experiment) -> dict[str, Any]:
+    """The environment of evaluations, where it is one of its own."""
+    if exp.eval_env is None:
+        return {"eval_env_kwargs": exp.eval_env_kwargs} if exp.eval_env_kwargs else {}
+    there = exp.eval_env_config
+    found = {"eval_env": there.env, "eval_env_kwargs": there.kwargs}
+    if replace(there, env="", kwargs={}) != replace(exp.env_config, env="", kwargs={}):
+        found["eval_env"] = there  # with wrappers and more of its own, which presets have no words for
+    return found
+
+
+def _of_toml(value: Any, path: str, lost: list[str]) -> Any:
+    """A value as TOML holds it, without the parts of which it cannot; their paths are added to `lost`."""
+    if isinstance(value, Mapping):
+        parts = {key: _of_toml(item, f"{path}.{key}", lost) for key, item in value.items()}
+        return {key: item for key, item in parts.items() if item is not _NOTHING}
+    if isinstance(value, (list, tuple)):
+        parts = [_of_toml(item, f"{path}[{i}]", lost) for i, item in enumerate(value)]
+        return [item for item in parts if item is not _NOTHING]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if callable(value) and path.partition("[")[0] in ("wrappers", "eval_env") and (found := import_path(value)):
+        return found
+    lost.append(f"{path} = {value!r}")
+    return _NOTHING
 
 
 def algo_word(exp: Experiment) -> str:

@@ -42,6 +42,8 @@ class SearchSettings:
     seed: int = 0
     synchronous: bool = True
     """Asha decides complete rungs alone, so that the trials do not depend on timing."""
+    init: str = ""
+    """The run whose parameters every trial starts from; "" for none."""
 
     def __post_init__(self) -> None:
         check_fields(self)

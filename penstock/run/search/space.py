@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from penstock.core.config import override, whole
-from penstock.core.errors import ConfigError, nearest
+from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import EnvSpec
 from penstock.run.experiment import Experiment
 from penstock.run.launch.sweep import split_values
@@ -143,6 +143,18 @@ def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
                     f"--search {path} with --scheduler pbt, which copies networks: {value!r} gives them other "
                     "shapes; search for it with asha"
                 )
+
+
+def check_init(space: Space, exp: Experiment, spec: EnvSpec, parameters: Mapping[str, Any], init: str) -> None:
+    """Raises CheckpointError if the parameters of a run suit some settings of a search not, and says which."""
+    points = [("", None), *((path, value) for path, x in space.items() for value in x.ends() if path[:5] == "algo.")]
+    for path, value in points:
+        algo = override(exp, {path: value}).algo if path else exp.algo
+        try:
+            algo.build(spec, seed=exp.run.seed).load_parameters(dict(parameters))
+        except CheckpointError as error:
+            at = f"--search {path}, at {value!r}" if path else "these settings (a preset may have changed net)"
+            raise CheckpointError(f"--init {init} does not suit {at}: {error}") from error
 
 
 def _shapes(exp: Experiment, spec: EnvSpec) -> dict[str, list[int]]:

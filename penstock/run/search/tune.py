@@ -15,6 +15,7 @@ from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.run.bench.cache import auto_sampler
+from penstock.run.entry import load
 from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.launch.launcher import Display, Launcher
@@ -32,7 +33,7 @@ from penstock.run.search.queue import (
 )
 from penstock.run.search.report import FoundTrial, SearchResult, number, write_preset
 from penstock.run.search.search import Mode, SearchSettings
-from penstock.run.search.space import check_explored, check_space, read_space
+from penstock.run.search.space import check_explored, check_init, check_space, read_space
 from penstock.workers.checking import check_apart
 
 
@@ -54,6 +55,8 @@ def tune(
     backend: str = "processes",
     address: str = "local",
     cpus: float = 1.0,
+    init: str | Path | None = None,
+    trust: bool = False,
 ) -> SearchResult:
     """Searches for settings: each trial is a run of the experiment, in a process of its own.
 
@@ -75,6 +78,7 @@ def tune(
         dir: directory of all runs; None for runs/ENV/ALGO/search-TIME.
         backend: where trials execute: `processes` of this machine, or on a cluster of `ray`, whose nodes all see `dir`.
         address: of that cluster, as of `RunnerSampler`. cpus: that Ray counts for each trial.
+        init: a run whose networks and normalisers every trial starts from. trust: see `load`.
 
     Raises:
         ConfigError: a space or settings that contradict; the directory holds something else; a metric that no run has.
@@ -82,9 +86,9 @@ def tune(
     """
     exp = prepared(exp)
     settings = search_settings(
-        exp, space, scheduler, trials, metric, mode, suggest, interval, eta, synchronous=parallel == 1
+        exp, space, scheduler, trials, metric, mode, suggest, interval, eta, synchronous=parallel == 1, init=init
     )
-    with opened(exp, settings, directory(exp, dir), retries=retries, confirm=confirm) as queue:
+    with opened(exp, settings, directory(exp, dir), trust, retries=retries, confirm=confirm) as queue:
         return execute(queue, parallel, backend=backend, address=address, cpus=cpus)
 
 
@@ -118,6 +122,7 @@ def search_settings(
     interval: int | None,
     eta: int,
     synchronous: bool,
+    init: str | Path | None = None,
 ) -> SearchSettings:
     """The settings of a search, checked against its experiment. Raises ConfigError."""
     evaluated = exp.run.eval_episodes > 0
@@ -146,6 +151,7 @@ def search_settings(
         eta=eta,
         seed=exp.run.seed,
         synchronous=synchronous,
+        init="" if init is None else str(Path(init).absolute()),
     )
 
 
@@ -158,11 +164,17 @@ def directory(exp: Experiment, given: str | Path | None) -> Path:
 
 
 @contextlib.contextmanager
-def opened(exp: Experiment, settings: SearchSettings, folder: Path, **given: Any) -> Generator[SearchQueue]:
+def opened(
+    exp: Experiment, settings: SearchSettings, folder: Path, trust: bool = False, **given: Any
+) -> Generator[SearchQueue]:
     """The search of these settings in its directory, begun or gone on with; the directory is locked meanwhile.
 
+    Args:
+        trust: the run that trials start from may be a stranger's.
+
     Raises:
-        ConfigError: the directory holds another search, or something else. CheckpointError: it cannot be written.
+        ConfigError: the directory holds another search, or something else. CheckpointError: it cannot be written, or
+            the parameters to start from do not suit.
     """
     if (folder / STATE).exists():
         with RunLock(folder):
@@ -172,6 +184,7 @@ def opened(exp: Experiment, settings: SearchSettings, folder: Path, **given: Any
             require_same(folder, plain, settings, exp)
             queue = make_queue(folder, exp, _spec_of(exp).to_plain(), settings, **given)
             queue.restore(plain)
+            queue.keep_init()
             yield queue
         return
     try:
@@ -185,6 +198,9 @@ def opened(exp: Experiment, settings: SearchSettings, folder: Path, **given: Any
     queue = make_queue(folder, exp, spec.to_plain(), settings, **given)
     if settings.scheduler == "pbt":
         check_explored(queue.search.space, exp, spec)
+    if settings.init:
+        parameters = load(settings.init, trust=trust).agent.state_dict()
+        check_init(queue.search.space, exp, spec, parameters, settings.init)
     with RunLock(folder):
         queue.begin()
         yield queue
@@ -230,7 +246,7 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
             f"Found by penstock tune, {search.settings.scheduler} with {search.settings.trials} trials: "
             f"{search.settings.metric} {number(best.score)} at {best.steps:,} steps ({best.run.name})."
         )
-        preset = write_preset(queue.folder, exp, why)
+        preset = write_preset(queue.folder, exp, why, search.settings.init)
     return SearchResult(
         trials=found,
         best=None if best is None else found[best.number],

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.envs.toy import ThreeStep
+from penstock.envs.toy.memory import HideVelocity
 from penstock.run.presets import preset_of_file, with_preset
 from penstock.run.search.report import algo_word, number, study, write_preset
 from penstock.run.search.toml import toml_table
@@ -30,6 +32,10 @@ EXPERIMENTS = {
     "async of another": experiment(ps.PPO(), ps.AsyncSampler(ps.CpuSampler(T=8, B=4, workers=2), depth=1)),
     "runners": experiment(ps.PPO(), ps.RunnerSampler(2, ps.SerialSampler(T=8, B=4))),
     "environment": experiment(ps.PPO(), env_kwargs={"size": 3, "goal": "a \"b\""}, env_checks="finite", env_drop=("x",)),
+    "registered": experiment(ps.PPO(), imports=("ale_py",), env_mask="action_mask", env_text=16, info_keys=("a",)),
+    "wrapped": experiment(ps.PPO(), wrappers=("gymnasium.wrappers:FlattenObservation",)),
+    "evaluated elsewhere": experiment(ps.PPO(), eval_env="CartPole-v0", eval_env_kwargs={"size": 3}),
+    "held out": experiment(ps.PPO(), eval_env_kwargs={"levels": "held-out"}),
 }  # fmt: skip
 
 
@@ -44,6 +50,26 @@ def test_the_preset_trains_the_same_experiment(name: str, tmp_path: Path) -> Non
     assert again.algo == exp.algo
     assert again.sampler == exp.sampler
     assert again == exp
+
+
+def test_an_env_config_is_written_as_the_settings_of_an_experiment(tmp_path: Path) -> None:
+    def noisy(env: Any) -> Any:
+        return env
+
+    config = ps.EnvConfig(
+        ThreeStep, {"size": 3, "reward": math.sin, "goal": None}, (HideVelocity, noisy), text=8, mask_key="action_mask"
+    )
+    path = write_preset(tmp_path, replace(experiment(ps.PPO()), env=config), "Found.", init="runs/a")
+    said = path.read_text().splitlines()
+    name = "penstock.envs.toy.probes:ThreeStep"
+    assert said[0] == f"# penstock train ppo --env {name} --preset-file {path} --init runs/a"
+    assert [line.partition(" = ")[0].rpartition(" ")[2] for line in said[1:4]] == [
+        "env_kwargs.reward", "env_kwargs.goal", "wrappers[1]",
+    ]  # fmt: skip
+    found = preset_of_file(path, "ppo", name)
+    again = with_preset("ppo", name, found).env_config
+    wrapper = "penstock.envs.toy.memory:HideVelocity"
+    assert again == ps.EnvConfig(name, {"size": 3}, (wrapper,), text=8, mask_key="action_mask")
 
 
 def test_toml_is_read_as_it_was_written() -> None:
