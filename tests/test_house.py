@@ -40,7 +40,7 @@ BOUNDED_ELSEWHERE = {
         (f"penstock/distributed/{name}.py", "select.poll"): "the same"
         for name in ("guard", "backends/local_process", "backends/processes")
     },
-    **{(f"penstock/run/gang/{name}.py", "select.poll"): "the same" for name in ("gang", "process", "rank")},
+    **{(f"penstock/run/gang/{name}.py", "select.poll"): "the same" for name in ("local", "process", "rank")},
 }
 MAY_UNPICKLE = {
     (f"penstock/workers/{name}.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd"
@@ -50,6 +50,7 @@ MAY_UNPICKLE = {
     ("penstock/run/gang/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
     ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
+    ("penstock/distributed/learners.py", "cloudpickle.loads"): "the same, of a learner",
 }
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
 MAY_DATE = {"penstock/run/log.py": "TensorBoard's events carry the date"}

@@ -258,17 +258,19 @@ class RayRanks:
         """Each rank's place: its bundle, once Ray has reserved all of them."""
         indices = [i for i, cpus in enumerate(bundles) if cpus]
         wanted = [{"CPU": bundles[i]} for i in indices]
-        self._group = _util().placement_group(wanted, strategy="PACK")
-        if not self._group.wait(_PLACE_TIMEOUT_S):
-            places = ", ".join(f"{bundles[i]:g}" for i in indices)
-            ray = self._backend.cluster.ray
-            sizes = ", ".join(f"{node['Resources'].get('CPU', 0.0):g}" for node in ray.nodes() if node["Alive"])
+        ray = self._backend.cluster.ray
+        sizes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+        never = max(bundles) > max(sizes) or sum(bundles) > sum(sizes)
+        if not never:
+            self._group = _util().placement_group(wanted, strategy="PACK")
+        if never or not self._group.wait(_PLACE_TIMEOUT_S):
+            places, nodes = (", ".join(f"{x:g}" for x in y) for y in ([bundles[i] for i in indices], sizes))
             free = ray.available_resources().get("CPU", 0.0)
+            found = "can never have" if never else f"did not get within {_PLACE_TIMEOUT_S:g} s"
             raise ConfigError(
-                f"run.learners={self._size} needs places of {places} CPUs together, "
-                f"which Ray has not found within {_PLACE_TIMEOUT_S:g} s: the nodes of {self._backend.cluster.address} "
-                f"have {sizes}, of which {free:g} are free; stop other work there, add nodes, or use fewer learners, "
-                "runners or threads"
+                f"run.learners={self._size} needs places of {places} CPUs, which it {found} on the cluster at "
+                f"{self._backend.cluster.address}: its nodes have {nodes}, of which {free:g} are free; add nodes, stop "
+                "other work there, or use fewer learners, learner_threads, runners or a smaller sampler.num_cpus"
             )
         strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
         places = {i: strategies.PlacementGroupSchedulingStrategy(self._group, k) for k, i in enumerate(indices)}

@@ -141,7 +141,8 @@ class RaySlots:
     def __len__(self) -> int:
         return len(self._actors)
 
-    def settle(self, run_dir: Path) -> None:
+    @staticmethod
+    def settle(run_dir: Path) -> None:
         """Waits until no run that an earlier launcher left holds the directory: Ray ends them shortly after it."""
         until = time.monotonic() + _SETTLE_S
         while (run_dir / ".lock").exists():
