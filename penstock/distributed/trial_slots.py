@@ -124,6 +124,8 @@ class RaySlots:
     """
 
     def __init__(self, count: int, address: str = "local", cpus: float = 1.0) -> None:
+        if address == "local":
+            slices(read_machine(), count)  # more than there are CPUs is refused before anything is started
         self.backend = Ray(address, cpus, max(os.cpu_count() or 1, math.ceil(count * cpus)))
         try:
             self.backend.require_room(count, ("--parallel", "--cpus"))

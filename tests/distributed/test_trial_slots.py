@@ -100,10 +100,9 @@ def test_a_directory_that_a_node_does_not_see_is_named(tmp_path: Path) -> None:
         SlotActor().execute(["train"], str(tmp_path / "absent"), str(tmp_path / "log"), {})
 
 
-@pytest.mark.usefixtures("cluster")
 def test_more_slots_than_there_are_cpus() -> None:
-    with pytest.raises(ConfigError, match=r"99 slots on a node of \d+ CPUs.*smaller --parallel"):
-        RaySlots(99)
+    with pytest.raises(ConfigError, match=r"9,?999 slots on \d+ CPUs?; expected 1 to"):
+        RaySlots(9_999)
 
 
 def test_a_run_waits_until_what_was_left_of_it_is_gone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.search.fork import fork_run
+from penstock.run.search.tune import opened, prepared, search_settings
 
 ALGOS: dict[str, Any] = {
     "ppo": ps.PPO(minibatch=32, epochs=2, net=ps.Net(hidden=(16,), normalize_obs=True), optimizer="rmsprop"),
@@ -96,3 +98,34 @@ def test_nothing_is_overwritten_and_nothing_half_made_stays(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="no good checkpoint"):
         fork_run(tmp_path / "a", tmp_path / "c", exp)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_parameters_alone_are_a_run_that_trials_start_from(tmp_path: Path) -> None:
+    exp = ps.Experiment(
+        "CartPole-v1", ps.A2C(net=ps.Net(hidden=(8,))), ps.SerialSampler(T=8, B=2),
+        ps.RunConfig(steps=64, dir=str(tmp_path / "a"), progress="off", eval_episodes=0, tensorboard=False),
+    )  # fmt: skip
+    source = ps.train(exp).policy.agent.state_dict()
+    space = {"algo.lr": [1e-3, 1e-2]}
+    found = search_settings(prepared(exp), space, "none", 2, None, "max", "random", None, 3, True, tmp_path / "a")
+    with opened(prepared(exp), found, tmp_path / "search") as queue:
+        shutil.rmtree(tmp_path / "a")
+        run = queue.take()
+        assert run is not None
+        command = queue.command(run)
+    kept = tmp_path / "search" / "init"
+    assert command[command.index("--init") + 1] == str(kept)
+    copy = ps.load(kept).agent.state_dict()
+    assert copy.keys() == source.keys()
+    assert all(torch.equal(x, source[name]) for name, x in copy.items())
+    with opened(prepared(exp), found, tmp_path / "search"):  # the run itself is needed no more
+        pass
+    for other, said in (
+        (exp, r"--init .*init does not suit --search algo\.net\.hidden, at \(16,\)"),
+        (replace(exp, algo=ps.A2C(net=ps.Net(hidden=(4,)))), r"does not suit these settings \(a preset may have"),
+    ):
+        wide = {"algo.net.hidden": [exp.algo.net.hidden, (16,)]} if other is exp else space
+        found = search_settings(prepared(other), wide, "none", 2, None, "max", "random", None, 3, True, kept)
+        with pytest.raises(ps.CheckpointError, match=said), opened(prepared(other), found, tmp_path / "other"):
+            pass
+    assert not (tmp_path / "other").exists()
