@@ -98,7 +98,11 @@ class GroupComm:
 
         api: Any = c10d
         # Of each collective: else the group's own holds, which is how long ranks may take to meet.
-        self._summed, self._gathered, self._sent = api.AllreduceOptions(), api.AllgatherOptions(), api.BroadcastOptions()
+        self._summed, self._gathered, self._sent = (
+            api.AllreduceOptions(),
+            api.AllgatherOptions(),
+            api.BroadcastOptions(),
+        )
         for options in (self._summed, self._gathered, self._sent):
             options.timeout = timedelta(seconds=timeout_s)
         self._device = device or ("cuda" if "nccl" in str(group.name()).lower() else "cpu")
