@@ -105,7 +105,10 @@ def _report(queue: SearchQueue, result: SearchResult) -> None:
     for trial in failed:
         print(f"\n{trial.run_dir.name} failed: {trial.reason}")
         print(f"  its log: {queue.folder / 'logs' / trial.run_dir.name}.log")
-    if failed:
+    for c in (lost := [c for c in queue.study if c.run.status == "failed"]):
+        print(f"\n{c.run.name} failed: {c.reason}")
+        print(f"  its log: {queue.log(c.run)}")
+    if failed or lost:
         print(f"  once more: penstock tune {queue.folder} --retry")
     print()
     if result.best is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -13,6 +14,8 @@ from penstock.core.errors import ConfigError, LearnerLostError
 
 TIMEOUT_S = 300.0
 """Seconds that a rank waits for the others before it counts them as lost."""
+_LOOK_S = 0.5
+"""Longest wait in native code, in which no handler of a signal is called."""
 
 
 class Comm(Protocol):
@@ -90,24 +93,36 @@ class GroupComm:
                 "then pass torch.distributed.group.WORLD"
             )
         self.rank, self.size = int(group.rank()), int(group.size())
-        self._group, self._timeout, self._entering, self._entered = group, timedelta(seconds=timeout_s), entering, 0
+        self._group, self._timeout_s, self._entering, self._entered = group, timeout_s, entering, 0
+        import torch.distributed.distributed_c10d as c10d  # takes long, and one learner needs none of it
+
+        api: Any = c10d
+        # Of each collective: else the group's own holds, which is how long ranks may take to meet.
+        self._summed, self._gathered, self._sent = (
+            api.AllreduceOptions(),
+            api.AllgatherOptions(),
+            api.BroadcastOptions(),
+        )
+        for options in (self._summed, self._gathered, self._sent):
+            options.timeout = timedelta(seconds=timeout_s)
         self._device = device or ("cuda" if "nccl" in str(group.name()).lower() else "cpu")
 
     def all_reduce(self, x: Tensor) -> Tensor:
         there = x.contiguous() if x.device.type == self._device else x.to(self._device)
-        self._done("all_reduce", lambda: self._group.allreduce([there]))
+        self._done("all_reduce", lambda: self._group.allreduce([there], self._summed))
         return x if there is x else x.copy_(there)
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         # As bytes: no backend knows every dtype.
         there = x.contiguous().reshape(-1).view(torch.uint8).to(self._device)
         found = [torch.empty_like(there) for _ in range(self.size)]
-        self._done("all_gather", lambda: self._group.allgather([found], [there]))
+        self._done("all_gather", lambda: self._group.allgather([found], [there], self._gathered))
         return [y.to(x.device).view(x.dtype).reshape(x.shape) for y in found]
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         there = x.contiguous().reshape(-1).view(torch.uint8).to(self._device, copy=True)
-        self._done("broadcast", lambda: self._group.broadcast(there, source))
+        self._sent.rootRank = source
+        self._done("broadcast", lambda: self._group.broadcast([there], self._sent))
         return x.copy_(there.to(x.device).view(x.dtype).reshape(x.shape))
 
     def barrier(self) -> None:
@@ -117,13 +132,24 @@ class GroupComm:
         self._entered += 1
         self._entering(self._entered)
         try:
-            begin().wait(self._timeout)
+            self._wait(begin())
         except RuntimeError as error:
             raise LearnerLostError(
                 f"rank {self.rank} of {self.size} waited in {what} number {self._entered} for a rank that has ended, "
-                f"or did not come within {self._timeout.total_seconds():g} s ({str(error).splitlines()[0]:.200}); "
+                f"or did not come within {self._timeout_s:g} s ({str(error).splitlines()[0]:.200}); "
                 "every rank must train the same batches in the same order"
             ) from error
+
+    def _wait(self, work: Any) -> None:
+        until = time.monotonic() + self._timeout_s
+        while (left := until - time.monotonic()) > _LOOK_S and self._device == "cpu":
+            try:
+                work.wait(timedelta(seconds=_LOOK_S))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    break  # with an error, or just now
+        work.wait(timedelta(seconds=max(left, 1e-3)))
 
 
 def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> Any:

@@ -326,6 +326,7 @@ class Trainer:
         except KeyError as error:
             raise CheckpointError(f"{checkpoint.path} has no {error}; it was written by another version") from error
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
+        self.finished = False  # of a gang that lost a rank as it saved its end
         self.best_score, self.elapsed_s, self.pending = state["best_score"], state["elapsed_s"], dict(state["pending"])
         if self.exp.run.learner_threads == "auto" and state["threads"]:
             self.threads = state["threads"]

@@ -116,6 +116,10 @@ class Episodes:
             if len(values)
         }
 
+    def sorted_by(self, ended: Ints) -> Episodes:
+        """In the order of `ended` [E], the time at which each ended, then by slot."""
+        return self._at(np.lexsort((self.slot, ended)))
+
     def _at(self, index: Any) -> Episodes:
         columns = {key: values[index] for key, values in self.columns.items()}
         return Episodes(*(getattr(self, name)[index] for name in _PER_EPISODE), columns=columns)

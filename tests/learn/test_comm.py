@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,32 @@ def test_numbers_its_collectives(tmp_path: Path) -> None:
     comm.all_gather(torch.zeros(2))
     assert seen == [1, 2]
     assert threading.active_count() < 100
+
+
+def test_waits_longer_than_ranks_may_take_to_meet_and_hears_signals_meanwhile(tmp_path: Path) -> None:
+    heard, ended_at = list[float](), list[float]()
+
+    def later() -> None:
+        comm = GroupComm(meet(str(tmp_path / "meeting"), 1, 2, timeout_s=3.0), 60.0)
+        comm.barrier()
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(4.0)
+        ended_at.append(time.monotonic())
+        comm.barrier()
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(time.monotonic()))
+    thread = threading.Thread(target=later, daemon=True)
+    try:
+        thread.start()
+        comm = GroupComm(meet(str(tmp_path / "meeting"), 0, 2, timeout_s=3.0), 60.0)
+        comm.barrier()
+        comm.barrier()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    thread.join(timeout=LIMIT_S)
+    assert not thread.is_alive()
+    assert heard[0] < ended_at[0]
 
 
 def test_no_group() -> None:

@@ -66,6 +66,16 @@ def test_the_window_holds_a_hundred_episodes() -> None:
     assert metrics["rollout/episodes"] == trainer.episodes_seen > 100
 
 
+def test_a_restored_run_is_not_finished(trainer: Trainer) -> None:
+    """A gang that loses a rank as it saves its end goes on from an earlier checkpoint; the next is none of an end."""
+    trainer.train()
+    trainer.save()
+    trainer.finished = True
+    trainer.restore()
+    trainer.train()
+    assert load_checkpoint(trainer.save()).state["trainer"]["finished"] is False
+
+
 def test_schedules_follow_the_steps(trainer: Trainer) -> None:
     trainer.train()
     assert trainer.policy.settings.lr == 1e-3

@@ -23,7 +23,7 @@ from penstock.workers.process import ONE_THREAD, REAP_S, environment_of_children
 
 _MODULE = "penstock.run.gang.rank"
 _TAIL_BYTES = 2_000
-_MOST_BYTES = 1 << 16
+_MOST_BYTES = 1 << 20
 _STACKS_S = 1.0
 
 
@@ -45,6 +45,7 @@ class RankProcess:
         self._output = os.memfd_create("penstock-said", os.MFD_CLOEXEC)
         mail = os.memfd_create("penstock-mail", os.MFD_CLOEXEC)
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)  # a report is one message
         self._oom_before = oom_kills()
         try:
             data, path = pickled(payload), json.dumps(sys.path).encode()

@@ -84,6 +84,7 @@ class SharedSampler:
         self.spec, self.batch_spec = inner.spec, inner.batch_spec
         self.cut_slots: list[int] = []
         self._metrics: dict[str, float] = {}
+        self._rows, self._ended = 0, list[np.ndarray[Any, Any]]()
 
     @property
     def last_batch(self) -> SampleBatch | None:
@@ -96,6 +97,9 @@ class SharedSampler:
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
         """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""
         batch, episodes = self.inner.obtain_samples(itr)
+        ended = np.nonzero(np.asarray(batch.terminated) | np.asarray(batch.truncated))[0]
+        self._ended.append(self._rows + (ended if len(ended) == len(episodes) else np.zeros(len(episodes), np.int64)))
+        self._rows += batch.spec.T
         return batch, numbered(episodes, self._slots[self._comm.rank].start)
 
     def evaluate_agent(
@@ -109,6 +113,12 @@ class SharedSampler:
     ) -> Episodes:
         """Plays them all on this rank."""
         return self.inner.evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
+
+    def ended(self, count: int) -> np.ndarray[Any, Any]:
+        """[count] the rows in which the episodes of the batches since the last call ended; 0 where unknown."""
+        found = np.concatenate([np.zeros(0, np.int64), *self._ended])
+        self._rows, self._ended = 0, []
+        return found if len(found) == count else np.zeros(count, np.int64)
 
     def metrics(self) -> dict[str, float]:
         """Those of all ranks after the last batch."""
@@ -144,12 +154,11 @@ def shared_step(step: TrainingStepFn) -> TrainingStepFn:
 
     def of_all(policy: Policy, sampler: Any, itr: int) -> TrainingStep:
         own = step(policy, sampler, itr)
-        told = gathered(
-            policy.comm,
-            {"steps": own.env_steps, "episodes": own.episodes.to_plain(), "metrics": sampler.inner.metrics()},
-        )
+        mine = {"steps": own.env_steps, "episodes": own.episodes.to_plain(), "metrics": sampler.inner.metrics()}
+        told = gathered(policy.comm, {**mine, "ended": sampler.ended(len(own.episodes))})
         sampler.told([x["metrics"] for x in told])
         episodes = join_episodes([Episodes(**x["episodes"]) for x in told])
+        episodes = episodes.sorted_by(np.concatenate([x["ended"] for x in told]))
         return own._replace(env_steps=sum(x["steps"] for x in told), episodes=episodes)
 
     return of_all

@@ -55,7 +55,8 @@ class SearchDisplay(LiveTable):
         trial = self._trials.get(run.name)
         if trial is None:
             score = next((c.score for c in self._queue.confirmations if c.run is run), None)
-            self.note(f"{run.name}: {run.status}, score {number(score)}")
+            said = "failed, once more" if run.status == "waiting" else f"{run.status}, score {number(score)}"
+            self.note(f"{run.name}: {said}")
         elif run.status == "finished":
             left = next((copy for copy in trial.copies if copy["run"] == run.name), None)
             score, then = trial.score, trial.state
@@ -88,7 +89,7 @@ class SearchDisplay(LiveTable):
             table.add_row(*self._row(trial, running))
         if len(trials) > room:
             table.add_row(Text(f"... and {counted(len(trials) - room, 'trial')} more", "dim"))
-        for c in self._queue.confirmations:
+        for c in self._queue.study:
             blank = [""] * (len(search.space) + 1)
             table.add_row(Text(c.run.name), Text(c.run.status), *blank, number(c.score), clock(c.run.seconds))
         return table

@@ -15,6 +15,7 @@ from penstock.run.search.trial import Trial
 
 SuggestName = Literal["tpe", "random"]
 """Tree-structured Parzen estimator (Bergstra et al. 2011), or independent draws."""
+_OWN = "expected a function of a seed that returns an Optuna sampler"
 
 
 def check_suggest(suggest: str) -> None:
@@ -24,7 +25,16 @@ def check_suggest(suggest: str) -> None:
             f"--suggest {suggest}; {nearest(suggest, get_args(SuggestName))}, or module:NAME of a function of a seed "
             "that returns an Optuna sampler"
         )
-    _optuna()
+    optuna = _optuna()
+    if ":" not in suggest:
+        return
+    function = import_object(suggest)
+    try:
+        found = function(0)
+    except TypeError as error:
+        raise ConfigError(f"--suggest {suggest} cannot be called with a seed: {error}; {_OWN}") from error
+    if not isinstance(found, optuna.samplers.BaseSampler):
+        raise ConfigError(f"--suggest {suggest} returned {found!r:.80} ({type(found).__name__}); {_OWN}")
 
 
 def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, seed: int) -> dict[str, Any]:

@@ -24,11 +24,13 @@ from penstock.run.search.fork import copy_parameters, fork_run
 from penstock.run.search.schedulers import Decision
 from penstock.run.search.search import Search, SearchSettings
 from penstock.run.search.space import as_tuples
-from penstock.run.search.trial import Trial, from_plain, to_plain
+from penstock.run.search.trial import Trial, from_plain, run_from_plain, score_from_plain, to_plain
 
 STATE, SETTINGS, BASE, INIT = "search.json", "settings", "base", "init"
 STEPS_METRIC = "time/total_timesteps"
 """The metric whose stop rule ends a run at a milestone."""
+ADVICE = "put a copy of it back, or begin anew with another --dir"
+"""For a search.json that is damaged."""
 _FORMAT = 1
 _TRANSIENT = (1, 3)
 """Exit codes after which another attempt may succeed: of the environment, or unknown; as after a signal."""
@@ -41,6 +43,12 @@ class Confirmation:
     seed: int
     run: Run
     score: float | None = None
+    of: str = ""
+    """The run whose settings it trains, which were the best."""
+    failures: int = 0
+    """Attempts that failed and were begun again."""
+    reason: str = ""
+    """Why it failed."""
 
 
 @dataclass
@@ -61,6 +69,8 @@ class SearchQueue:
     retries: int = 1
     confirm: int = 0
     confirmations: list[Confirmation] = field(default_factory=list[Confirmation])
+    _cut_short: set[str] = field(default_factory=set[str])
+    """Names of runs that were stopped, perhaps together with the search."""
 
     def experiment(self, values: Mapping[str, Any], run: Run | None = None) -> Experiment:
         """The experiment with these settings, in the directory of a run. Raises ConfigError if they contradict."""
@@ -69,13 +79,30 @@ class SearchQueue:
 
     def take(self) -> Run | None:
         """The run to begin or go on with: a trial's, and once the search is over those of the seed study."""
-        trial = self.search.take()
-        if trial is not None:
-            return trial.run
+        while (trial := self.search.take()) is not None:
+            due, self.search.due = self.search.due, []
+            self.follow(due)
+            if trial.state == "running" and not self._used_up(trial):
+                return trial.run
+            if trial.state == "running":
+                self.follow(self.search.fail(trial, self._reason(trial.run)))
+                self.save()
         if not self.search.over:
             return None
         self._plan_confirmation()
-        return next((c.run for c in self.confirmations if c.run.status in ("waiting", "stopped")), None)
+        for c in self.study:
+            if c.run.status in ("waiting", "stopped"):
+                if not self._used_up(c):
+                    return c.run
+                c.reason = self._reason(c.run)
+                self.save()
+        return None
+
+    @property
+    def study(self) -> list[Confirmation]:
+        """The runs that confirm what is the best now; `--retry` may have found another one since others began."""
+        best = self.search.best
+        return [c for c in self.confirmations if best is not None and c.of == best.run.name]
 
     def run_dir(self, run: Run) -> Path:
         """The directory of a run."""
@@ -108,13 +135,12 @@ class SearchQueue:
         """
         trial = self.trial_of(run)
         if trial is None:
-            confirmation = next(c for c in self.confirmations if c.run is run)
-            if run.status == "finished":
-                confirmation.score = self._score(self.run_dir(run))[0]
+            self._confirmed(next(c for c in self.confirmations if c.run is run))
             self.save()
             return
         if run.status == "stopped":
             trial.state = "waiting"
+            self._cut_short.add(run.name)
         elif run.status == "failed":
             self._failed(trial, run)
         else:
@@ -165,10 +191,10 @@ class SearchQueue:
         """Writes all that a new search needs before its first trial, and remembers it as this user's own."""
         self.save()
         self._write_settings(BASE, self.exp)
-        self.keep_init()
+        self._keep_init()
         remember(self.folder / STATE, digest(self.search.settings))
 
-    def keep_init(self) -> None:
+    def _keep_init(self) -> None:
         """Copies the parameters that trials start from, so that the run which has them may go on or go away."""
         source, target = self.search.settings.init, self.folder / INIT
         if source and not (target / CONFIG).is_file():
@@ -177,9 +203,11 @@ class SearchQueue:
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Goes on from the content of search.json: what ended unseen is noted, what was interrupted waits."""
         self.search.trials = [from_plain(item, self.search.space) for item in plain["trials"]]
-        self.confirmations = [Confirmation(c["seed"], Run(**c["run"]), c["score"]) for c in plain["confirm"]]
-        if [t.number for t in self.search.trials] != list(range(len(self.search.trials))):
-            raise ValueError("trials are missing")
+        self._check_trials()
+        best = self.search.best
+        self.confirmations = [
+            _confirmation(c, self.exp.run.seed, "" if best is None else best.run.name) for c in plain["confirm"]
+        ]
         for c in self.confirmations:
             c.run.status = "stopped" if c.run.status == "running" else c.run.status
         self.follow(self.search.decide())
@@ -195,27 +223,80 @@ class SearchQueue:
                 c.run.status, c.score = "finished", self._score(self.run_dir(c.run))[0]
 
     def retry(self, names: Sequence[str]) -> None:
-        """Has trials that failed wait again, all ([]) or by name. Raises ConfigError for others."""
+        """Has trials and runs of the seed study that failed wait again, all ([]) or by name.
+
+        Raises ConfigError for others.
+        """
         failed = {t.run.name: t for t in self.search.trials if t.state == "failed" and t.run.attempts}
-        for name in names or failed:
+        study = {c.run.name: c for c in self.confirmations if c.run.status == "failed"}
+        for name in names or (*failed, *study):
+            if name in study:
+                study[name].run.status, study[name].failures = "waiting", 0
+                continue
             if name not in failed:
-                raise ConfigError(f"--retry {name}: no such failed trial in {self.folder}; {nearest(name, failed)}")
+                known = (*failed, *study)
+                raise ConfigError(f"--retry {name}: no such failed trial in {self.folder}; {nearest(name, known)}")
             failed[name].state, failed[name].failures = "waiting", 0
 
     def _failed(self, trial: Trial, run: Run) -> None:
-        code = run.code or 0
-        if (code < 0 or code in _TRANSIENT) and trial.failures < self.retries:
+        if self._again(run, trial.failures):
             trial.failures += 1
             trial.state = "waiting"
             return
+        self.follow(self.search.fail(trial, self._reason(run)))
+
+    def _again(self, run: Run, failures: int) -> bool:
+        """True if another attempt may succeed, and there is one left."""
+        code = run.code or 0
+        return (code < 0 or code in _TRANSIENT) and failures < self.retries
+
+    def _reason(self, run: Run) -> str:
         said = log_end(self.log(run))
-        self.follow(self.search.fail(trial, f"{reason_of(run)}: {said[-1] if said else 'it said nothing'}"))
+        return f"{reason_of(run)}: {said[-1] if said else 'it said nothing'}"
+
+    def _used_up(self, item: Trial | Confirmation) -> bool:
+        """True if a run was stopped, not with the search, which takes none after a signal, and has no attempt left."""
+        run = item.run
+        if run.name not in self._cut_short:
+            return False
+        self._cut_short.discard(run.name)
+        if item.failures < self.retries:
+            item.failures += 1
+            return False
+        run.status = "failed"
+        return True
+
+    def _confirmed(self, confirmation: Confirmation) -> None:
+        run = confirmation.run
+        if run.status == "finished":
+            confirmation.score = self._score(self.run_dir(run))[0]
+        elif run.status == "failed" and self._again(run, confirmation.failures):
+            confirmation.failures += 1
+            run.status = "waiting"
+        elif run.status == "failed":
+            confirmation.reason = self._reason(run)
+        else:
+            self._cut_short.add(run.name)
 
     def _plan_confirmation(self) -> None:
-        best, seed = self.search.best, self.exp.run.seed
-        for k in range(len(self.confirmations) + 1, self.confirm + 1):
-            if best is not None:
-                self.confirmations.append(Confirmation(seed + k, Run(f"best-s{seed + k}", [])))
+        best, known = self.search.best, {c.seed for c in self.study}
+        for seed in range(self.exp.run.seed + 1, self.exp.run.seed + self.confirm + 1):
+            if best is not None and seed not in known:
+                taken = any(c.seed == seed for c in self.confirmations)
+                name = f"{best.run.name}-s{seed}" if taken else f"best-s{seed}"
+                self.confirmations.append(Confirmation(seed, Run(name, []), of=best.run.name))
+
+    def _check_trials(self) -> None:
+        """Raises ValueError for trials that this search does not have."""
+        trials, goals = self.search.trials, self.search.scheduler.goals
+        if [t.number for t in trials] != list(range(len(trials))) or len(trials) > self.search.settings.trials:
+            raise ValueError(f"{len(trials)} trials; expected those from 0 to {self.search.settings.trials - 1}")
+        for t in trials:
+            if not {t.goal, *t.scores} <= {*goals}:
+                raise ValueError(f"trial {t.number} with goal {t.goal}, scores {t.scores}; milestones are {goals}")
+            ended = t.state in ("paused", "pruned", "finished")
+            if (ended and t.goal not in t.scores) or (t.state == "finished" and t.goal != goals[-1]):
+                raise ValueError(f"trial {t.number} is {t.state} at {t.goal} with scores {t.scores}")
 
     def _experiment_of(self, run: Run) -> Experiment:
         trial = self.trial_of(run)
@@ -254,8 +335,9 @@ class SearchQueue:
         rows, metric = read_metrics(run_dir), self.search.settings.metric
         last = rows[-1] if rows else {"step": 0}
         if metric not in last:
-            if metric.startswith("rollout/") and not last.get("rollout/episodes"):
-                return None, int(last["step"])  # no episode has ended yet
+            silent = metric.startswith("rollout/") and not last.get("rollout/episodes")  # no episode has ended yet
+            if silent or any(score is not None for t in self.search.trials for score in t.scores.values()):
+                return None, int(last["step"])  # others have it
             known = {name for name in last if "/" in name}
             raise ConfigError(
                 f"--metric {metric}: {run_dir} does not report it at the end; {nearest(metric, known)}. "
@@ -276,7 +358,7 @@ def open_search(folder: Path, trust: bool = False, **given: Any) -> SearchQueue:
     """
     plain = read_state(folder)
     file = folder / STATE
-    with undamaged(file):
+    with undamaged(file, ADVICE):
         settings = settings_of(plain)
         if trust:
             remember(file, digest(settings))
@@ -332,15 +414,28 @@ def require_same(folder: Path, plain: Mapping[str, Any], settings: SearchSetting
     differ = [name for name in asdict(now) if _plain(getattr(before, name)) != _plain(getattr(now, name))]
     if not any(trial["scores"] for trial in plain["trials"]):
         differ = [name for name in differ if name not in ("metric", "mode")]
-    stored = read_json(folder / SETTINGS / BASE / CONFIG)["experiment"]
-    ours = json.loads(json.dumps(settings_to_plain(exp)))
     what = [f"{name} was {getattr(before, name)!r} and is {getattr(now, name)!r}" for name in differ]
-    what += [f"{where} was {a!r} and is {b!r}" for where, a, b in _differences(stored, ours)]
+    base = folder / SETTINGS / BASE
+    if (base / CONFIG).exists() or plain["trials"]:  # else it was killed while it began
+        stored = read_json(base / CONFIG)["experiment"]
+        ours = json.loads(json.dumps(settings_to_plain(exp)))
+        what += [f"{where} was {a!r} and is {b!r}" for where, a, b in _differences(stored, ours)]
     if what:
         raise ConfigError(
             f"{folder} holds another search: {what[0]}. Choose another --dir, or go on with what is there by "
             f"`penstock tune {folder}`"
         )
+
+
+def _confirmation(plain: Mapping[str, Any], first: int, best: str) -> Confirmation:
+    """A run of the seed study from JSON data. Raises ValueError or LookupError for what is none."""
+    seed = plain["seed"]
+    if type(seed) is not int or seed <= first:
+        raise ValueError(f"a confirmation with seed {seed!r}; that of the search is {first}")
+    run = run_from_plain(plain["run"], rf"(best|trial-\d{{3,}}(-\d+)?)-s{seed}")
+    score = score_from_plain(plain["score"])
+    of, failures, reason = plain.get("of", best), int(plain.get("failures", 0)), str(plain.get("reason", ""))
+    return Confirmation(seed, run, score, of, failures, reason)
 
 
 def _plain(value: Any) -> Any:

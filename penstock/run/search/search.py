@@ -83,6 +83,8 @@ class Search:
             synchronous=settings.synchronous,
         )
         self.trials: list[Trial] = []
+        self.due: list[Decision] = []
+        """Decisions that `take` has carried out, where a proposal failed at once; whoever follows them empties it."""
 
     def worth(self, score: float | None) -> float:
         """How good a score is: larger is better, -inf without one."""
@@ -92,12 +94,10 @@ class Search:
 
     def take(self) -> Trial | None:
         """The trial to train next, to its goal; None if none is to begin before another ends, or at all."""
-        waiting = [t for t in self.trials if t.state == "waiting"]
-        while not waiting and len(self.trials) < self.settings.trials:
-            trial = self._proposed()
-            waiting = [trial] if trial.state == "waiting" else []
-        if not waiting:
-            return None
+        while not (waiting := [t for t in self.trials if t.state == "waiting"]):
+            if len(self.trials) >= self.settings.trials:
+                return None
+            self._propose()
         trial = min(waiting, key=lambda t: (-t.goal, t.number))
         trial.state = "running"
         return trial
@@ -142,7 +142,7 @@ class Search:
         farthest = max(max(t.scores) for t in scored)
         return max((t for t in scored if farthest in t.scores), key=lambda t: (self.worth(t.score), -t.number))
 
-    def _proposed(self) -> Trial:
+    def _propose(self) -> None:
         number = len(self.trials)
         # A population is spread over the space: what little its members have learned so far says nothing of it yet.
         suggest = "random" if self.settings.scheduler == "pbt" else self.settings.suggest
@@ -153,8 +153,7 @@ class Search:
             self._valid(values)
         except ConfigError as error:
             trial.run.status = "failed"
-            self.fail(trial, f"settings: {error}")
-        return trial
+            self.due += self.fail(trial, f"settings: {error}")
 
     def _carry_out(self, decision: Decision) -> None:
         trial = decision.trial

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -58,18 +60,43 @@ def from_plain(plain: Mapping[str, Any], space: Space) -> Trial:
     for path, value in values.items():
         if not space[path].holds(value):
             raise ValueError(f"trial {plain['number']} has {path}={value!r}, which the space does not hold")
-    run = Run(**plain["run"])
-    if plain["state"] not in get_args(State) or run.status not in get_args(Status) or "/" in run.name:
-        raise ValueError(f"state {plain['state']!r}, {run.status!r} of trial {plain['number']} in {run.name!r}")
+    number = int(plain["number"])
+    own = rf"trial-{number:03d}(-\d+)?"
+    if plain["state"] not in get_args(State):
+        raise ValueError(f"state {plain['state']!r} of trial {number}")
+    for copy in plain["copies"]:
+        score = copy["score"]
+        if not re.fullmatch(own, copy["run"]) or not (score is None or type(score) in (int, float)):
+            raise ValueError(f"trial {number} left {copy['run']!r} with {score!r}")
+        _ = int(copy["of"]), int(copy["at"])
     return Trial(
-        number=int(plain["number"]),
+        number=number,
         values=values,
-        run=run,
+        run=run_from_plain(plain["run"], own),
         goal=int(plain["goal"]),
         state="waiting" if plain["state"] == "running" else plain["state"],
-        scores={int(goal): None if score is None else float(score) for goal, score in plain["scores"].items()},
+        scores={int(goal): score_from_plain(score) for goal, score in plain["scores"].items()},
         steps=int(plain["steps"]),
         copies=[dict(copy) for copy in plain["copies"]],
         failures=int(plain["failures"]),
         reason=str(plain["reason"]),
     )
+
+
+def run_from_plain(plain: Mapping[str, Any], name: str) -> Run:
+    """A run from JSON data, in a directory whose name matches `name`: its directory may be removed, its log written.
+
+    Raises ValueError or TypeError for anything else.
+    """
+    run = Run(**plain)
+    if not re.fullmatch(name, run.name) or run.status not in get_args(Status):
+        raise ValueError(f"run {run.name!r}, which is {run.status!r}")
+    counts = type(run.attempts) is int and type(run.seconds) in (int, float) and math.isfinite(run.seconds)
+    if not counts or not (run.code is None or type(run.code) is int):
+        raise ValueError(f"run {run.name!r} with attempts {run.attempts!r}, seconds {run.seconds!r}, code {run.code!r}")
+    return run
+
+
+def score_from_plain(plain: Any) -> float | None:
+    """A score from JSON data. Raises ValueError or TypeError for what is none."""
+    return None if plain is None else float(plain)

@@ -18,11 +18,13 @@ from penstock.run.bench.cache import auto_sampler
 from penstock.run.entry import load
 from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
+from penstock.run.files.stored import undamaged
 from penstock.run.launch.launcher import Display, Launcher
 from penstock.run.launch.slots import make_slots
 from penstock.run.search.display import SearchDisplay
 from penstock.run.search.pictures import draw_search
 from penstock.run.search.queue import (
+    ADVICE,
     STATE,
     SearchQueue,
     make_queue,
@@ -179,21 +181,16 @@ def opened(
     if (folder / STATE).exists():
         with RunLock(folder):
             plain = read_state(folder)
-            # Whether rungs wait until they are complete was settled when the search began.
-            settings = replace(settings, synchronous=settings_of(plain).synchronous)
-            require_same(folder, plain, settings, exp)
-            queue = make_queue(folder, exp, _spec_of(exp).to_plain(), settings, **given)
-            queue.restore(plain)
-            queue.keep_init()
+            with undamaged(folder / STATE, ADVICE):
+                # Whether rungs wait until they are complete was settled when the search began.
+                settings = replace(settings, synchronous=settings_of(plain).synchronous)
+                require_same(folder, plain, settings, exp)
+                queue = make_queue(folder, exp, _spec_of(exp).to_plain(), settings, **given)
+                queue.restore(plain)
+            queue.begin()  # again: it may have been killed while it began, or have another metric now
             yield queue
         return
-    try:
-        if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
-            raise ConfigError(
-                f"{folder} is not empty and holds no {STATE}; nothing in it was touched. Choose another --dir"
-            )
-    except OSError as error:
-        raise CheckpointError(f"cannot read {folder}: {error.strerror or error}; choose another --dir") from error
+    _require_empty(folder)
     spec = _spec_of(exp)
     queue = make_queue(folder, exp, spec.to_plain(), settings, **given)
     if settings.scheduler == "pbt":
@@ -202,8 +199,19 @@ def opened(
         parameters = load(settings.init, trust=trust).agent.state_dict()
         check_init(queue.search.space, exp, spec, parameters, settings.init)
     with RunLock(folder):
+        _require_empty(folder)  # again: another search may have come and gone meanwhile
         queue.begin()
         yield queue
+
+
+def _require_empty(folder: Path) -> None:
+    """Raises ConfigError if a directory for a new search holds something, CheckpointError if it cannot be read."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+            missing = "another search has begun in it" if (folder / STATE).exists() else f"holds no {STATE}"
+            raise ConfigError(f"{folder} is not empty and {missing}; nothing in it was touched. Choose another --dir")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {folder}: {error.strerror or error}; choose another --dir") from error
 
 
 @contextlib.contextmanager
@@ -255,7 +263,7 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
         folder=queue.folder,
         preset=preset,
         pictures=draw_search(queue.folder / "plots", search),
-        confirmed={c.seed: c.score for c in queue.confirmations},
+        confirmed={c.seed: c.score for c in queue.study},
         stopped_by="trials" if stopped is None else signal.Signals(stopped).name,
     )
 

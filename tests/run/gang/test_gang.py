@@ -156,7 +156,7 @@ class Raises(ThreeStep):
 
     def step(self, action: Any) -> Any:
         if os.getpid() != self.home:
-            raise ValueError("the simulator broke")
+            raise ValueError("é" * 16_000 + "the simulator broke" + "é" * 3_000)
         return super().step(action)
 
 

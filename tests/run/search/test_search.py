@@ -292,6 +292,9 @@ def test_settings_that_contradict_are_a_failed_trial_and_the_next_one_begins() -
         ({"mode": "most"}, "mode"),
         ({"metric": ""}, "--metric is empty"),
         ({"suggest": "tpr"}, "did you mean 'tpe'"),
+        ({"suggest": "os:getcwd"}, "os:getcwd cannot be called with a seed"),
+        ({"suggest": "os:urandom"}, r"os:urandom returned b'' \(bytes\); expected a function of a seed"),
+        ({"suggest": "os:nope"}, "module 'os' has no 'nope'"),
         ({"trials": "many"}, "trials"),
     ],
 )
