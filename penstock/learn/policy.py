@@ -31,7 +31,7 @@ from penstock.learn.comm import ALONE, Comm
 from penstock.learn.minibatch import check_rows
 from penstock.learn.optimizers import check_newcomers, check_optimizers, held_by_none, set_gradients
 from penstock.learn.predict import predict
-from penstock.learn.reduction import Reduction
+from penstock.learn.reduction import Reduction, check_alike
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
@@ -96,6 +96,7 @@ class Policy:
         """The learners that train it together; `join` sets it."""
         self.columns: Columns | None = None
         """The slots of each of them; None for one learner."""
+        self._compared = False
         self.postprocess_fn, self.loss_fn, self.optimizer_fn = postprocess_fn, loss_fn, optimizer_fn
         self._settings = settings
         self.settings = at_progress(settings, 0.0)
@@ -273,6 +274,9 @@ class Policy:
         for name in loss.total if isinstance(loss.total, dict) else self.optimizers:
             self.optimizers[name].step()
         self.updates += 1
+        if not (alone or self._compared):
+            check_alike(self.comm, self.agent)
+            self._compared = True
         return loss
 
     def join(self, comm: Comm) -> None:

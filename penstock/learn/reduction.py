@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -18,7 +20,8 @@ class Reduction:
     """Makes the gradients, loss and metrics of this rank's share of a minibatch those of the whole, on every rank.
 
     One flat tensor holds them all, weighted by the rows of the share, with those rows behind them: so a mean over the
-    minibatch comes out whatever the shares are, and no two ranks differ in a bit afterwards.
+    minibatch comes out whatever the shares are, and no two ranks differ in a bit afterwards. It is float32, which half
+    precision is added in, or of more bits where a parameter has more.
 
     Args:
         agent: names parameters in messages.
@@ -36,12 +39,13 @@ class Reduction:
             ConfigError: a parameter takes part in the loss of some ranks only.
         """
         every = [(p, g) for x in found.values() for p, g in zip(x.parameters, x.values)]
-        dtype, device = every[0][0].dtype, every[0][0].device
+        dtype = functools.reduce(torch.promote_types, (p.dtype for p, _ in every), torch.float32)
+        device = every[0][0].device
         metrics = list(self.loss.metrics)
         scalars = [x.total for x in found.values()] + [torch.as_tensor(self.loss.metrics[k]) for k in metrics]
         told = [float(g is not None) for _, g in every] + [float(self.loss.stop), float(self._rows)]
         flat = torch.cat(
-            [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in every]
+            [(torch.zeros_like(p) if g is None else g).to(dtype).reshape(-1) for p, g in every]
             + [x.detach().to(device, dtype).reshape(1) for x in scalars]
             + [torch.tensor(told, dtype=dtype, device=device)]
         )
@@ -57,7 +61,9 @@ class Reduction:
         weighted.div_(max(rows, 1.0))
         pieces = iter(weighted.split([p.numel() for p, _ in every] + [1] * len(scalars)))
         values = {
-            name: [y.view_as(p) if g is not None else None for p, g, y in zip(x.parameters, x.values, pieces)]
+            name: [
+                y.view_as(p).to(g.dtype) if g is not None else None for p, g, y in zip(x.parameters, x.values, pieces)
+            ]
             for name, x in found.items()
         }
         out = {name: Gradients(x.parameters, values[name], next(pieces)) for name, x in found.items()}
@@ -78,3 +84,19 @@ class Reduction:
                     "parameters on all: a loss must not choose its terms by what a minibatch happens to hold (multiply "
                     "by a mask instead)"
                 )
+
+
+def check_alike(comm: Comm, agent: Agent) -> None:
+    """Raises ConfigError, on every rank, that names a tensor of the agent's state in which ranks differ."""
+    held = {name: x for name, x in agent.state_dict().items() if isinstance(x, Tensor)}
+    plain = (x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for x in held.values())
+    digests = bytearray(b"".join(hashlib.sha256(x.tobytes()).digest() for x in plain))
+    found = comm.all_gather(torch.frombuffer(digests, dtype=torch.uint8).reshape(len(held), -1))
+    for i, name in enumerate(held):
+        if other := [rank for rank, x in enumerate(found) if not torch.equal(x[i], found[0][i])]:
+            raise ConfigError(
+                f"{name} of rank {other[0]} differs from that of rank 0 after a gradient step; expected what an agent "
+                "holds to follow from gradients and from observe(), which all ranks have in common. BatchNorm keeps "
+                "statistics of its own rows: use LayerNorm, Net(normalize_obs=True), or a buffer with persistent=False "
+                "for what may differ"
+            )

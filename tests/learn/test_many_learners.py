@@ -192,3 +192,45 @@ def test_one_all_reduce_for_a_step() -> None:
     large = [shape for name, shape in calls if name == "all_reduce" and shape[0] >= size]
     assert len(large) == 4  # 2 epochs of 2 minibatches
     assert len([name for name, _ in calls if name == "all_reduce"]) == 5  # and the metrics of the batch
+
+
+def with_layers(change: Any) -> Any:
+    def agent_fn(spec: ps.EnvSpec, cfg: Any) -> ps.Agent:
+        agent = ps.actor_critic(spec, cfg)
+        for i, module in enumerate([m for m in agent.modules() if isinstance(m, torch.nn.Linear)]):
+            change(i, module)
+        return agent
+
+    return agent_fn
+
+
+def test_parameters_of_several_dtypes() -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+
+    def change(i: int, layer: torch.nn.Linear) -> None:
+        layer.to(dtypes[i % 3])
+        layer.register_forward_pre_hook(lambda m, x: x[0].to(m.weight.dtype))
+        layer.register_forward_hook(lambda m, x, y: y.float())
+
+    # Gradients of shares are bfloat16 too, which Adam would blow up: its steps are of one size.
+    algo = ps.PPO(epochs=2, minibatch=32, net=SMALL, agent=with_layers(change), optimizer="rmsprop", adam_eps=1e-1)
+    spec, batches = batches_of("CartPole-v1", algo, 16, 8, 2)
+    ((one, _),) = trained(algo, spec, batches, [8])
+    many = trained(algo, spec, batches, (3, 5))
+    assert {p.dtype for p in one.agent.parameters()} == set(dtypes)
+    assert apart(many[0][0], many[1][0]) == 0.0
+    assert apart(one, many[0][0]) < 1e-3
+
+
+def test_statistics_of_own_rows_are_refused() -> None:
+    def change(_: int, layer: torch.nn.Linear) -> None:
+        def watch(m: Any, x: Any) -> None:
+            m.seen.add_(x[0].mean())
+
+        layer.register_buffer("seen", torch.zeros(()))
+        layer.register_forward_pre_hook(watch)
+
+    algo = ps.PPO(epochs=1, minibatch=32, net=SMALL, agent=with_layers(change))
+    spec, batches = batches_of("CartPole-v1", ps.PPO(net=SMALL), 16, 8, 1)
+    with pytest.raises(ps.ConfigError, match=r"seen of rank 1 differs from that of rank 0 .* BatchNorm"):
+        trained(algo, spec, batches, (3, 5))
