@@ -257,7 +257,9 @@ class Policy:
         if alone:
             norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
         else:
-            whole = Reduction(self.comm, self.agent, loss, _rows_of(loss, minibatch))
+            assert self.columns is not None
+            rows, metrics = _rows_of(loss, minibatch), self.columns.metrics
+            whole = Reduction(self.comm, self.agent, self.optimizers, loss, rows, metrics)
             norm = set_gradients(loss, self.optimizers, self.max_grad_norm, whole)
             if (loss := _judged(whole.loss)).stop:
                 return loss
