@@ -34,6 +34,8 @@ class Columns:
         self.widths: list[int] = []
         """Slots of each rank; none before the first batch."""
         self.first = self.total = 0
+        self.metrics: list[str] = []
+        """Metrics of losses that all ranks know, in their order."""
         self.ask: Callable[[str, int, int], None] | None = None
         """Sends the other ranks an order to give rows of their replay; None where they do so by themselves."""
 

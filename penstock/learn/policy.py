@@ -31,12 +31,12 @@ from penstock.learn.comm import ALONE, Comm
 from penstock.learn.minibatch import check_rows
 from penstock.learn.optimizers import check_newcomers, check_optimizers, held_by_none, set_gradients
 from penstock.learn.predict import predict
-from penstock.learn.reduction import Reduction
+from penstock.learn.reduction import Reduction, check_alike
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
-_OF_THE_SETTINGS = ("lr", "eps", "weight_decay")
+_OF_THE_SETTINGS = ("lr", "lr_scale", "eps", "weight_decay")
 """What of an optimizer's group the settings decide, whatever a state was stored with."""
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
 """Leaves of a batch that lie in containers, and all of it as tensors."""
@@ -96,6 +96,7 @@ class Policy:
         """The learners that train it together; `join` sets it."""
         self.columns: Columns | None = None
         """The slots of each of them; None for one learner."""
+        self._compared = False
         self.postprocess_fn, self.loss_fn, self.optimizer_fn = postprocess_fn, loss_fn, optimizer_fn
         self._settings = settings
         self.settings = at_progress(settings, 0.0)
@@ -256,7 +257,9 @@ class Policy:
         if alone:
             norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
         else:
-            whole = Reduction(self.comm, self.agent, loss, _rows_of(loss, minibatch))
+            assert self.columns is not None
+            rows, metrics = _rows_of(loss, minibatch), self.columns.metrics
+            whole = Reduction(self.comm, self.agent, self.optimizers, loss, rows, metrics)
             norm = set_gradients(loss, self.optimizers, self.max_grad_norm, whole)
             if (loss := _judged(whole.loss)).stop:
                 return loss
@@ -273,6 +276,9 @@ class Policy:
         for name in loss.total if isinstance(loss.total, dict) else self.optimizers:
             self.optimizers[name].step()
         self.updates += 1
+        if not (alone or self._compared):
+            check_alike(self.comm, self.agent)
+            self._compared = True
         return loss
 
     def join(self, comm: Comm) -> None:

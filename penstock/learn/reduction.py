@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 from collections.abc import Mapping
 
 import torch
@@ -9,7 +12,7 @@ from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
-from penstock.learn.algorithm import Loss
+from penstock.learn.algorithm import Loss, Optimizer, Optimizers
 from penstock.learn.comm import Comm
 from penstock.learn.optimizers import Gradients
 
@@ -18,16 +21,24 @@ class Reduction:
     """Makes the gradients, loss and metrics of this rank's share of a minibatch those of the whole, on every rank.
 
     One flat tensor holds them all, weighted by the rows of the share, with those rows behind them: so a mean over the
-    minibatch comes out whatever the shares are, and no two ranks differ in a bit afterwards.
+    minibatch comes out whatever the shares are, and no two ranks differ in a bit afterwards. It is float32, which half
+    precision is added in, or of more bits where a parameter has more.
 
     Args:
         agent: names parameters in messages.
-        loss: of the own share; afterwards `loss` has the metrics of the whole minibatch, and says `stop` if any did.
+        optimizers: all of the policy, whose parameters have a place whether a loss has a total for them or not: what
+            ranks send must be of one size.
+        loss: of the own share; afterwards `loss` has the metrics of the whole minibatch, and says `stop` if any did. A
+            metric is the mean over the shares that report it.
         rows: of the share that count; 0: it only takes part.
+        metrics: names that all ranks know; those that some rank reports first are added.
     """
 
-    def __init__(self, comm: Comm, agent: Agent, loss: Loss, rows: float) -> None:
-        self._comm, self._agent, self.loss, self._rows = comm, agent, loss, rows
+    def __init__(
+        self, comm: Comm, agent: Agent, optimizers: Optimizers, loss: Loss, rows: float, metrics: list[str]
+    ) -> None:
+        self._comm, self._agent, self._optimizers, self._rows = comm, agent, optimizers, rows
+        self.loss, self._metrics = loss, metrics
 
     def __call__(self, found: dict[str, Gradients]) -> dict[str, Gradients]:
         """The gradients over all ranks; a parameter that takes part nowhere has none.
@@ -35,13 +46,15 @@ class Reduction:
         Raises:
             ConfigError: a parameter takes part in the loss of some ranks only.
         """
-        every = [(p, g) for x in found.values() for p, g in zip(x.parameters, x.values)]
-        dtype, device = every[0][0].dtype, every[0][0].device
-        metrics = list(self.loss.metrics)
-        scalars = [x.total for x in found.values()] + [torch.as_tensor(self.loss.metrics[k]) for k in metrics]
-        told = [float(g is not None) for _, g in every] + [float(self.loss.stop), float(self._rows)]
+        own, placed = self.loss.metrics, {n: found.get(n) or _nothing(x) for n, x in self._optimizers.items()}
+        every = [(p, g) for x in placed.values() for p, g in zip(x.parameters, x.values)]
+        dtype = functools.reduce(torch.promote_types, (p.dtype for p, _ in every), torch.float32)
+        device = every[0][0].device
+        scalars = [x.total for x in placed.values()] + [torch.as_tensor(own.get(k, 0.0)) for k in self._metrics]
+        told = [float(g is not None) for _, g in every] + [self._rows * (k in own) for k in self._metrics]
+        told += [float(not own.keys() <= set(self._metrics)), float(self.loss.stop), float(self._rows)]
         flat = torch.cat(
-            [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in every]
+            [(torch.zeros_like(p) if g is None else g).to(dtype).reshape(-1) for p, g in every]
             + [x.detach().to(device, dtype).reshape(1) for x in scalars]
             + [torch.tensor(told, dtype=dtype, device=device)]
         )
@@ -52,18 +65,26 @@ class Reduction:
         else:
             weighted.zero_()
         self._comm.all_reduce(flat)
-        *counts, stops, rows = flat[len(weighted) :].tolist()
+        numbers = flat[len(weighted) :].tolist()
+        counts, reporting, (new, stops, rows) = numbers[: len(every)], numbers[len(every) : -3], numbers[-3:]
         self._check(every, counts)
+        if new:
+            told_by_all = _texts(self._comm, json.dumps(list(own)))
+            self._metrics += dict.fromkeys(k for x in told_by_all for k in json.loads(x) if k not in self._metrics)
+            return self(found)
         weighted.div_(max(rows, 1.0))
         pieces = iter(weighted.split([p.numel() for p, _ in every] + [1] * len(scalars)))
         values = {
-            name: [y.view_as(p) if g is not None else None for p, g, y in zip(x.parameters, x.values, pieces)]
-            for name, x in found.items()
+            name: [None if g is None else y.view_as(p).to(g.dtype) for p, g, y in zip(x.parameters, x.values, pieces)]
+            for name, x in placed.items()
         }
-        out = {name: Gradients(x.parameters, values[name], next(pieces)) for name, x in found.items()}
-        common = {name: next(pieces).squeeze(0) for name in metrics}
+        out = {name: Gradients(x.parameters, values[name], next(pieces)) for name, x in placed.items()}
+        means = zip(self._metrics, reporting, pieces)
+        common = {
+            k: (x if n == rows else x * (rows / n)).squeeze(0) for k, n, x in means if n or (not rows and k in own)
+        }
         self.loss = self.loss._replace(metrics=common, stop=stops > 0.0)
-        return out
+        return {name: out[name] for name in found}
 
     def _check(self, every: list[tuple[Tensor, Tensor | None]], counts: list[float]) -> None:
         """Raises ConfigError if a parameter takes part in the loss of some ranks only."""
@@ -78,3 +99,33 @@ class Reduction:
                     "parameters on all: a loss must not choose its terms by what a minibatch happens to hold (multiply "
                     "by a mask instead)"
                 )
+
+
+def _nothing(optimizer: Optimizer) -> Gradients:
+    """The gradients of a total that a loss leaves out."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return Gradients(parameters, [None] * len(parameters), torch.zeros(()))
+
+
+def _texts(comm: Comm, text: str) -> list[str]:
+    """The text of every rank."""
+    data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    sizes = [int(x) for x in comm.all_gather(torch.tensor([len(data)]))]
+    padded = torch.cat((data, data.new_zeros(max(sizes) - len(data))))
+    return [x[:size].numpy().tobytes().decode() for x, size in zip(comm.all_gather(padded), sizes)]
+
+
+def check_alike(comm: Comm, agent: Agent) -> None:
+    """Raises ConfigError, on every rank, that names a tensor of the agent's state in which ranks differ."""
+    held = {name: x for name, x in agent.state_dict().items() if isinstance(x, Tensor)}
+    plain = (x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for x in held.values())
+    digests = bytearray(b"".join(hashlib.sha256(x.tobytes()).digest() for x in plain))
+    found = comm.all_gather(torch.frombuffer(digests, dtype=torch.uint8).reshape(len(held), -1))
+    for i, name in enumerate(held):
+        if other := [rank for rank, x in enumerate(found) if not torch.equal(x[i], found[0][i])]:
+            raise ConfigError(
+                f"{name} of rank {other[0]} differs from that of rank 0 after a gradient step; expected what an agent "
+                "holds to follow from gradients and from observe(), which all ranks have in common. BatchNorm keeps "
+                "statistics of its own rows: use LayerNorm, Net(normalize_obs=True), or a buffer with persistent=False "
+                "for what may differ"
+            )

@@ -109,10 +109,10 @@ def test_stale_rows_are_counted_over_all_learners() -> None:
     assert found[0][0].stale_rows == found[1][0].stale_rows == int(batches[1].valid[:, 3].sum()) > 0
 
 
-def one_step(loss_fn: Any, agent_fn: Any = ps.actor_critic) -> None:
+def one_step(loss_fn: Any, agent_fn: Any = ps.actor_critic, optimizer_fn: Any = ps.adam) -> None:
     @dataclass(frozen=True)
     class Own(ps.PPO):
-        functions = Functions(ps.PPO.functions.postprocess, loss_fn, ps.adam)
+        functions = Functions(ps.PPO.functions.postprocess, loss_fn, optimizer_fn)
 
     algo = Own(epochs=1, minibatch=32, net=SMALL, agent=agent_fn)
     spec, batches = batches_of("CartPole-v1", algo, 16, 4, 1)
@@ -129,6 +129,48 @@ def test_a_loss_whose_terms_differ_between_ranks_names_the_parameter() -> None:
 
     with pytest.raises(ps.ConfigError, match=r"critic.* takes part in the loss of 1 of 2 learners.*multiply by a mask"):
         one_step(loss_fn)
+
+
+def test_a_total_that_only_some_ranks_have_names_a_parameter() -> None:
+    calls = itertools.count()
+
+    def loss_fn(agent: Any, x: ps.TrainBatch, cfg: Any) -> ps.Loss:
+        dist, value = agent(x.inputs)
+        totals = {"actor": -dist.log_prob(x["action"]).mean(), "critic": value.square().mean()}
+        return ps.Loss({"actor": totals["actor"]} if next(calls) == 1 else totals, {})
+
+    def optimizer_fn(agent: Any, cfg: Any) -> dict[str, Any]:
+        named = dict(agent.named_parameters())
+        values = [p for name, p in named.items() if name.startswith(("critic", "value"))]
+        others = [p for name, p in named.items() if not name.startswith(("critic", "value"))]
+        return {"actor": torch.optim.SGD(others, lr=0.1), "critic": torch.optim.SGD(values, lr=0.1)}
+
+    with pytest.raises(ps.ConfigError, match=r"(critic|value).* takes part in the loss of 1 of 2 learners"):
+        one_step(loss_fn, optimizer_fn=optimizer_fn)
+
+
+def test_a_metric_that_only_some_ranks_report_is_the_mean_of_theirs() -> None:
+    def loss_fn(agent: Any, x: ps.TrainBatch, cfg: Any) -> ps.Loss:
+        loss = ps.PPO.functions.loss(agent, x, cfg)
+        action = x["action"].double()
+        some = {"late": action.mean()} if x["action"].sum() > 9 else {}
+        return loss._replace(metrics={**some, **loss.metrics, "rows": torch.tensor(float(len(action)))})
+
+    @dataclass(frozen=True)
+    class Own(ps.PPO):
+        functions = ps.PPO.functions._replace(loss=loss_fn)
+
+    algo = Own(epochs=1, minibatch=32, net=SMALL)
+    spec, (batch,) = batches_of("CartPole-v1", algo, 16, 4, 1)
+    batch.action[...] = 0
+    batch.action[:, 2:] = 1
+    found = trained(algo, spec, [batch], (2, 2))
+    ((one, results),) = trained(ps.PPO(epochs=1, minibatch=32, net=SMALL), spec, [batch], [4])
+    assert apart(found[0][0], found[1][0]) == 0.0
+    assert apart(found[0][0], one) < CLOSE
+    assert found[0][1] == found[1][1]
+    assert found[0][1][0]["train/late"] == 1.0  # the first two slots have no such action
+    assert found[0][1][0]["train/loss"] == pytest.approx(results[0]["train/loss"], abs=1e-5)
 
 
 def test_a_parameter_that_no_rank_trains_stays_as_with_one_learner() -> None:
@@ -190,5 +232,47 @@ def test_one_all_reduce_for_a_step() -> None:
     calls, _ = on_ranks(2, work)
     size = sum(p.numel() for p in algo.build(spec).agent.parameters())
     large = [shape for name, shape in calls if name == "all_reduce" and shape[0] >= size]
-    assert len(large) == 4  # 2 epochs of 2 minibatches
-    assert len([name for name, _ in calls if name == "all_reduce"]) == 5  # and the metrics of the batch
+    assert len(large) == 4 + 1  # 2 epochs of 2 minibatches; the first told once more, with its metrics' names known
+    assert len([name for name, _ in calls if name == "all_reduce"]) == 5 + 1  # and the metrics of the batch
+
+
+def with_layers(change: Any) -> Any:
+    def agent_fn(spec: ps.EnvSpec, cfg: Any) -> ps.Agent:
+        agent = ps.actor_critic(spec, cfg)
+        for i, module in enumerate([m for m in agent.modules() if isinstance(m, torch.nn.Linear)]):
+            change(i, module)
+        return agent
+
+    return agent_fn
+
+
+def test_parameters_of_several_dtypes() -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+
+    def change(i: int, layer: torch.nn.Linear) -> None:
+        layer.to(dtypes[i % 3])
+        layer.register_forward_pre_hook(lambda m, x: x[0].to(m.weight.dtype))
+        layer.register_forward_hook(lambda m, x, y: y.float())
+
+    # Gradients of shares are bfloat16 too, which Adam would blow up: its steps are of one size.
+    algo = ps.PPO(epochs=2, minibatch=32, net=SMALL, agent=with_layers(change), optimizer="rmsprop", adam_eps=1e-1)
+    spec, batches = batches_of("CartPole-v1", algo, 16, 8, 2)
+    ((one, _),) = trained(algo, spec, batches, [8])
+    many = trained(algo, spec, batches, (3, 5))
+    assert {p.dtype for p in one.agent.parameters()} == set(dtypes)
+    assert apart(many[0][0], many[1][0]) == 0.0
+    assert apart(one, many[0][0]) < 1e-3
+
+
+def test_statistics_of_own_rows_are_refused() -> None:
+    def change(_: int, layer: torch.nn.Linear) -> None:
+        def watch(m: Any, x: Any) -> None:
+            m.seen.add_(x[0].mean())
+
+        layer.register_buffer("seen", torch.zeros(()))
+        layer.register_forward_pre_hook(watch)
+
+    algo = ps.PPO(epochs=1, minibatch=32, net=SMALL, agent=with_layers(change))
+    spec, batches = batches_of("CartPole-v1", ps.PPO(net=SMALL), 16, 8, 1)
+    with pytest.raises(ps.ConfigError, match=r"seen of rank 1 differs from that of rank 0 .* BatchNorm"):
+        trained(algo, spec, batches, (3, 5))

@@ -12,6 +12,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
 from penstock.algos.sac import SAC
+from penstock.algos.td3 import TD3
 from penstock.core.batch import Inputs, SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.schedule import Schedule
@@ -423,6 +424,14 @@ def test_the_step_size_of_the_settings_wins_over_a_stored_one():
     annealed.set_progress(0.25)
     for policy, lr in ((stored, 0.5), (constant, 0.2), (annealed, 0.75)):
         assert policy.optimizers["all"].param_groups[0]["lr"] == lr
+
+
+def test_a_proportion_of_the_settings_wins_over_a_stored_one():
+    spec = EnvSpec(VECTOR, LeafSpec("box", (1,), "float32", low=-1.0, high=1.0))
+    stored, other = (TD3(lr="linear(1e-3, 0)", actor_lr=lr).build(spec) for lr in (5e-4, 2e-3))
+    other.load_state_dict(stored.state_dict())
+    other.set_progress(0.5)
+    assert {name: x.param_groups[0]["lr"] for name, x in other.optimizers.items()} == {"critic": 5e-4, "actor": 1e-3}
         before = policy.agent.weight.item()  # pyright: ignore
         policy.learn_on_batch(line_batch())
         assert policy.agent.weight.item() == pytest.approx(before - lr * 2)  # pyright: ignore

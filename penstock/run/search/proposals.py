@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, MissingExtraError, nearest
@@ -18,31 +19,34 @@ SuggestName = Literal["tpe", "random"]
 _OWN = "expected a function of a seed that returns an Optuna sampler"
 
 
+class Proposal(NamedTuple):
+    """The settings of a trial, and what the sampler that chose them wants to find again."""
+
+    values: dict[str, Any]
+    """By path."""
+    notes: dict[str, Any]
+    """Attributes that samplers such as NSGA-II and quasi-random ones keep of `trial` and `study`, as JSON data."""
+
+
 def check_suggest(suggest: str) -> None:
-    """Raises ConfigError for an unknown sampler, MissingExtraError where Optuna is not installed."""
+    """Raises ConfigError for what returns no Optuna sampler, MissingExtraError where Optuna is not installed."""
     if ":" not in suggest and suggest not in get_args(SuggestName):
         raise ConfigError(
             f"--suggest {suggest}; {nearest(suggest, get_args(SuggestName))}, or module:NAME of a function of a seed "
             "that returns an Optuna sampler"
         )
-    optuna = _optuna()
-    if ":" not in suggest:
-        return
-    function = import_object(suggest)
-    try:
-        found = function(0)
-    except TypeError as error:
-        raise ConfigError(f"--suggest {suggest} cannot be called with a seed: {error}; {_OWN}") from error
-    if not isinstance(found, optuna.samplers.BaseSampler):
-        raise ConfigError(f"--suggest {suggest} returned {found!r:.80} ({type(found).__name__}); {_OWN}")
+    _sampler(suggest, 0)
 
 
-def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, seed: int) -> dict[str, Any]:
-    """The settings of the trial after these, by path.
+def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, seed: int) -> Proposal:
+    """The proposal for the trial after these.
 
     A function of its arguments: Optuna is asked anew each time, by a study of the trials in memory and a sampler
     seeded by (seed, number of the trial). Trials that ended early count as pruned ones do, by their last milestone and
     then by the score there.
+
+    Raises:
+        ConfigError: a user's sampler fails, or keeps what no search stores.
     """
     optuna = _optuna()
     number = len(trials)
@@ -50,8 +54,21 @@ def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, s
     study = optuna.create_study(direction="maximize", sampler=_sampler(suggest, own_seed))
     distributions = {path: _distribution(dimension) for path, dimension in space.items()}
     study.add_trials([_told(trial, space, distributions, worth) for trial in trials])
-    chosen = study.ask(distributions).params
-    return {path: _chosen(dimension, chosen[path]) for path, dimension in space.items()}
+    storage, study_id = study._storage, study._study_id
+    for name, note in _plain(trials[-1].notes.get("study", {}) if trials else {}, suggest).items():
+        storage.set_study_system_attr(study_id, name, note)
+    try:
+        asked = study.ask(distributions)
+    except Exception as error:
+        if ":" not in suggest:
+            raise
+        raise ConfigError(
+            f"--suggest {suggest}: its sampler failed on trial {number}, {type(error).__name__}: {error}; it is asked "
+            f"for {', '.join(f'{path} of {found}' for path, found in distributions.items())}"
+        ) from error
+    kept = {"trial": storage.get_trial_system_attrs(asked._trial_id), "study": storage.get_study_system_attrs(study_id)}
+    notes = {name: _plain(found, suggest) for name, found in kept.items() if found}
+    return Proposal({path: _chosen(dimension, asked.params[path]) for path, dimension in space.items()}, notes)
 
 
 def importances(space: Space, trials: Sequence[Trial], goal: int, worth: Worth) -> dict[str, float]:
@@ -88,16 +105,49 @@ def _optuna() -> Any:
 def _sampler(suggest: str, seed: int) -> Any:
     optuna = _optuna()
     if ":" in suggest:
-        return import_object(suggest)(seed)
+        function = import_object(suggest)
+        try:
+            found = function(seed)
+        except TypeError as error:
+            raise ConfigError(f"--suggest {suggest} cannot be called with a seed: {error}; {_OWN}") from error
+        if not isinstance(found, optuna.samplers.BaseSampler):
+            raise ConfigError(f"--suggest {suggest} returned {found!r:.80} ({type(found).__name__}); {_OWN}")
+        if isinstance(found, optuna.samplers.CmaEsSampler):
+            raise _pickles(suggest)
+        return found
     if suggest == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     return optuna.samplers.TPESampler(seed=seed)
 
 
+def _pickles(suggest: str) -> ConfigError:
+    return ConfigError(
+        f"--suggest {suggest}: CmaEsSampler keeps its state as a pickle, and a search stores none; use tpe, or "
+        "optuna.samplers.GPSampler"
+    )
+
+
+def _plain(notes: Mapping[str, Any], suggest: str) -> dict[str, Any]:
+    """Attributes as they come back from JSON. Raises ConfigError for pickles and for what JSON cannot hold."""
+    if any(name.startswith(("cma:", "sepcma:", "cmawm:")) for name in notes):
+        raise _pickles(suggest)
+    try:
+        return json.loads(json.dumps(dict(notes)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--suggest {suggest} keeps attributes that are no JSON: {error}") from error
+
+
+def _numbered(dimension: Dimension) -> bool:
+    """True for choices that Optuna knows by their numbers: it takes no tuples, and holds True and 1 for the same."""
+    choices = dimension.choices
+    return any(isinstance(x, tuple) for x in choices) or len(set(choices)) < len(choices)
+
+
 def _distribution(dimension: Dimension) -> Any:
     distributions = _optuna().distributions
     if dimension.kind == "choice":
-        return distributions.CategoricalDistribution(range(len(dimension.choices)))
+        choices = dimension.choices
+        return distributions.CategoricalDistribution(range(len(choices)) if _numbered(dimension) else choices)
     low, high = dimension.ends()
     if dimension.whole:
         return distributions.IntDistribution(low, high, log=dimension.log)
@@ -105,14 +155,17 @@ def _distribution(dimension: Dimension) -> Any:
 
 
 def _chosen(dimension: Dimension, value: Any) -> Any:
-    return dimension.choices[value] if dimension.kind == "choice" else value
+    return dimension.choices[value] if dimension.kind == "choice" and _numbered(dimension) else value
 
 
 def _params(trial: Trial, space: Space) -> dict[str, Any]:
-    return {
-        path: dimension.choices.index(trial.values[path]) if dimension.kind == "choice" else trial.values[path]
-        for path, dimension in space.items()
-    }
+    return {path: _known_as(dimension, trial.values[path]) for path, dimension in space.items()}
+
+
+def _known_as(dimension: Dimension, value: Any) -> Any:
+    if dimension.kind != "choice" or not _numbered(dimension):
+        return value
+    return next(i for i, x in enumerate(dimension.choices) if x == value and type(x) is type(value))
 
 
 def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Worth) -> Any:
@@ -132,4 +185,5 @@ def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Wort
         params=_params(trial, space),
         distributions=distributions,
         intermediate_values=between,
+        system_attrs=_plain(trial.notes.get("trial", {}), f"of trial {trial.number}"),
     )

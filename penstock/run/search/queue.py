@@ -191,10 +191,10 @@ class SearchQueue:
         """Writes all that a new search needs before its first trial, and remembers it as this user's own."""
         self.save()
         self._write_settings(BASE, self.exp)
-        self._keep_init()
+        self.keep_init()
         remember(self.folder / STATE, digest(self.search.settings))
 
-    def _keep_init(self) -> None:
+    def keep_init(self) -> None:
         """Copies the parameters that trials start from, so that the run which has them may go on or go away."""
         source, target = self.search.settings.init, self.folder / INIT
         if source and not (target / CONFIG).is_file():

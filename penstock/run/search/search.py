@@ -145,9 +145,10 @@ class Search:
     def _propose(self) -> None:
         number = len(self.trials)
         # A population is spread over the space: what little its members have learned so far says nothing of it yet.
-        suggest = "random" if self.settings.scheduler == "pbt" else self.settings.suggest
-        values = propose(self.space, self.trials, self.worth, suggest, self.settings.seed)
-        trial = Trial(number, values, Run(f"trial-{number:03d}", []), self.scheduler.goals[0])
+        suggest = self.settings.suggest
+        suggest = "random" if self.settings.scheduler == "pbt" and suggest == "tpe" else suggest
+        values, notes = propose(self.space, self.trials, self.worth, suggest, self.settings.seed)
+        trial = Trial(number, values, Run(f"trial-{number:03d}", []), self.scheduler.goals[0], notes=notes)
         self.trials.append(trial)
         try:
             self._valid(values)

@@ -37,6 +37,8 @@ class Trial:
     """Attempts that failed and were begun again."""
     reason: str = ""
     """Why it failed."""
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the sampler that proposed it keeps; {} of most."""
 
     @property
     def score(self) -> float | None:
@@ -80,6 +82,7 @@ def from_plain(plain: Mapping[str, Any], space: Space) -> Trial:
         copies=[dict(copy) for copy in plain["copies"]],
         failures=int(plain["failures"]),
         reason=str(plain["reason"]),
+        notes={str(name): dict(found) for name, found in plain.get("notes", {}).items()},
     )
 
 

@@ -11,8 +11,9 @@ from penstock.run.search.schedulers import make_scheduler
 from penstock.run.search.search import Search
 from penstock.run.search.space import read_space
 from penstock.run.search.trial import Trial
-from tests.run.search.toys import SPACE, population, score, search, trained
+from tests.run.search.toys import GRID, SPACE, population, score, search, trained
 
+TOYS = "tests.run.search.toys"
 SCHEDULERS = ("none", "asha", "median", "pbt")
 
 
@@ -238,7 +239,7 @@ def test_pbt_beats_its_worst_start() -> None:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("suggest", ["tpe", "random"])
+@pytest.mark.parametrize("suggest", ["tpe", "random", f"{TOYS}:quasi_random", f"{TOYS}:genetic"])
 def test_a_search_that_is_killed_at_every_step_ends_as_one_that_was_not(scheduler: str, suggest: str) -> None:
     whole, cut = (search(scheduler=scheduler, suggest=suggest, trials=13, seed=3) for _ in range(2))
     trained(whole)
@@ -258,7 +259,54 @@ def test_proposals_follow_seed_number_and_scores() -> None:
     for trial in found.trials:
         trial.scores = {27: -score(trial.values, 27)}
     assert propose(space, found.trials[:12], found.worth, "tpe", 1) != tpe[1]
-    assert all(space[path].holds(value) for path, value in tpe[1].items())
+    assert all(space[path].holds(value) for path, value in tpe[1].values.items())
+
+
+def test_samplers_that_remember_find_what_they_noted() -> None:
+    found = search(suggest=f"{TOYS}:grid", space=GRID, trials=6)
+    trained(found, restored=True)
+    assert {tuple(t.values.values()) for t in found.trials} == {(lr, T) for lr in GRID["algo.lr"] for T in (32, 128)}
+    found = search(suggest=f"{TOYS}:quasi_random", trials=9)
+    trained(found)
+    # Of eight points of a Sobol sequence one lies in each eighth; the first trial stands outside of it.
+    eighths = [(math.log10(t.values["algo.lr"]) + 5) / 4 * 8 for t in found.trials[1:]]
+    assert sorted(int(x + 1e-9) for x in eighths) == list(range(8))
+    found = search(suggest=f"{TOYS}:genetic", trials=12)
+    trained(found)
+    assert max(t.notes["trial"]["NSGAIISampler:generation"] for t in found.trials) == 2
+
+
+def test_choices_that_optuna_cannot_tell_apart() -> None:
+    choices = [1, True, 1.0, (1, 2), None]
+    found = search(space={"algo.x": choices, "algo.y": ["a", 2]}, suggest="tpe", trials=30)
+    trained(found, lambda values, goal: 1.0 if values["algo.x"] is True else 0.0)
+    assert found.best is not None and found.best.values["algo.x"] is True
+    assert {repr(t.values["algo.x"]) for t in found.trials} == {repr(x) for x in choices}
+    assert sum(t.values["algo.x"] is True for t in found.trials) > 10  # 6 by chance
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("strange", r"toys:strange: its sampler failed on trial 0, ValueError: .* is asked for algo.lr of Cat"),
+        ("evolution", r"toys:evolution: CmaEsSampler keeps its state as a pickle"),
+        ("text", r"toys:text returned str; expected a sampler of Optuna"),
+        ("absent", r"has no 'absent'"),
+    ],
+)
+def test_samplers_that_no_search_can_ask_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        search(suggest=f"{TOYS}:{name}", space=GRID).take()
+
+
+def test_pickles_in_the_notes_of_a_trial_are_refused() -> None:
+    found = search(suggest=f"{TOYS}:genetic")
+    trial = found.take()
+    assert trial is not None
+    trial.notes = {"trial": {"cma:optimizer:0": "80049529"}}
+    found.tell(trial, 1.0)
+    with pytest.raises(ConfigError, match="pickle"):
+        found.take()
 
 
 def test_tpe_finds_what_random_draws_miss() -> None:

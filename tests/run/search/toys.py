@@ -7,9 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import optuna
+
 from penstock.run.search.search import Search, SearchSettings
 from penstock.run.search.trial import from_plain, to_plain
 
+GRID = {"algo.lr": [1e-4, 1e-3, 1e-2], "sampler.T": [32, 128]}
 SPACE = {"algo.lr": "loguniform(1e-5, 1e-1)"}
 STEPS = 27
 Score = Callable[[Mapping[str, Any], int], float]
@@ -69,3 +72,33 @@ def population(found: Search) -> dict[int, float]:
             if decision.copy_of is not None:
                 values[decision.trial.number] = before[decision.copy_of.number]
     return values
+
+
+def quasi_random(seed: int) -> Any:
+    """A sampler whose state Optuna keeps with the study."""
+    return optuna.samplers.QMCSampler(seed=seed, warn_independent_sampling=False)
+
+
+def genetic(seed: int) -> Any:
+    """One that keeps the generation of each trial."""
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=4)
+
+
+def grid(seed: int) -> Any:
+    """One that goes by the number of the trial, in an order that must be the same for all."""
+    return optuna.samplers.GridSampler(GRID, seed=0)
+
+
+def strange(seed: int) -> Any:
+    """One of another space."""
+    return optuna.samplers.GridSampler({**GRID, "sampler.T": [64]}, seed=seed)
+
+
+def text(seed: int) -> Any:
+    """No sampler."""
+    return str(seed)
+
+
+def evolution(seed: int) -> Any:
+    """One whose state is a pickle."""
+    return optuna.samplers.CmaEsSampler(seed=seed)
