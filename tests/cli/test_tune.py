@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.run.search.queue import STATE
+from penstock.run.search.stored import STATE
 from tests.cli.short import SHORT, Cli, config, metrics
 
 SEARCH = (

@@ -15,7 +15,7 @@ from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.files import write_atomic
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
-from penstock.run.files.stored import CONFIG, config_bytes, read_config, read_json, require_plain_run, undamaged
+from penstock.run.files.stored import CONFIG, config_bytes, read_config, undamaged
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 from penstock.run.launch.display import log_end, reason_of
 from penstock.run.launch.sweep import LOGS, Run, has_checkpoint
@@ -23,15 +23,11 @@ from penstock.run.log import read_metrics
 from penstock.run.search.fork import copy_parameters, fork_run
 from penstock.run.search.schedulers import Decision
 from penstock.run.search.search import Search, SearchSettings
-from penstock.run.search.space import as_tuples
+from penstock.run.search.stored import ADVICE, BASE, FORMAT, INIT, SETTINGS, STATE, digest, read_state, settings_of
 from penstock.run.search.trial import Trial, from_plain, run_from_plain, score_from_plain, to_plain
 
-STATE, SETTINGS, BASE, INIT = "search.json", "settings", "base", "init"
 STEPS_METRIC = "time/total_timesteps"
 """The metric whose stop rule ends a run at a milestone."""
-ADVICE = "put a copy of it back, or begin anew with another --dir"
-"""For a search.json that is damaged."""
-_FORMAT = 1
 _TRANSIENT = (1, 3)
 """Exit codes after which another attempt may succeed: of the environment, or unknown; as after a signal."""
 
@@ -174,7 +170,7 @@ class SearchQueue:
     def save(self) -> None:
         """Writes search.json. Raises CheckpointError if the disk refuses."""
         plain = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "settings": asdict(self.search.settings),
             "trials": [to_plain(trial) for trial in self.search.trials],
             "confirm": [asdict(c) for c in self.confirmations],
@@ -384,49 +380,6 @@ def make_queue(
     return SearchQueue(folder, exp, spec, Search(settings, lambda values: override(exp, values)), **given)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """The content of search.json. Raises CheckpointError if there is none, or it is of another format."""
-    file = folder / STATE
-    if not file.is_file():
-        raise CheckpointError(f"{folder} holds no {STATE}; begin with penstock tune ALGO --env ID --dir {folder} ...")
-    require_plain_run(folder, (STATE, LOGS, SETTINGS, INIT))
-    plain = read_json(file)
-    if plain.get("format") != _FORMAT:
-        raise CheckpointError(f"{file} has format {plain.get('format')}; this penstock reads {_FORMAT}")
-    return plain
-
-
-def settings_of(plain: Mapping[str, Any]) -> SearchSettings:
-    """The settings in the content of search.json."""
-    given: dict[str, Any] = dict(plain["settings"])
-    given["space"] = {path: as_tuples(form) for path, form in given["space"].items()}
-    return SearchSettings(**given)
-
-
-def digest(settings: SearchSettings) -> str:
-    """sha256 of all that decides which settings a trial may have."""
-    return hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()
-
-
-def require_same(folder: Path, plain: Mapping[str, Any], settings: SearchSettings, exp: Experiment) -> None:
-    """Raises ConfigError that names the difference between the search of a directory and another one."""
-    before, now = settings_of(plain), settings
-    differ = [name for name in asdict(now) if _plain(getattr(before, name)) != _plain(getattr(now, name))]
-    if not any(trial["scores"] for trial in plain["trials"]):
-        differ = [name for name in differ if name not in ("metric", "mode")]
-    what = [f"{name} was {getattr(before, name)!r} and is {getattr(now, name)!r}" for name in differ]
-    base = folder / SETTINGS / BASE
-    if (base / CONFIG).exists() or plain["trials"]:  # else it was killed while it began
-        stored = read_json(base / CONFIG)["experiment"]
-        ours = json.loads(json.dumps(settings_to_plain(exp)))
-        what += [f"{where} was {a!r} and is {b!r}" for where, a, b in _differences(stored, ours)]
-    if what:
-        raise ConfigError(
-            f"{folder} holds another search: {what[0]}. Choose another --dir, or go on with what is there by "
-            f"`penstock tune {folder}`"
-        )
-
-
 def _confirmation(plain: Mapping[str, Any], first: int, best: str) -> Confirmation:
     """A run of the seed study from JSON data. Raises ValueError or LookupError for what is none."""
     seed = plain["seed"]
@@ -436,18 +389,3 @@ def _confirmation(plain: Mapping[str, Any], first: int, best: str) -> Confirmati
     score = score_from_plain(plain["score"])
     of, failures, reason = plain.get("of", best), int(plain.get("failures", 0)), str(plain.get("reason", ""))
     return Confirmation(seed, run, score, of, failures, reason)
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
-def _differences(a: Any, b: Any, where: str = "") -> list[tuple[str, Any, Any]]:
-    """The leaves in which two plain experiments differ, by dotted path."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return [
-            found
-            for key in dict.fromkeys((*a, *b))
-            for found in _differences(a.get(key), b.get(key), f"{where}.{key}".lstrip("."))
-        ]
-    return [] if a == b else [(where, a, b)]

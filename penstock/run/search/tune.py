@@ -23,19 +23,11 @@ from penstock.run.launch.launcher import Display, Launcher
 from penstock.run.launch.slots import make_slots
 from penstock.run.search.display import SearchDisplay
 from penstock.run.search.pictures import draw_search
-from penstock.run.search.queue import (
-    ADVICE,
-    STATE,
-    SearchQueue,
-    make_queue,
-    open_search,
-    read_state,
-    require_same,
-    settings_of,
-)
+from penstock.run.search.queue import SearchQueue, make_queue, open_search
 from penstock.run.search.report import FoundTrial, SearchResult, number, write_preset
 from penstock.run.search.search import Mode, SearchSettings
 from penstock.run.search.space import check_explored, check_init, check_space, read_space
+from penstock.run.search.stored import ADVICE, STATE, read_state, require_same, settings_of
 from penstock.workers.checking import check_apart
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.run.search.queue import STATE
+from penstock.run.search.stored import STATE
 from tests.cli.short import SHORT
 
 SEARCH = (

@@ -14,8 +14,9 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.launch.launcher import Launcher
 from penstock.run.search import tune as tunes
-from penstock.run.search.queue import BASE, SETTINGS, STATE, open_search
+from penstock.run.search.queue import open_search
 from penstock.run.search.schedulers import Decision
+from penstock.run.search.stored import BASE, SETTINGS, STATE
 from penstock.run.search.tune import execute, opened, prepared, search_settings
 from tests.run.launch.fakes import Seen
 from tests.run.search.test_queue import EXP, FAKE, begun, legs, queue_of, settings, slots, work

@@ -19,8 +19,9 @@ from penstock.core.machine import Machine, read_machine
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import check_env
 from penstock.run.launch.launcher import Launcher
-from penstock.run.search.queue import STATE, SearchQueue, make_queue, open_search
+from penstock.run.search.queue import SearchQueue, make_queue, open_search
 from penstock.run.search.schedulers import Decision
+from penstock.run.search.stored import STATE
 from penstock.run.search.tune import execute, opened, prepared, search_settings
 from tests.run.launch.fakes import Seen
 
