@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG", help=text)
 
     def add_environment(self) -> None:
-        """Adds --import, --env-kwargs, --wrappers, --env-drop, --env-text and --env-mask: how an environment is made."""
+        """Adds --import, --env-kwargs, --wrappers, --env-drop, --env-text, --env-mask: how an environment is made."""
         self.add_import(", because it registers environments; may be repeated")
         self.add_argument(
             "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
