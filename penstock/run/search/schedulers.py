@@ -192,9 +192,9 @@ def make_scheduler(
     first = max(steps // parts, batch, 1) if interval is None else interval
     if steps < 2 * batch:
         raise ConfigError(
-            f"--scheduler {name} for runs of {steps:,} steps in batches of {batch:,} rows; expected {2 * batch:,} steps "
-            "or more, since a decision needs a whole batch before and after it: more --run.steps, smaller batches "
-            "(--sampler.T, --sampler.B), or --scheduler none"
+            f"--scheduler {name} for runs of {steps:,} steps in batches of {batch:,} rows; expected {2 * batch:,} "
+            "steps or more, since a decision needs a whole batch before and after it: more --run.steps, smaller "
+            "batches (--sampler.T, --sampler.B), or --scheduler none"
         )
     if not max(batch, 1) <= first <= steps - batch:
         raise ConfigError(
