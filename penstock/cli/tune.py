@@ -49,8 +49,10 @@ def run(argv: list[str]) -> int:
         parser.print_help(sys.stderr)
         print("\npenstock tune: what to train comes first: ALGO, or the DIR of an earlier search", file=sys.stderr)
         return 2
+    from penstock.run.launch.slots import check_backend
     from penstock.run.search.tune import directory, opened, prepared, reopened, search_settings
 
+    check_backend(args.backend, args.address, args.cpus)
     given: dict[str, Any] = {"retries": args.retries, "confirm": args.confirm}
     with contextlib.ExitStack() as stack:
         if _is_dir(first, args, rest):

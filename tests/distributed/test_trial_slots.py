@@ -16,6 +16,7 @@ from penstock.distributed.cluster import start_ray
 from penstock.distributed.trial_slots import RaySlots, SlotActor
 from penstock.run.files.lock import RunLock
 from penstock.run.launch.launcher import Launcher
+from penstock.run.launch.slots import check_backend
 from penstock.run.search.queue import SearchQueue, open_search
 from penstock.run.search.trial import to_plain
 from tests.run.launch.fakes import Seen
@@ -98,6 +99,20 @@ def test_a_slot_that_dies_takes_its_trial_along_which_is_tried_again_in_another(
 def test_a_directory_that_a_node_does_not_see_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent of the launcher is not there on node .*file system that all of"):
         SlotActor().execute(["train"], str(tmp_path / "absent"), str(tmp_path / "log"), {})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("rey", "local", 1.0), "--backend rey: .*'ray'"),
+        (("processes", "auto", 1.0), "--address and --cpus are of --backend ray"),
+        (("processes", "local", 2.0), "--address and --cpus are of --backend ray"),
+        (("ray", "local", -1.0), "--cpus -1; expected"),
+    ],
+)
+def test_settings_of_another_backend(given: tuple[str, str, float], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_backend(*given)
 
 
 def test_more_slots_than_there_are_cpus() -> None:

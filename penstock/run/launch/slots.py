@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -69,15 +70,22 @@ class Slots(Protocol):
 
 def make_slots(backend: str, count: int, address: str = "local", cpus: float = 1.0) -> Slots:
     """So many slots, `processes` of this machine or on a cluster of `ray`. Raises ConfigError if there is no room."""
+    check_backend(backend, address, cpus)
+    return import_object(BACKENDS[backend])(count, address, cpus)
+
+
+def check_backend(backend: str, address: str, cpus: float) -> None:
+    """Raises ConfigError for what `make_slots` takes not, before anything is made."""
     if backend not in BACKENDS:
         raise ConfigError(f"--backend {backend}: there is none; {nearest(backend, BACKENDS)}")
-    return import_object(BACKENDS[backend])(count, address, cpus)
+    if not 0 <= cpus < math.inf:
+        raise ConfigError(f"--cpus {cpus:g}; expected the CPUs that Ray counts for a trial, 0 or more")
+    if backend == "processes" and (address, cpus) != ("local", 1.0):
+        raise ConfigError("--address and --cpus are of --backend ray; a slot of this machine has its share of all CPUs")
 
 
 def local_slots(count: int, address: str, cpus: float) -> LocalSlots:
     """The slots of this machine, each with CPUs of its own."""
-    if (address, cpus) != ("local", 1.0):
-        raise ConfigError("--address and --cpus are of --backend ray; a slot of this machine has its share of all CPUs")
     return LocalSlots(slices(read_machine(), count))
 
 

@@ -190,11 +190,16 @@ def make_scheduler(
         raise ConfigError(f"--eta {eta}; expected 2 or more: of the trials at a rung 1/eta go on, usually 3 or 4")
     parts = {"asha": eta ** (_RUNGS - 1), "median": 5, "pbt": 10}[name]
     first = max(steps // parts, batch, 1) if interval is None else interval
+    if steps < 2 * batch:
+        raise ConfigError(
+            f"--scheduler {name} for runs of {steps:,} steps in batches of {batch:,} rows; expected {2 * batch:,} "
+            "steps or more, since a decision needs a whole batch before and after it: more --run.steps, smaller "
+            "batches (--sampler.T, --sampler.B), or --scheduler none"
+        )
     if not max(batch, 1) <= first <= steps - batch:
         raise ConfigError(
-            f"--interval {first} for runs of {steps:,} steps in batches of {batch:,}; expected {max(batch, 1)} to "
-            f"{steps - batch}: a decision needs a whole batch before and after it; more --run.steps, smaller batches, "
-            "or --scheduler none"
+            f"--interval {first} for runs of {steps:,} steps in batches of {batch:,} rows; expected {max(batch, 1)} to "
+            f"{steps - batch}: a decision needs a whole batch before and after it"
         )
     if name == "asha":
         goals = [first]

@@ -20,7 +20,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.files.stored import undamaged
 from penstock.run.launch.launcher import Display, Launcher
-from penstock.run.launch.slots import make_slots
+from penstock.run.launch.slots import check_backend, make_slots
 from penstock.run.search.display import SearchDisplay
 from penstock.run.search.pictures import draw_search
 from penstock.run.search.queue import SearchQueue, make_queue, open_search
@@ -78,6 +78,7 @@ def tune(
         ConfigError: a space or settings that contradict; the directory holds something else; a metric that no run has.
         CheckpointError: the directory cannot be written.
     """
+    check_backend(backend, address, cpus)
     exp = prepared(exp)
     settings = search_settings(
         exp, space, scheduler, trials, metric, mode, suggest, interval, eta, synchronous=parallel == 1, init=init

@@ -124,7 +124,7 @@ def test_parameters_alone_are_a_run_that_trials_start_from(tmp_path: Path) -> No
         (exp, r"--init .*init does not suit --search algo\.net\.hidden, at \(16,\)"),
         (replace(exp, algo=ps.A2C(net=ps.Net(hidden=(4,)))), r"does not suit these settings \(a preset may have"),
     ):
-        wide = {"algo.net.hidden": [exp.algo.net.hidden, (16,)]} if other is exp else space
+        wide = {"algo.net.hidden": [(8,), (16,)]} if other is exp else space
         found = search_settings(prepared(other), wide, "none", 2, None, "max", "random", None, 3, True, kept)
         with pytest.raises(ps.CheckpointError, match=said), opened(prepared(other), found, tmp_path / "other"):
             pass
