@@ -25,6 +25,7 @@ from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
 from penstock.envs.ids import make_registered, note_on, own_factory
+from penstock.envs.seats import Seating
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
@@ -72,6 +73,8 @@ class EnvConfig:
     """Bytes of every text in the observation, shown as an array of that length by `TextBytes`; 0: text is refused."""
     mask_key: str | None = None
     """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper."""
+    seating: Seating | None = None
+    """Of an environment of many agents, who plays whom; `Policies.seat(env)` fills it in. None for one agent."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.env, str) and not callable(self.env):
