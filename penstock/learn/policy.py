@@ -36,6 +36,8 @@ from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
+_EVER = 1 << 62
+"""Environment steps, more than any run has."""
 _OF_THE_SETTINGS = ("lr", "eps", "weight_decay")
 """What of an optimizer's group the settings decide, whatever a state was stored with."""
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
@@ -156,6 +158,10 @@ class Policy:
                         group["lr"] = lr * group.get("lr_scale", 1.0)
         if self._explores:
             self.agent.set_exploration(self.settings, steps)
+
+    def act_only(self) -> None:
+        """Sets exploration to that of a run's end, for a policy that is never trained."""
+        self.agent.set_exploration(at_progress(self._settings, 1.0, _EVER, self.settings), _EVER)
 
     def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
         """Allocates what batches of this shape need, so that bad settings fail before anything is collected.

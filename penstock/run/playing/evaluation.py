@@ -16,9 +16,9 @@ from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.learn.policy import Policy
 from penstock.run.entry import open_policy
-from penstock.run.evaluator import Evaluator
 from penstock.run.experiment import Experiment
-from penstock.run.video import VideoWriter
+from penstock.run.playing.evaluator import Evaluator
+from penstock.run.playing.video import VideoWriter
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.workers.checking import check_apart
