@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError, nearest
 from penstock.core.limits import check_settings
 from penstock.core.noise import env_seed, policy_seed
 from penstock.core.protocols import require_call, require_members
-from penstock.core.spec import BatchSpec, EnvSpec, describe
+from penstock.core.spec import BatchSpec, EnvSpec, Specs, describe
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.seats import AgentSpecs, PolicyMap, Seating
@@ -113,7 +113,7 @@ class Policies:
         """The first policy's, for logged discounted returns; None if it has none."""
         return next((found for x in self.trained.values() if (found := getattr(x, "discount", None)) is not None), None)
 
-    def build(self, spec: Mapping[str, EnvSpec] | EnvSpec, seed: int = 0, device: str = "cpu") -> PolicySet:
+    def build(self, spec: Specs, seed: int = 0, device: str = "cpu") -> PolicySet:
         """The live policies.
 
         Args:
@@ -136,9 +136,7 @@ class Policies:
             name: algo.build(specs[name], seed=policy_seed(seed, i), device=device)
             for i, (name, algo) in enumerate(self.algos.items())
         }
-        one = isinstance(spec, EnvSpec)
-        mapping: Any = self.policy_mapping_fn
-        return PolicySet(made, list(self.trained), one_agent=one, mapping=mapping)
+        return PolicySet(made, list(self.trained), one_agent=isinstance(spec, EnvSpec), settings=self)
 
     def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:
         """The environment with a seat for every agent, for `sampler.build`; one of a single agent is left as it is.

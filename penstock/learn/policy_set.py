@@ -12,9 +12,10 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, nearest
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.spec import BatchSpec, EnvSpec, Specs
 from penstock.core.tree import Tree
-from penstock.envs.seats import PolicyMap
+from penstock.envs.make import EnvConfig
+from penstock.envs.seats import AgentSpecs, PolicyMap
 from penstock.learn.columns import Columns
 from penstock.learn.comm import ALONE, Comm
 from penstock.learn.policy import Policy
@@ -29,7 +30,8 @@ class PolicySet(Mapping[str, Policy]):
     Args:
         trained: ids of those that learn; the others act as at the end of their schedules.
         one_agent: the environment is one of a single agent, whose sampler fills a SampleBatch.
-        mapping: who plays whom, for `predict`; None if there is one policy for all.
+        settings: those that say who plays whom, with `seat` and `policy_mapping_fn` as `penstock.Policies` has them;
+            None if that is not known.
     """
 
     def __init__(
@@ -38,12 +40,13 @@ class PolicySet(Mapping[str, Policy]):
         trained: Sequence[str],
         *,
         one_agent: bool = False,
-        mapping: PolicyMap | None = None,
+        settings: Any = None,
     ) -> None:
         self._policies = dict(policies)
         self.trained: dict[str, Policy] = {name: self._policies[name] for name in policies if name in trained}
         """Those that learn, in their order."""
-        self._one_agent, self._mapping = one_agent, mapping
+        self._one_agent, self.settings = one_agent, settings
+        self._mapping: PolicyMap | None = getattr(settings, "policy_mapping_fn", None)
         self.comm: Comm = ALONE
         """The learners that train them together; `join` sets it."""
         self.set_progress(0.0)
@@ -73,7 +76,7 @@ class PolicySet(Mapping[str, Policy]):
         return self.agent if self._one_agent else {name: policy.agent for name, policy in self.items()}
 
     @property
-    def specs(self) -> Any:
+    def specs(self) -> Specs:
         """{id: EnvSpec} that the policies were built for; of an environment of one agent its EnvSpec."""
         return self.spec if self._one_agent else {name: policy.spec for name, policy in self.items()}
 
@@ -143,6 +146,12 @@ class PolicySet(Mapping[str, Policy]):
         if agent not in self._mapping:
             raise ConfigError(f"no agent {agent!r} in policy_mapping_fn; {nearest(agent, self._mapping)}")
         return self[self._mapping[agent]]
+
+    def seat(self, env: Any, agents: AgentSpecs | None = None) -> EnvConfig:
+        """The environment with a seat for every agent, as of `penstock.Policies.seat`."""
+        if self.settings is None:
+            raise ConfigError("a PolicySet without settings, which say who plays whom; build it by ps.Policies")
+        return self.settings.seat(env, agents)
 
     def set_progress(self, progress: float, env_steps: int = 0) -> None:
         """As `Policy.set_progress`; a policy that is not trained explores as at the end of a run."""
@@ -256,3 +265,8 @@ def parameters(policy: AnyPolicy) -> dict[str, Tensor]:
 def agents_of(policy: AnyPolicy) -> Any:
     """What `sampler.initialize` takes: an Agent, or {id: Agent} for environments of many agents."""
     return policy.agents if isinstance(policy, PolicySet) else policy.agent
+
+
+def specs_of(policy: AnyPolicy) -> Specs:
+    """The spec that a policy was built for, or {id: EnvSpec} for environments of many agents."""
+    return policy.specs if isinstance(policy, PolicySet) else policy.spec

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.agents.preparation import RewardScaler
 from penstock.core.errors import ConfigError
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import Specs
 from penstock.envs.check import EnvReport
 from penstock.envs.make import EnvConfig
 from penstock.learn.policy import Policy
@@ -17,7 +17,7 @@ from penstock.samplers.offline import check_teacher
 from penstock.samplers.sampler import SamplerSettings
 
 
-def seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig, Mapping[str, EnvSpec] | EnvSpec]:
+def seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig, Specs]:
     """The environment with a seat for every agent, and {policy id: EnvSpec}; of one agent as it is, and its EnvSpec.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError, MissingExtraError, PenstockError
-from penstock.run import video
+from penstock.run.playing import video
 from penstock.run.playing.video import VideoWriter
 
 
