@@ -9,19 +9,17 @@ from typing import Any
 from penstock.core.config import import_object, known_names
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.limits import check_settings
-from penstock.core.noise import env_seed, policy_seed
+from penstock.core.noise import policy_seed
 from penstock.core.protocols import require_call, require_members
-from penstock.core.spec import BatchSpec, EnvSpec, Specs, describe
+from penstock.core.spec import BatchSpec, EnvSpec, Specs
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.seats import AgentSpecs, PolicyMap, Seating
+from penstock.envs.seats import AgentSpecs, seat_agents
 from penstock.learn.algorithm import Algorithm
 from penstock.learn.policy_set import PolicySet
 
 SHARED = "shared"
 """The id of the one policy of a plain algorithm that plays all agents of an environment."""
-_EPISODES = 64
-"""Episodes for which a policy_mapping_fn is asked beforehand whom each policy plays."""
 
 
 @dataclass(frozen=True)
@@ -152,57 +150,14 @@ class Policies:
         agents = check_env(config, steps=1).agents if agents is None else agents
         if agents is None:
             return config
-        mapping = self._mapping(agents, config.name)
-        played = _played(mapping, self.algos, agents)
-        seats = self._seats(mapping, played, len(agents.specs))
-        specs = {name: replace(_spec(name, agents, played[name]), agents=seats[name]) for name in self.algos}
-        seating = Seating(
-            tuple(self.algos),
-            tuple(seats.values()),
-            tuple(specs.values()),
-            tuple(agents.specs),
-            agents.turns,
-            mapping,
-        )
-        return replace(config, seating=seating)
-
-    def _mapping(self, agents: AgentSpecs, env: str) -> PolicyMap:
-        """The mapping, as a dict where it is known. Raises ConfigError if it leaves out an agent."""
         mapping: Any = self.policy_mapping_fn
-        if mapping is None:
-            if len(self.algos) > 1:
-                raise ConfigError(
-                    f"Policies of {list(self.algos)} without policy_mapping_fn; say who plays whom, e.g. "
-                    f"policy_mapping_fn={dict(zip(agents.specs, self.algos))}"
-                )
-            return dict.fromkeys(agents.specs, next(iter(self.algos)))
-        if not isinstance(mapping, Mapping):
-            return mapping
-        for name in mapping:
-            if name not in agents.specs:
-                raise ConfigError(f"policy_mapping_fn names the agent {name!r}; {nearest(str(name), agents.specs)}")
-        for name in agents.specs:
-            if name not in mapping:
-                raise ConfigError(f"policy_mapping_fn has no policy for the agent {name!r} of {env}; add it")
-        return {name: mapping[name] for name in agents.specs}
-
-    def _seats(self, mapping: PolicyMap, played: Mapping[str, list[str]], K: int) -> dict[str, int]:
-        """Seats of each policy. Raises ConfigError if they are unknown or too few."""
-        given = dict(self.seats or {})
-        if isinstance(mapping, Mapping):
-            for name, of in played.items():
-                if not of:
-                    raise ConfigError(f"policy_mapping_fn gives no agent to the policy {name!r}; leave it out")
-                if given.setdefault(name, len(of)) < len(of):
-                    raise ConfigError(f"seats[{name!r}]={given[name]}, and it plays {of}; expected {len(of)}")
-        elif len(self.algos) == 1:
-            given.setdefault(next(iter(self.algos)), K)
-        if missing := [name for name in self.algos if name not in given]:
-            raise ConfigError(
-                f"seats of the policies {missing} are not known, as policy_mapping_fn is a function; say how many "
-                f"agents each plays at once, e.g. seats={dict.fromkeys(self.algos, 1)}"
-            )
-        return {name: given[name] for name in self.algos}
+        seating = seat_agents(agents, tuple(self.algos), mapping, self.seats)
+        if isinstance(seating.mapping, Mapping):
+            for p, (name, count) in enumerate(zip(seating.policies, seating.seats)):
+                played = [agent for agent in seating.agents if seating.policy_of(agent, 0, 0) == p]
+                if count < len(played):
+                    raise ConfigError(f"seats[{name!r}]={count}, and it plays {played}; expected {len(played)}")
+        return replace(config, seating=seating)
 
 
 def for_agents(algo: Any, agents: object) -> Any:
@@ -215,35 +170,3 @@ def for_agents(algo: Any, agents: object) -> Any:
         ConfigError: it brings a training_step of its own, which expects batches of one agent.
     """
     return Policies({SHARED: algo}) if agents and not hasattr(algo, "seat") else algo
-
-
-def _played(mapping: PolicyMap, policies: Mapping[str, Any], agents: AgentSpecs) -> dict[str, list[str]]:
-    """The agents that each policy plays: of a dict all, of a function those of its first episodes."""
-    found: dict[str, list[str]] = {name: [] for name in policies}
-    for episode in range(1 if isinstance(mapping, Mapping) else _EPISODES):
-        for agent in agents.specs:
-            seed = env_seed(0, 0, episode)
-            name = mapping[agent] if isinstance(mapping, Mapping) else mapping(agent, episode, seed)
-            if name not in found:
-                raise ConfigError(
-                    f"policy_mapping_fn({agent!r}, {episode}, {seed}) returned {name!r}; {nearest(str(name), policies)}"
-                )
-            if agent not in found[name]:
-                found[name].append(agent)
-    return found
-
-
-def _spec(name: str, agents: AgentSpecs, played: list[str]) -> EnvSpec:
-    """The spec of a policy. Raises ConfigError if the agents that it plays differ in theirs."""
-    first = played[0] if played else next(iter(agents.specs))
-    spec = agents.specs[first]
-    for other in played or agents.specs:
-        if agents.specs[other] != spec:
-            shown = (
-                f"{x}: {describe(agents.specs[x].obs)}, {describe(agents.specs[x].action)}" for x in (first, other)
-            )
-            raise ConfigError(
-                f"the policy {name!r} plays agents of different spaces ({'; '.join(shown)}); give them policies of "
-                "their own, ps.Policies({'a': ..., 'b': ...}, policy_mapping_fn={agent: id}), or pad their spaces"
-            )
-    return spec
