@@ -53,7 +53,8 @@ def seated_for(policy: AnyPolicy, config: EnvConfig, report: EnvReport) -> tuple
     if report.agents is None:
         return policy, config
     if not isinstance(policy, PolicySet):
-        policy = PolicySet({SHARED: policy}, [SHARED], settings=Policies({SHARED: policy.algorithm}))
+        algorithm: Any = policy.algorithm
+        policy = PolicySet({SHARED: policy}, [SHARED], settings=Policies({SHARED: algorithm}))
     return policy, policy.seat(config, report.agents)
 
 
