@@ -74,3 +74,8 @@ def check_fits(config: EnvConfig, found: Specs, expected: Specs) -> None:
                 f"was built for {describe(spec.obs)} and {describe(spec.action)}: evaluate it in an environment with "
                 "these spaces, or add the wrappers that make them"
             )
+        if own.agents != spec.agents:
+            raise ConfigError(
+                f"policy {name!r} plays {own.agents} agents of {config.name} at once, and was built for {spec.agents}; "
+                "evaluate it in an environment with as many"
+            )
