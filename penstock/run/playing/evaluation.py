@@ -80,7 +80,7 @@ def evaluate_run(
     trust: bool = False,
 ) -> tuple[Episodes, int]:
     """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
-    policy, step, exp, config = _opened(run_dir, which, env, env_kwargs, trust)
+    policy, step, exp, config = opened(run_dir, which, env, env_kwargs, trust)
     policy, config = seated_for(policy, config, check_apart(config, exp.run.seed, exp.sampler_settings))
     how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
     evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
@@ -97,7 +97,7 @@ def _limits(slots: int | None, max_steps: int | None, usual_slots: int, usual_st
     }
 
 
-def _opened(
+def opened(
     run_dir: str | Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool
 ) -> tuple[AnyPolicy, int, Experiment, EnvConfig]:
     """Policy, step, experiment, and the environment to play in: `env`, else that of the run's evaluations."""
@@ -123,7 +123,7 @@ def record_video(
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
-    policy, step, exp, config = _opened(run_dir, which, env, kwargs, trust)
+    policy, step, exp, config = opened(run_dir, which, env, kwargs, trust)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
     check_apart(config, exp.run.seed, exp.sampler_settings)
     live = config.make()
