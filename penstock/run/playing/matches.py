@@ -118,7 +118,8 @@ def play(
 ) -> Match:
     """A match of exactly so many episodes of the environment, half of them with the seats changed.
 
-    The first side plays every second agent from the first on, and the other side the rest; then the other way round.
+    The first side plays every second agent from the first on, and the other side the rest; then the other way round,
+    in episodes of the same seeds.
 
     Raises:
         ConfigError: fewer than two agents or episodes, or a side that does not fit an agent.
