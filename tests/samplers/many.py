@@ -60,7 +60,12 @@ class Rows:
     def _check_agent(self, out: Any, k: int) -> None:
         """What the agent was shown and remembered in a valid row is what the record shows."""
         shown, held, valid = out.info["shown"], out.info["held"], out.valid
-        for name, x in (("obs", out.obs), ("action", out.prev_action), ("reward", out.prev_reward), ("first", out.first)):
+        for name, x in (
+            ("obs", out.obs),
+            ("action", out.prev_action),
+            ("reward", out.prev_reward),
+            ("first", out.first),
+        ):
             np.testing.assert_array_equal(shown[name][valid], x[:-1][valid], err_msg=name)
         moved = out.version[0] != k
         assert (out.version[1:][valid[1:]] == k).all()
@@ -117,7 +122,9 @@ class Rows:
         assert cut or not any(self.rows.values()), "rows of episodes that nobody plays"
         return taken
 
-    def _replay(self, env: Any, seed: int, config: EnvConfig) -> tuple[dict[str, list[Row]], dict[str, float], int | None]:
+    def _replay(
+        self, env: Any, seed: int, config: EnvConfig
+    ) -> tuple[dict[str, list[Row]], dict[str, float], int | None]:
         """Rows and returns of one episode by agent, and its steps; None if the record ends before it does."""
         assert config.seating is not None
         play = self._turns if config.seating.turns else self._parallel

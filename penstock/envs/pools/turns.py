@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.spec import MASK_KEY
-from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
+from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.agents_contract import NO_CHOICE, agents_violation, turn_violation
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
@@ -50,7 +50,7 @@ class _Column:
 class _Player:
     """An agent in the open episode of its environment."""
 
-    __slots__ = ("column", "discounted", "turns", "return_", "weight")
+    __slots__ = ("column", "discounted", "return_", "turns", "weight")
 
     def __init__(self) -> None:
         self.column: _Column | None = None
