@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.core.batch import SampleBatch, allocate_batch
-from penstock.core.errors import EnvContractError
+from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY, BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
@@ -25,6 +25,7 @@ from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.contract import describe_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.pettingzoo import takes_turns
+from penstock.envs.pools.many import seating_of
 from penstock.envs.pools.simultaneous import SimultaneousPool
 from penstock.envs.pools.turns import TurnPool
 from penstock.envs.seats import AgentSpecs, seat_agents
@@ -60,29 +61,41 @@ def check_agents(config: EnvConfig, found: AgentSpecs, seed: int, steps: int) ->
         return env
 
     own = replace(config, seating=seating, wrappers=(*config.wrappers, watched))
-    cls = TurnPool if found.turns else SimultaneousPool
-    pool = cls(own, seed, slice(0, 1))
+    try:
+        first, again, has_state = _twice(own, seed, steps)
+    except EnvWorkerError as error:
+        if isinstance(error.__cause__, EnvContractError):  # a watch's own
+            raise error.__cause__ from None
+        raise
+    watch = watches[0]
+    outside = None if config.checks in ("off", "finite") else _out_of_bounds(first, seating.specs, agents)
+    step_s, reset_s = (statistics.median(x or [0.0]) for x in (watch.step_s, watch.reset_s))
+    return AgentsReport(_bits(again) == _bits(first), has_state, reset_s, step_s, outside)
+
+
+def _twice(config: EnvConfig, seed: int, steps: int) -> tuple[list[SampleBatch], list[SampleBatch], bool]:
+    """The batches of two plays from the same seed, and whether the environment offers its state."""
+    cls = TurnPool if seating_of(config).turns else SimultaneousPool
+    pool = cls(config, seed, slice(0, 1))
     try:
         first = _play(pool, seed, steps)
         has_state = all(callable(getattr(pool.host.envs[0], name, None)) for name in ("get_state", "set_state"))
     finally:
         pool.close()
-    again = cls(own, seed + _OTHER, slice(0, 1))
+    pool = cls(config, seed + _OTHER, slice(0, 1))
     try:
-        _play(again, seed + _OTHER, _PRELUDE_STEPS)
-        again.restart(seed)
-        reproducible = _bits(_play(again, seed, steps)) == _bits(first)
+        _play(pool, seed + _OTHER, _PRELUDE_STEPS)
+        pool.restart(seed)
+        return first, _play(pool, seed, steps), has_state
     finally:
-        again.close()
-    watch = watches[0]
-    outside = None if config.checks in ("off", "finite") else _out_of_bounds(first, seating.specs, agents)
-    step_s, reset_s = (statistics.median(x or [0.0]) for x in (watch.step_s, watch.reset_s))
-    return AgentsReport(reproducible, has_state, reset_s, step_s, outside)
+        pool.close()
 
 
 def _play(pool: SimultaneousPool | TurnPool, seed: int, steps: int) -> list[SampleBatch]:
     """The batches after so many steps of environments, or moves."""
-    outs = [allocate_batch(spec, BatchSpec(steps, n), None, None, pool.info_keys) for spec, n in zip(pool.specs, pool.seats)]
+    outs = [
+        allocate_batch(spec, BatchSpec(steps, n), None, None, pool.info_keys) for spec, n in zip(pool.specs, pool.seats)
+    ]
     sizes = [action_noise_size(spec.action) for spec in pool.specs]
     noise = [uniform(seed, Purpose.CHECK, p, slice(0, 1), steps, n)[:, 0] for p, n in enumerate(sizes)]
     pool.bind(outs)
@@ -119,6 +132,7 @@ class _Watch:
     def __init__(self, env: Any, turns: bool, name: str) -> None:
         self._env, self._name = env, name
         self.reset_s, self.step_s = list[float](), list[float]()
+        self._agents = list[Any]()
         self._given: list[tuple[str, Any, Any]] = []
         env.reset = self._timed(env.reset, self.reset_s)
         env.step = self._timed(env.step, self.step_s)
@@ -141,6 +155,7 @@ class _Watch:
     def _kept(self, last: Callable[..., Any]) -> Callable[..., Any]:
         def kept(*args: Any, **kwargs: Any) -> Any:
             result = last(*args, **kwargs)
+            self._compare("last")
             if isinstance(result, tuple) and result:
                 self._given = [(str(self._env.agent_selection), result[0], deepcopy(result[0]))]
             return result
@@ -148,8 +163,7 @@ class _Watch:
         return kept
 
     def _compare(self, method: str) -> None:
-        given, self._given = self._given, []
-        for agent, obs, before in given:
+        for agent, obs, before in self._given:
             if _raw(obs) != _raw(before):
                 raise EnvContractError(
                     f"slot 0 of {self._name} in {method}(), agent {agent!r}: the observation that was returned before "
@@ -160,12 +174,12 @@ class _Watch:
     def _look_at_rewards(self) -> None:
         if not takes_turns(self._env):
             return
-        agents = self._env.agents
+        before, self._agents = self._agents, list(self._env.agents)
         for agent, reward in self._env.rewards.items():
-            if agent not in agents and np.any(reward):
+            if agent not in self._agents and agent not in before and np.any(reward):
                 raise EnvContractError(
                     f"slot 0 of {self._name} in step(), agent {agent!r}: rewards it with {reward} though it is not in "
-                    f"env.agents {list(agents)}; give an agent its last reward before it goes"
+                    f"env.agents {self._agents}; give an agent its last reward before it goes"
                 )
 
 

@@ -88,7 +88,9 @@ def test_real_environments(name: str, T: int) -> None:
             for p, out in enumerate(outs):
                 slots, at = pool.pending(p) if pool.takes_turns else (np.arange(E), np.full(E, t))
                 for b, c in zip(slots.tolist(), at.tolist()):
-                    out.action[c, b] = draw(tree_map(lambda x, c=c, b=b: x[c, b], out.obs), int(pool.specs[p].action.sizes[0]))
+                    out.action[c, b] = draw(
+                        tree_map(lambda x, c=c, b=b: x[c, b], out.obs), int(pool.specs[p].action.sizes[0])
+                    )
             for p in range(len(outs)):
                 pool.send(p, t)
             for _ in outs:
@@ -96,8 +98,8 @@ def test_real_environments(name: str, T: int) -> None:
         for p, out in enumerate(outs):
             for t, b in np.argwhere(out.valid).tolist():
                 seen = digest(tree_map(lambda x, t=t, b=b: x[t, b], out.obs))
-                row = seen, int(out.action[t, b]), float(out.reward[t, b]), bool(out.terminated[t, b]), bool(out.truncated[t, b])  # fmt: skip
-                rows[b, agents[p]].append(row)
+                ends = bool(out.terminated[t, b]), bool(out.truncated[t, b])
+                rows[b, agents[p]].append((seen, int(out.action[t, b]), float(out.reward[t, b]), *ends))
         for e in range(E):
             returns[e] += pool.log.return_[e, : int(pool.log.count[e])].sum(-1).tolist()
     pool.close()
