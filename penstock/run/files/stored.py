@@ -26,7 +26,7 @@ from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remembe
 CONFIG, META = "config.json", "meta.json"
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
 """What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
-_DROPPED = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text")
+_DROPPED = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text", "env_state")
 _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
 _BEFORE = {"eval_max_steps": 200_000}
