@@ -24,6 +24,8 @@ PLACED: dict[str, Any] = {
     "gpu-2": lambda T: ps.GpuSampler(T, B, workers=2),
     "alternating-2": lambda T: ps.AlternatingSampler(T, B, workers=2),
     "no-overlap-1": lambda T: ps.NoOverlapAlternatingSampler(T, B, workers=1),
+    "async-serial": lambda T: ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=0),
+    "async-gpu": lambda T: ps.AsyncGpuSampler(ps.GpuSampler(T, B, workers=2), depth=0),
     "gpu-3-of-3": lambda T: ps.GpuSampler(T, B, workers=1, groups=3),
 }
 
