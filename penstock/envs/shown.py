@@ -58,7 +58,9 @@ def agent_specs(env: AgentsEnv, name: str, state: StateOf = "", mask_key: str = 
     plain = {agent: plain_spec(env, agent) for agent in agents}
     turns = takes_turns(env)
     found = env.reset(seed=0)
-    infos: Any = getattr(env, "infos", {}) if turns else found[1] if isinstance(found, tuple) and len(found) == 2 else {}
+    infos: Any = (
+        getattr(env, "infos", {}) if turns else found[1] if isinstance(found, tuple) and len(found) == 2 else {}
+    )
     masked = {plain[agent].action for agent in agents if _has(infos, agent, mask_key) and not _shows(plain[agent])}
     width = state_leaf(env, plain, state, name) if state else None
     specs: dict[str, EnvSpec] = {}
@@ -89,7 +91,9 @@ def shown_spec(obs: Tree, mask: LeafSpec | None, state: LeafSpec | None, name: s
     below = dict(obs) if isinstance(obs, dict) else {OBS_KEY: obs}
     for key in added:
         if key in below:
-            raise ConfigError(f"{name}: the observation has a key {key!r} already; rename it, or do not ask for another")
+            raise ConfigError(
+                f"{name}: the observation has a key {key!r} already; rename it, or do not ask for another"
+            )
     return {**below, **added}
 
 
@@ -227,5 +231,3 @@ def _has(infos: Any, agent: str, key: str) -> bool:
 
 def _way(turns: bool) -> str:
     return "that take turns" if turns else "that act at once"
-
-

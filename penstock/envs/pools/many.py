@@ -155,9 +155,7 @@ class AgentEnvs:
         """Raises for a break of the contract."""
         raise EnvContractError(f"{self.where(e, phase, agent)}: {message}{last(action)}")
 
-    def check_obs(
-        self, e: int, phase: str, agent: str | None, policy: int, obs: Any, action: Any = None
-    ) -> None:
+    def check_obs(self, e: int, phase: str, agent: str | None, policy: int, obs: Any, action: Any = None) -> None:
         """Raises if what an agent is shown breaks the spec of its policy."""
         refuse_obs(self.where(e, phase, agent), obs, self.seating.specs[policy].obs, action, self.refused)
 
