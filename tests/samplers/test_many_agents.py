@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,13 @@ def test_metrics_are_the_teams_and_each_policys_and_agents() -> None:
     plain = type(episodes)(**episodes.to_plain())
     assert plain.metrics() == found
     assert plain.last(3).agents["agent_2"].return_.tolist() == episodes.last(3).agents["agent_2"].return_.tolist()
+
+
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+def test_an_evaluation_does_not_wait_for_an_episode_without_end(kind: str) -> None:
+    config = echoes(kind, ONE)
+    endless = replace(config, kwargs={**config.kwargs, "length": 1 << 30, "steady": True})
+    sampler = ps.SerialSampler(T=4, B=1).build(endless)
+    sampler.initialize(agents_of(sampler))
+    with pytest.warns(UserWarning, match=r"leaves out 3 of 3 episodes: in evaluation slot\(s\) \[0, 1\] .* 100 steps"):
+        assert not len(sampler.evaluate_agent(0, 3, slots=2, max_steps=100))
