@@ -237,13 +237,6 @@ class EnvPool(Protocol):
         """True once the group's rows of this batch are complete; asked of pools that take turns."""
         raise TypeError(f"{type(self).__name__} takes no turns")
 
-    def moved(self, group: int) -> Ints:
-        """Slots of a group whose open turn moves to row 0 of the next batch; asked once the group has `finished`.
-
-        That batch begins with the recurrent state before the turn, and acting goes on from the one after it.
-        """
-        raise TypeError(f"{type(self).__name__} takes no turns")
-
     def metrics(self) -> dict[str, float]:
         """Further `sampler/...` and `faults/...` metrics."""
         return {}
