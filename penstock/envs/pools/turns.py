@@ -19,7 +19,7 @@ from penstock.core.tree import tree_leaves, tree_map, tree_structure, tree_unfla
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.contract import NO_CHOICE
-from penstock.envs.pools.many.hosting import Account, AgentEnvs
+from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
 from penstock.envs.pools.many.replaying import offers_state
 from penstock.envs.pools.many.turn_columns import Column, Player, begin_batch, idle_rest
 from penstock.envs.pools.many.turn_envs import TurnEnvs
@@ -137,7 +137,7 @@ class TurnPool(EnvPool):
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         previous, self._outs = self._outs, outs
         T = self._T = outs[0].spec.T
-        self.log = self.account.bind(T * sum(self.seats) + 1)
+        self.log = self.account.bind(most_episodes(self.host.seating, T))
         for p, out in enumerate(outs):
             begin_batch(out, previous[p] if previous and not self._first_batch else None, self.specs[p])
         self._obs = [[tree_map(lambda x, t=t: x[t], out.obs) for t in range(T + 1)] for out in outs]
@@ -179,10 +179,6 @@ class TurnPool(EnvPool):
 
     def finished(self, group: int) -> bool:
         return self._whole
-
-    def moved(self, group: int) -> Ints:
-        """Slots whose open turn moves to row 0 of the next batch; known once the group is `finished`."""
-        return np.array([x.index for x, _ in self._held if x.policy == group], np.int64)
 
     def get_state(self) -> PoolState:
         host, E = self.host, len(self._waiting)
