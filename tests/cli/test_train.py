@@ -297,5 +297,5 @@ def test_policies_of_ones_own_with_options_by_path(cli: Cli, tmp_path: Path, mon
     assert config(run)["algo"]["algos"]["a"]["lr"] == 3e-4
     assert cli("train", "two_sides:make", *of, str(tmp_path / "made")).code == 0
     assert "nothing() returned None" in cli("train", "two_sides:nothing", *of, str(tmp_path / "x")).err
-    assert "no 'c'" in cli("train", "two_sides:TWO", *of, str(tmp_path / "x"), "--algo.algos.c.lr", "1").err
+    assert "there is no 'c'" in cli("train", "two_sides:TWO", *of, str(tmp_path / "x"), "--algo.algos.c.lr", "1").err
     assert cli("train", "two_sides:TWO", "--env", "CartPole-v1", *QUIET, "--run.dir", str(tmp_path / "x")).code == 2

@@ -112,6 +112,9 @@ def test_a_mapping_that_cannot_be_stored_is_asked_for_again(same_run: Same, tmp_
     with pytest.raises(ConfigError, match=r"policy_mapping_fn=\.\.\."):
         ps.resume(cut, {"run.steps": 128})
     assert list(ps.load(cut)) == ["a", "b"]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="without a policy_mapping_fn"):
+        ps.evaluate(cut, episodes=2)
+    assert len(ps.evaluate(ps.load(cut, policy_mapping_fn=unnamed), BITS, 2)) == 2
     ps.resume(cut, {"run.steps": 128}, policy_mapping_fn=unnamed)
     same_run(whole, cut)
 
