@@ -168,6 +168,7 @@ class TurnToy:
                 self.rewards, self._cumulative_rewards, self.terminations, self.truncations, self.infos
             ):  # fmt: skip
                 del found[agent]
+            self.rewards = dict.fromkeys(self.agents, 0.0)
         else:
             self._cumulative_rewards[agent] = 0.0
             self.rewards = dict.fromkeys(self.agents, 0.0)
