@@ -114,7 +114,7 @@ class EnvConfig:
         return self.env if isinstance(self.env, str) else _name(self.env)
 
     def make(self) -> AnyEnv:
-        """A new environment; its owner closes it. Of many agents it is one by PettingZoo's API, whatever the type.
+        """A new environment; its owner closes it. Of many agents it has PettingZoo's API, not this type.
 
         Raises:
             ConfigError: unknown id, module or name; a missing extra; the factory returned no environment.

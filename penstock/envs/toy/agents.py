@@ -1,4 +1,4 @@
-"""Small environments of many agents, by PettingZoo's API though without its package: bases, teams, turns, and echoes."""
+"""Small environments of many agents, by PettingZoo's API without its package: bases, teams, turns, and echoes."""
 
 from __future__ import annotations
 
