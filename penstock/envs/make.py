@@ -140,7 +140,7 @@ class EnvConfig:
         if is_agents_env(env):
             close_env(env, self.name)
             raise ConfigError(
-        """A new environment, closed by its owner. Of many agents it has PettingZoo's API, not this type.
+                f"{self.name} made {type(env).__name__}, of many agents, where one of a single agent was "
                 "expected; seat policies in it: ps.Policies({...}).seat(env), or a run with algo=ps.Policies({...})"
             )
         if isinstance(env, gym.vector.VectorEnv):
