@@ -1,4 +1,4 @@
-"""SimultaneousPool: environments whose agents act at once (PettingZoo's Parallel), stepped here into a batch a policy."""
+"""SimultaneousPool: environments whose agents act at once (PettingZoo's Parallel), a batch for each policy."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.agents_contract import parallel_step_violation
-from penstock.envs.pools.many import Account, AgentEnvs
+from penstock.envs.pools.many.contract import parallel_step_violation
+from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
+from penstock.envs.pools.many.refusals import FLAGS, NUMBERS, check_values, real_rewards, refuse_flags, write_unusual
+from penstock.envs.pools.many.replaying import ParallelJournal, offers_state, replay_parallel
+from penstock.envs.pools.many.rows import column_of, row_writer, writable
 from penstock.envs.pools.messages import fail
-from penstock.envs.pools.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
-from penstock.envs.pools.refusals import FLAGS, NUMBERS, check_values, real_rewards, refuse_flags, write_unusual
-from penstock.envs.pools.replaying import ParallelJournal, offers_state, replay_parallel
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.rows import column_of, row_writer, writable
 from penstock.envs.pools.serial import STEPPING, Reset, action_reader, row_checker
 
 _CHECK_EVERY = 64
@@ -166,7 +166,7 @@ class SimultaneousPool(EnvPool):
         same = len(previous) == len(outs) and all(x is y for x, y in zip(previous, outs))
         if not same or not self._rows:
             self._rows = [[self._views(p, out, t) for p, out in enumerate(outs)] for t in range(T)]
-        self.log = self.account.bind((T + 1) // 2)
+        self.log = self.account.bind(most_episodes(self.host.seating, T))
         if self._unstarted:
             self._unstarted = False
             self._start()

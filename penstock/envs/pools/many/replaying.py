@@ -12,7 +12,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import PenstockError
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.pools.parallel import AgentStep, ParallelEnvs
+from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.restoring import write_tree
 
 

@@ -1,4 +1,4 @@
-"""What makes a row of many agents one that is refused, found out once a look at all of it says that something is wrong."""
+"""The reasons for which a row of many agents is refused, once a look at all of it says that something is wrong."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import Tree
 from penstock.envs.contract import describe_step_violation
-from penstock.envs.pools.agents_contract import NO_CHOICE
+from penstock.envs.pools.many.contract import NO_CHOICE
+from penstock.envs.pools.many.parallel import ParallelEnvs
+from penstock.envs.pools.many.rows import column_of
 from penstock.envs.pools.messages import refuse_reward
-from penstock.envs.pools.parallel import ParallelEnvs
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.rows import column_of
 
 NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 """Types of most rewards."""

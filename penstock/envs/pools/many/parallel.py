@@ -7,8 +7,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from penstock.core.tree import Tree
-from penstock.envs.pools.agents_contract import agents_violation, parallel_reset_violation, parallel_step_violation
-from penstock.envs.pools.many import AgentEnvs
+from penstock.envs.pools.many.contract import agents_violation, parallel_reset_violation, parallel_step_violation
+from penstock.envs.pools.many.hosting import AgentEnvs
 
 
 class AgentStep(NamedTuple):

@@ -65,12 +65,13 @@ def replay_turns(
         action_of: (agent, leaves of an action) -> the action. agents: `possible_agents`.
     """
     actions: list[Any] = plain["actions"]
-    rows = {k: iter(list(zip(*leaves))) for k, *leaves in actions}
+    rows: dict[int, Any] = {k: iter(list(zip(*leaves))) for k, *leaves in actions}
     try:
-        for k in plain["order"].tolist():
+        order: list[int] = plain["order"].tolist()
+        for k in order:
             if not _to_turn(env, journal) or env.agent_selection != agents[k]:
                 return False
-            action = action_of(agents[k], [x[()] for x in next(rows[k])])
+            action = action_of(agents[k], [x[()] for x in next(rows[int(k)])])
             journal.add(k, action)
             env.step(action)
         return _to_turn(env, journal) and journal.digest == plain["digest"]
