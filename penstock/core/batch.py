@@ -13,7 +13,7 @@ environment steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -195,31 +195,56 @@ class TrainBatch:
             raise ConfigError(f"no row {name!r} in this TrainBatch; {nearest(name, self.rows)}") from None
 
 
-@dataclass(frozen=True)
-class MultiAgentBatch(Mapping[str, SampleBatch]):
-    """One SampleBatch for each policy id; single-agent is the mapping of one."""
+@dataclass(frozen=True, repr=False)
+class MultiAgentBatch:
+    """One SampleBatch for each policy id; of environments of many agents these are the sampler's buffers themselves."""
 
     policy_batches: Mapping[str, SampleBatch]
     env_steps: int
-    """Steps of environments, however many agents acted in each."""
+    """Steps of environments, however many agents acted in each; of turn-based ones their moves."""
 
     @property
     def agent_steps(self) -> int:
         """Valid rows over all policies."""
         return sum(batch.env_steps for batch in self.policy_batches.values())
 
-    def __getitem__(self, key: str) -> SampleBatch:
-        return self.policy_batches[key]
+    def __getitem__(self, policy: str) -> SampleBatch:
+        try:
+            return self.policy_batches[policy]
+        except KeyError:
+            raise ConfigError(
+                f"no policy {policy!r} in this MultiAgentBatch; {nearest(policy, self.policy_batches)}"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.policy_batches)
+
+    def __contains__(self, policy: object) -> bool:
+        return policy in self.policy_batches
+
+    def __len__(self) -> int:
+        """`env_steps`, as RLlib counts."""
+        return self.env_steps
+
+    def keys(self) -> KeysView[str]:
+        """The policy ids."""
+        return self.policy_batches.keys()
+
+    def items(self) -> ItemsView[str, SampleBatch]:
+        """Policy ids and their batches."""
+        return self.policy_batches.items()
+
+    def values(self) -> ValuesView[SampleBatch]:
+        """The batches."""
+        return self.policy_batches.values()
 
     def __repr__(self) -> str:
         batches = ", ".join(f"{name!r}: {batch!r}" for name, batch in self.items())
         return f"MultiAgentBatch({self.env_steps:,} env steps, {{{batches}}})"
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.policy_batches)
-
-    def __len__(self) -> int:
-        return len(self.policy_batches)
+    def copy(self) -> MultiAgentBatch:
+        """A batch that owns its memory."""
+        return MultiAgentBatch({name: batch.copy() for name, batch in self.items()}, self.env_steps)
 
 
 def allocate_batch(

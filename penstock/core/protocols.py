@@ -27,6 +27,8 @@ def require_members(value: Any, protocol: type, page: str) -> None:
     """
     for name, signature in members(protocol).items():
         member = getattr(value, name, None)
+        if member is None and signature.endswith("| None") and hasattr(value, name):
+            continue
         if getattr(member, "__required__", False) or (
             member is None and not (isinstance(value, type) and signature.startswith(f"{name}:"))
         ):

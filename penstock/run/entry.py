@@ -11,14 +11,15 @@ from typing import Any
 from penstock.core.config import import_object, override
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.make import EnvConfig
+from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
-from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, parameters
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
 from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
-from penstock.run.files.stored import CONFIG, StoredConfig, named, read_config, read_json, undamaged
+from penstock.run.files.stored import CONFIG, NOTHING, Again, StoredConfig, named, read_config, read_json, undamaged
 from penstock.run.files.trust import remember
 from penstock.run.trainer import Trainer
 from penstock.samplers import content, placed
@@ -56,9 +57,9 @@ def _check_each(exp: Experiment) -> None:
 def _built(exp: Experiment, run_dir: Path, init: str | Path | None, trust: bool) -> Trainer:
     if init is None:
         return Trainer(exp, run_dir)
-    parameters = load(init, trust=trust).agent.state_dict()
+    start = parameters(load(init, trust=trust))
     try:
-        return Trainer(exp, run_dir, parameters)
+        return Trainer(exp, run_dir, start)
     except CheckpointError as error:
         theirs = read_json(Path(init) / CONFIG)["experiment"]["algo"].get("class")
         name = str(theirs or "another algorithm").rpartition(":")[2]
@@ -69,9 +70,7 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None, trust: bool)
 
 
 @contextlib.contextmanager
-def reopened(
-    run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None, eval_env: Any, trust: bool
-) -> Generator[Trainer]:
+def reopened(run_dir: Path, changes: Mapping[str, Any] | None, again: Again, trust: bool) -> Generator[Trainer]:
     """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
     changes = dict(changes or {})
     own = [key for key in changes if (key.startswith("run.") and key not in ("run.seed", "run.dir")) or key in _PLACES]
@@ -83,7 +82,7 @@ def reopened(
             f"for anything else start anew with init={str(run_dir)!r} (--init)"
         )
     config = read_config(run_dir, trust)
-    stored = config.to_resume(env, agent, eval_env)
+    stored = config.to_resume(again)
     exp = override(_placed(stored, changes), {key: changes[key] for key in own})
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     _check_each(exp)
@@ -95,7 +94,7 @@ def reopened(
         if not config.trusted:
             check_batch(exp, config)
             check_processes(exp, config)
-            _policy(config, checkpoint, agent)  # networks of forged sizes are refused before any is trained
+            _policy(config, checkpoint, again)  # networks of forged sizes are refused before any is trained
         with named(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
@@ -161,23 +160,27 @@ def load(
     which: str = "last",
     *,
     agent: AgentFn | None = None,
+    policy_mapping_fn: PolicyMap | None = None,
     device: str = "cpu",
     trust: bool = False,
-) -> Policy:
+) -> AnyPolicy:
     """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
+
+    Of a run in an environment of many agents the policies by id: `load("runs/a")["shared"].predict(obs)`.
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
-        agent: the agent function again, where it could not be stored (a lambda).
+        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda).
         trust: the algorithm and agent that the run names may be imported; not needed for built-in ones, and for your
             own runs (docs/security.md).
     """
-    return _load(read_config(Path(run_dir), trust), which, agent, device)[0]
+    again = Again(agent=agent, policy_mapping_fn=policy_mapping_fn)
+    return _load(read_config(Path(run_dir), trust), which, again, device)[0]
 
 
 def open_policy(
     run_dir: Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool = False
-) -> tuple[Policy, int, Experiment, EnvConfig]:
+) -> tuple[AnyPolicy, int, Experiment, EnvConfig]:
     """The policy of a run, the step of its checkpoint, its experiment, and its environment with `env_kwargs` added.
 
     Args:
@@ -193,20 +196,20 @@ def open_policy(
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
 
 
-def _load(stored: StoredConfig, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[Policy, int]:
+def _load(stored: StoredConfig, which: str, again: Again = NOTHING, device: str = "cpu") -> tuple[AnyPolicy, int]:
     """The policy of a run, and the step of the checkpoint that it is of."""
-    stored.algorithm(agent)  # first what may not be imported, then what cannot be read
+    stored.algorithm(again)  # first what may not be imported, then what cannot be read
     checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))
-    return _policy(stored, checkpoint, agent, device), checkpoint.step
+    return _policy(stored, checkpoint, again, device), checkpoint.step
 
 
-def _policy(stored: StoredConfig, checkpoint: Checkpoint, agent: AgentFn | None, device: str = "cpu") -> Policy:
+def _policy(stored: StoredConfig, checkpoint: Checkpoint, again: Again, device: str = "cpu") -> AnyPolicy:
     """The policy in a checkpoint; one of a stranger's run makes no tensor that is larger than all that are stored."""
-    algo = stored.algorithm(agent)
+    algo = stored.algorithm(again)
     with undamaged(stored.path):
         seed = int(stored.plain["run"]["seed"])
     if stored.trusted:
-        policy: Policy = algo.build(stored.spec, seed=seed, device=device)
+        policy: AnyPolicy = algo.build(stored.spec, seed=seed, device=device)
     else:
         limit = limited_tensors(sum(x.nbytes for x in checkpoint.policy.values()), stored.path)
         with undamaged(stored.path), named(stored.path), limit:

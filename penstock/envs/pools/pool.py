@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvContractError
 from penstock.core.protocols import required
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree, struct, tree_map
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class Group(NamedTuple):
@@ -89,6 +94,45 @@ class OpenEpisode(NamedTuple):
     """`restoring.checksums` of the observations and rewards from then on; empty if there is none."""
 
 
+@struct
+class EpisodeLog:
+    """Episodes of environments of K agents that ended in a batch, in the order of their ends: M at most in each of E.
+
+    An agent that was there without a turn of its own counts, with length 0.
+    """
+
+    count: Any
+    """[E] int64, how many."""
+    steps: Any
+    """[E, M] int64 environment steps, of turn-based ones moves."""
+    policy: Any
+    """[E, M, K] int64 index of the policy that played each of `possible_agents`; -1: it was not there."""
+    return_: Any
+    """[E, M, K] float64 undiscounted."""
+    discounted: Any
+    """[E, M, K] float64 sum of discount^k * reward_k over its own steps."""
+    length: Any
+    """[E, M, K] int64 own steps."""
+    terminated: Any
+    """[E, M, K] bool, its episode ended in a terminal state, rather than cut by a limit."""
+    columns: Any
+    """{key: [E, M, K] float64} of each info key the value last reported; NaN if there was none."""
+
+    @staticmethod
+    def allocate(E: int, M: int, K: int, info_keys: Sequence[str] = ()) -> EpisodeLog:
+        """An empty log."""
+        return EpisodeLog(
+            count=np.zeros(E, np.int64),
+            steps=np.zeros((E, M), np.int64),
+            policy=np.full((E, M, K), -1, np.int64),
+            return_=np.zeros((E, M, K)),
+            discounted=np.zeros((E, M, K)),
+            length=np.zeros((E, M, K), np.int64),
+            terminated=np.zeros((E, M, K), bool),
+            columns={key: np.full((E, M, K), np.nan) for key in info_keys},
+        )
+
+
 class EnvPool(Protocol):
     """Slots that step in groups. The pool writes the environment's leaves of a batch, the loop writes the agent's.
 
@@ -105,6 +149,12 @@ class EnvPool(Protocol):
     """The slots of each policy's groups are consecutive, and together all columns of its batch."""
     info_keys: tuple[str, ...]
     """Keys of the env info that the pool writes where the batch has columns for them."""
+    seats: tuple[int, ...] = (1,)
+    """Slots of each policy in one environment; seat i of policy p in environment e is column `e * seats[p] + i`."""
+    takes_turns: bool = False
+    """Rows are an agent's own turns: before `send` the loop asks `pending(group)` which of them wait for an action."""
+    log: EpisodeLog | None = None
+    """The account of the episodes that ended since `bind`, of environments of many agents; None for those of one."""
     evaluation: bool = False
     """Episodes have evaluation seeds, which no training episode uses."""
 
@@ -178,6 +228,14 @@ class EnvPool(Protocol):
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
         """For each slot the random actions of its current episode from before the first batch, and their rewards."""
         return [([], [])] * slots_of(self)
+
+    def pending(self, group: int) -> tuple[Ints, Ints]:
+        """The turns of a group that wait for an action: their slots [n], and the row of each [n]; maybe none."""
+        raise TypeError(f"{type(self).__name__} takes no turns")
+
+    def finished(self, group: int) -> bool:
+        """True once the group's rows of this batch are complete; asked of pools that take turns."""
+        raise TypeError(f"{type(self).__name__} takes no turns")
 
     def metrics(self) -> dict[str, float]:
         """Further `sampler/...` and `faults/...` metrics."""

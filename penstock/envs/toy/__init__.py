@@ -1,5 +1,6 @@
 """Small environments with known exact answers, and one that misbehaves in every named way."""
 
+from penstock.envs.toy.agents import EchoAgents, EchoTurns, LatePay, Nim, ParallelToy, TeamBits, TurnToy
 from penstock.envs.toy.base import Toy
 from penstock.envs.toy.faults import FAULTS, FaultEnv
 from penstock.envs.toy.goals import BitFlip
@@ -34,22 +35,29 @@ __all__ = [
     "ContinuousBandit",
     "Counter",
     "Echo",
+    "EchoAgents",
+    "EchoTurns",
     "Endless",
     "FAULTS",
     "FaultEnv",
     "HideVelocity",
     "HugeScale",
     "Masked",
+    "LatePay",
     "Match",
+    "Nim",
     "Overshoot",
+    "ParallelToy",
     "PixelCatch",
     "RepeatPrevious",
     "ScaledBandit",
     "SeedEcho",
     "Sign",
     "TMaze",
+    "TeamBits",
     "ThreeStep",
     "Toy",
+    "TurnToy",
     "TwoStep",
     "cartpole_positions",
 ]

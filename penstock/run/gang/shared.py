@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.wire import decode, encode
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
-from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy
 from penstock.run.gang.states import joined, numbered, part
 from penstock.samplers import sized
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.sampler import Sampler, SamplerSettings
+from penstock.samplers.sampler import Agents, Sampler, SamplerSettings
 from penstock.workers.shares import even_split
 
 _SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
@@ -91,8 +90,8 @@ class SharedSampler:
         """The own batch collected last."""
         return getattr(self.inner, "last_batch", None)
 
-    def initialize(self, agent: Agent) -> dict[str, Any]:
-        return self.inner.initialize(agent)
+    def initialize(self, agents: Agents) -> dict[str, Any]:
+        return self.inner.initialize(agents)
 
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
         """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""
@@ -152,7 +151,7 @@ class SharedSampler:
 def shared_step(step: TrainingStepFn) -> TrainingStepFn:
     """An iteration of every rank at once: environment steps and episodes are those of all."""
 
-    def of_all(policy: Policy, sampler: Any, itr: int) -> TrainingStep:
+    def of_all(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
         own = step(policy, sampler, itr)
         mine = {"steps": own.env_steps, "episodes": own.episodes.to_plain(), "metrics": sampler.inner.metrics()}
         told = gathered(policy.comm, {**mine, "ended": sampler.ended(len(own.episodes))})

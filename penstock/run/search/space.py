@@ -13,7 +13,9 @@ import numpy as np
 
 from penstock.core.config import override, whole
 from penstock.core.errors import CheckpointError, ConfigError, nearest
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import EnvSpec, Specs
+from penstock.learn.policies import for_agents
+from penstock.learn.policy_set import parameters
 from penstock.run.experiment import Experiment
 from penstock.run.launch.sweep import split_values
 
@@ -136,7 +138,7 @@ def check_space(space: Space, exp: Experiment) -> None:
                 raise ConfigError(f"--search {path}, at {value!r}: {error}{hint}") from error
 
 
-def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
+def check_explored(space: Space, exp: Experiment, spec: Specs) -> None:
     """Raises ConfigError for a setting that PBT cannot change in a run that has begun: it copies the whole state."""
     known = _shapes(exp, spec)
     for path, dimension in space.items():
@@ -154,22 +156,22 @@ def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
                 )
 
 
-def check_init(space: Space, exp: Experiment, spec: EnvSpec, parameters: Mapping[str, Any], init: str) -> None:
+def check_init(space: Space, exp: Experiment, spec: Specs, stored: Mapping[str, Any], init: str) -> None:
     """Raises CheckpointError if the parameters of a run suit some settings of a search not, and says which."""
     points = [("", None), *((path, value) for path, x in space.items() for value in x.ends() if path[:5] == "algo.")]
     for path, value in points:
         algo = override(exp, {path: value}).algo if path else exp.algo
         try:
-            algo.build(spec, seed=exp.run.seed).load_parameters(dict(parameters))
+            for_agents(algo, not isinstance(spec, EnvSpec)).build(spec, seed=exp.run.seed).load_parameters(dict(stored))
         except CheckpointError as error:
             at = f"--search {path}, at {value!r}" if path else "these settings (a preset may have changed net)"
             raise CheckpointError(f"--init {init} does not suit {at}: {error}") from error
 
 
-def _shapes(exp: Experiment, spec: EnvSpec) -> dict[str, list[int]]:
+def _shapes(exp: Experiment, spec: Specs) -> dict[str, list[int]]:
     """The shape of every tensor of the agent."""
-    policy = exp.algo.build(spec, seed=exp.run.seed)
-    return {name: list(getattr(x, "shape", ())) for name, x in policy.agent.state_dict().items()}
+    policy = for_agents(exp.algo, not isinstance(spec, EnvSpec)).build(spec, seed=exp.run.seed)
+    return {name: list(getattr(x, "shape", ())) for name, x in parameters(policy).items()}
 
 
 def _read(path: str, given: Any) -> Dimension:

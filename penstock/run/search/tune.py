@@ -13,7 +13,8 @@ from rich.console import Console
 
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import Specs, specs_to_plain
+from penstock.learn.policy_set import parameters
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.entry import load
 from penstock.run.experiment import Experiment
@@ -28,6 +29,7 @@ from penstock.run.search.report import FoundTrial, SearchResult, number, write_p
 from penstock.run.search.search import Mode, SearchSettings
 from penstock.run.search.space import check_explored, check_init, check_space, read_space
 from penstock.run.search.stored import ADVICE, STATE, read_state, require_same, settings_of
+from penstock.run.suited import specs_for
 from penstock.workers.checking import check_apart
 
 
@@ -178,19 +180,19 @@ def opened(
                 # Whether rungs wait until they are complete was settled when the search began.
                 settings = replace(settings, synchronous=settings_of(plain).synchronous)
                 require_same(folder, plain, settings, exp)
-                queue = make_queue(folder, exp, _spec_of(exp).to_plain(), settings, **given)
+                queue = make_queue(folder, exp, specs_to_plain(_spec_of(exp)), settings, **given)
                 queue.restore(plain)
             queue.begin()  # again: it may have been killed while it began, or have another metric now
             yield queue
         return
     _require_empty(folder)
     spec = _spec_of(exp)
-    queue = make_queue(folder, exp, spec.to_plain(), settings, **given)
+    queue = make_queue(folder, exp, specs_to_plain(spec), settings, **given)
     if settings.scheduler == "pbt":
         check_explored(queue.search.space, exp, spec)
     if settings.init:
-        parameters = load(settings.init, trust=trust).agent.state_dict()
-        check_init(queue.search.space, exp, spec, parameters, settings.init)
+        stored = parameters(load(settings.init, trust=trust))
+        check_init(queue.search.space, exp, spec, stored, settings.init)
     with RunLock(folder):
         _require_empty(folder)  # again: another search may have come and gone meanwhile
         queue.begin()
@@ -261,9 +263,9 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
     )
 
 
-def _spec_of(exp: Experiment) -> EnvSpec:
-    """The spec of the environment, which is checked in a process of its own. Raises EnvWorkerError."""
-    return check_apart(exp.env_config, exp.run.seed, exp.sampler_settings).spec
+def _spec_of(exp: Experiment) -> Specs:
+    """What the policies are built for; the environment is checked in a process of its own. Raises EnvWorkerError."""
+    return specs_for(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler_settings))
 
 
 def _unstorable(plain: Any) -> str | None:

@@ -13,7 +13,9 @@ from penstock.envs import toy
 from penstock.envs.check import check_env
 
 MAKERS: dict[str, Callable[[], gym.Env]] = {
-    name: getattr(toy, name) for name in toy.__all__ if name not in ("FAULTS", "HideVelocity", "Toy")
+    name: getattr(toy, name)
+    for name in toy.__all__
+    if name not in ("FAULTS", "HideVelocity", "Toy") and getattr(toy, name).__module__ != "penstock.envs.toy.agents"
 }
 MAKERS |= {
     "PixelCatch hwc": lambda: toy.PixelCatch("hwc"),

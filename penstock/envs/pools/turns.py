@@ -1,0 +1,443 @@
+"""TurnPool: environments whose agents take turns (PettingZoo's AEC), stepped here into a batch a policy.
+
+Row c of a column is the c-th turn there of whoever sits on that seat. A row closes when the agent's next turn, or its
+end, has come: with the reward since its action, and the observation that it then sees. A turn that is open when the
+batch ends moves, action and info included, to row 0 of the next; its place and the rest of the column idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.spec import MASK_KEY
+from penstock.core.tree import tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.envs.contract import LARGEST_REWARD
+from penstock.envs.make import EnvConfig
+from penstock.envs.pools.many.contract import NO_CHOICE
+from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.many.replaying import offers_state
+from penstock.envs.pools.many.turn_columns import Column, Player, begin_batch, idle_rest
+from penstock.envs.pools.many.turn_envs import TurnEnvs
+from penstock.envs.pools.many.turn_journal import replay_turns
+from penstock.envs.pools.messages import fail
+from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState
+from penstock.envs.pools.restoring import write_tree
+from penstock.envs.pools.serial import STEPPING, Reset, action_reader, obs_writer
+
+_CHECK_EVERY = 64
+_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
+_FLAGS = frozenset([bool, np.bool_])
+
+
+class TurnPool(EnvPool):
+    """An `EnvPool` of one group for each policy. In a sweep every environment that is not out of room takes one turn.
+
+    An environment is out of room where the agent whose turn it is has no row left; it goes on in the next batch.
+
+    Args:
+        config: with its seating. slots: numbers of the environments among those of all samplers of the run. The others
+            are `SerialPool`'s, where a slot is an environment.
+        discount: of the logged episodes. journal_steps: moves kept to replay an open episode on resume.
+
+    Raises:
+        ConfigError: `reset="batch_end"` or random first steps, which are of lockstep.
+    """
+
+    takes_turns = True
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        seed: int,
+        slots: slice,
+        *,
+        reset: Reset = "next_step",
+        max_decorrelation_steps: int = 0,
+        episodes: Sequence[int] | None = None,
+        evaluation: bool = False,
+        mark: MutableSequence[int] | None = None,
+        ledger: Any = None,
+        evaluation_ledger: Callable[[int], Any] | None = None,
+        discount: float = 0.99,
+        journal_steps: int = 100_000,
+    ) -> None:
+        if reset != "next_step":
+            raise ConfigError(
+                f"sampler.reset={reset!r} with {config.name}, whose agents take turns: its environments are out of "
+                "step anyway; use reset='next_step'"
+            )
+        if max_decorrelation_steps:
+            raise ConfigError(
+                f"sampler.max_decorrelation_steps={max_decorrelation_steps} with {config.name}, whose agents take "
+                "turns: random first moves would belong to agents that have not moved; use 0"
+            )
+        self.host = host = AgentEnvs(config, slots, evaluation, mark, ledger, turns=True)
+        seating, E = host.seating, len(host.envs)
+        self.evaluation, self._evaluation_ledger, self._journal_steps = evaluation, evaluation_ledger, journal_steps
+        self.specs, self.seats, self.info_keys = seating.specs, seating.seats, host.info_keys
+        self.groups = tuple(Group(p, slice(0, E * n)) for p, n in enumerate(seating.seats))
+        self.account = Account(E, seating.agents, self.info_keys, discount)
+        self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
+        self._writers = [obs_writer(spec.obs) for spec in self.specs]
+        self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
+        self._nulls = [tree_leaves(spec.null_action) for spec in self.specs]
+        self._tell = host.showing.anything
+        self._steps = [env.step for env in host.envs]
+        self._outs: Sequence[SampleBatch] = ()
+        self.restart(seed, episodes)
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        """Forgets every episode: the next batch begins with the first episodes of `seed`."""
+        E = len(self.host.envs)
+        self.host.restart(seed, episodes)
+        self.account.restart()
+        self._columns = [[Column(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
+        self.there = there = TurnEnvs(self.host, self.account, self._journal_steps)
+        self.host.step_of = lambda e: there.moves[e]
+        self._waiting: list[Column | None] = [None] * E
+        """Column whose turn waits for an action, None of an environment that is out of room or has no episode left."""
+        self._turn: list[tuple[str, Any] | None] = [None] * E
+        """Agent whose turn it is, and what it sees; None while nobody's is."""
+        self._held: list[tuple[Column, list[Any]]] = []
+        self._sent, self._given = 0, -1
+        self._first_batch, self._whole, self._look = True, False, False
+
+    def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
+        """Takes the place of a pool whose worker died, from the ledger and the batches before (None: there are none).
+
+        Every environment resets into its next episode; what was open is lost.
+        """
+        self.host.take_over()
+        self._outs, self._first_batch = previous or (), previous is None
+
+    def prepare(self) -> None:
+        """Nothing: an environment that is out of room has reset already."""
+
+    @property
+    def first_slot(self) -> int:
+        """Number of the first environment among those of all samplers of the run."""
+        return self.host.slots.start
+
+    def for_evaluation(self, B: int, first_slot: int = 0) -> TurnPool:
+        return TurnPool(
+            self.host.config,
+            self.host.seed,
+            slice(first_slot, first_slot + B),
+            evaluation=True,
+            mark=self.host.mark,
+            ledger=None if self._evaluation_ledger is None else self._evaluation_ledger(B),
+            discount=self.account.discount,
+        )
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        previous, self._outs = self._outs, outs
+        T = self._T = outs[0].spec.T
+        self.log = self.account.bind(most_episodes(self.host.seating, T))
+        for p, out in enumerate(outs):
+            begin_batch(out, previous[p] if previous and not self._first_batch else None, self.specs[p])
+        self._obs = [[tree_map(lambda x, t=t: x[t], out.obs) for t in range(T + 1)] for out in outs]
+        self._info: list[dict[str, Any]] = [
+            out.info.get("env", {}) if isinstance(out.info, dict) else {} for out in outs
+        ]
+        self._prev_actions = [tree_leaves(out.prev_action) for out in outs]
+        self._agent_info = [tree_leaves({key: x for key, x in out.info.items() if key != "env"}) for out in outs]
+        self._written = [[*tree_leaves(out.action), *x, out.version] for out, x in zip(outs, self._agent_info)]
+        self._reward = [out.reward for out in outs]
+        self._valid = [out.valid for out in outs]
+        for columns in self._columns:
+            for column in columns:
+                column.cursor = 0
+        for column, leaves in self._held:
+            for x, y in zip(self._written[column.policy], leaves):
+                x[0, column.index] = y
+            column.cursor = 1
+        self._held = []
+        self._whole = False
+        for e in range(len(self._waiting)):
+            self._advance(e)
+        self._finish_if_whole()
+
+    def pending(self, group: int) -> tuple[Ints, Ints]:
+        waiting = [x for x in self._waiting if x is not None and x.policy == group]
+        slots = np.array([x.index for x in waiting], np.int64)
+        return slots, np.array([x.cursor for x in waiting], np.int64)
+
+    def send(self, group: int, row: int) -> None:
+        self._sent += 1
+        if self._sent == len(self.groups):
+            self._sent = 0
+            self._sweep()
+
+    def recv(self) -> int:
+        self._given = (self._given + 1) % len(self.groups)
+        return self._given
+
+    def finished(self, group: int) -> bool:
+        return self._whole
+
+    def get_state(self) -> PoolState:
+        host, E = self.host, len(self._waiting)
+        return PoolState(
+            episode=list(host.episode),
+            ended=list(host.over),
+            idle=[over and left <= 0 for over, left in zip(host.over, host.left)],
+            left=host.left_or_none(),
+            began=list(host.began),
+            snapshot=[self._snapshot(e) for e in range(E)],
+            tick=host.tick,
+        )
+
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
+        host = self.host
+        self._outs, self._first_batch, self._held = outs, False, []
+        host.set_state(state)
+        lost = [e for e, found in enumerate(state.snapshot) if not self._restore(e, found)]
+        host.set_state(state, lost)
+        return lost
+
+    def _snapshot(self, e: int) -> dict[str, Any]:
+        """An environment between two batches, its open turns, and the seats that wait, as plain data."""
+        env = self.host.envs[e]
+        own = env.get_state() if offers_state(env) and not self.host.over[e] else None
+        mine = [column for columns in self._columns for column in columns if column.e == e]
+        return {
+            "columns": [[x.open, x.closed] for x in mine],
+            "held": [[mine.index(x), *leaves] for x, leaves in self._held if x.e == e],
+            "players": {
+                agent: [
+                    None if x.column is None else mine.index(x.column), x.return_, x.discounted, x.weight, x.turns
+                ]
+                for agent, x in self.there.players[e].items()
+            },
+            "moves": self.there.moves[e],
+            "gone": sorted(self.there.gone[e]),
+            "account": self.account.snapshot(e),
+            "journal": None if own is not None else self.there.journals[e].to_plain(),
+            "env": own,
+        }  # fmt: skip
+
+    def _restore(self, e: int, found: dict[str, Any]) -> bool:
+        """The inverse; False if the environment does not come to where it was."""
+        host, env = self.host, self.host.envs[e]
+        mine = [column for columns in self._columns for column in columns if column.e == e]
+        for column in mine:
+            column.open, column.closed = False, True
+        self._turn[e] = self._waiting[e] = None
+        self.there.forget(e)
+        if host.over[e]:
+            return True
+        self.there.open(e, again=True)
+        if found["env"] is not None and offers_state(env):
+            env.set_state(found["env"])
+        elif found["journal"] is None or not replay_turns(
+            env, self.there.journals[e], found["journal"], self._action_of, host.seating.agents
+        ):
+            self.there.forget(e)
+            return False
+        self.account.restore(e, found["account"])
+        self.there.gone[e], self.there.agents[e] = {*found["gone"]}, list(env.agents)
+        for column, (open_, closed) in zip(mine, found["columns"]):
+            column.open, column.closed = open_, closed
+        self._held += [(mine[i], leaves) for i, *leaves in found["held"]]
+        for agent, (i, *sums) in found["players"].items():
+            player = self.there.players[e][agent] = Player()
+            player.return_, player.discounted, player.weight, player.turns = sums
+            if i is not None:
+                player.column = column = mine[i]
+                seats = self.seats[column.policy]
+                host.seats[e].put(agent, column.policy, column.index - e * seats)
+        self.there.moves[e] = found["moves"]
+        agent = env.agent_selection
+        obs, _, _, _, info = env.last()
+        if self._tell:
+            obs = host.show(e, "step", agent, obs, info, self.there.state(e, env))
+        self._turn[e] = agent, obs
+        return True
+
+    def _action_of(self, agent: str, leaves: list[Any]) -> Any:
+        """An agent's action out of its leaves."""
+        policy = next(p for p, spec in enumerate(self.specs) if self.host.showing.fits(agent, spec))
+        return tree_unflatten(tree_structure(self.specs[policy].action), leaves)
+
+    def close(self) -> None:
+        self.host.close()
+
+    def _sweep(self) -> None:
+        """Plays the turns that wait, and lets each of their environments run to its next one."""
+        host, mark = self.host, self.host.mark
+        host.tick += 1
+        self._look = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
+        chosen: list[Any] = [None] * len(self._waiting)
+        for p, out in enumerate(self._outs):
+            slots, rows = self.pending(p)
+            if len(slots):
+                envs = (slots // self.seats[p]).tolist()
+                at = rows, slots
+                for e, action in zip(envs, self._to_env[p](tree_map(lambda x, at=at: x[at], out.action))):
+                    chosen[e] = action
+        mark[1], mark[3], mark[5] = STEPPING, host.slots.start, self.evaluation
+        for e, column in enumerate(self._waiting):
+            if column is None:
+                continue
+            mark[0], mark[4] = e, self.there.moves[e] + 1
+            self._move(e, column, chosen[e])
+            self._advance(e)
+        mark[1] = 0
+        self._finish_if_whole()
+
+    def _move(self, e: int, column: Column, action: Any) -> None:
+        """The agent whose turn it is acts."""
+        turn = self._turn[e]
+        assert turn is not None
+        agent = turn[0]
+        column.cursor += 1
+        column.open = True
+        self.there.players[e][agent].turns += 1
+        self.there.moves[e] += 1
+        self.there.journals[e].add(self.host.index[agent], action)
+        self._turn[e] = self._waiting[e] = None
+        try:
+            self._steps[e](action)
+        except (Exception, SystemExit) as error:
+            fail(self.host.where(e, "step", agent), error, action)
+
+    def _advance(self, e: int) -> None:
+        """Lets an environment run to the next turn that waits for an action, or to where there is no room for it."""
+        host, env, players = self.host, self.host.envs[e], self.there.players[e]
+        while True:
+            if self._turn[e] is not None:  # it found no room in the batch before
+                self._place(e)
+                return
+            if host.over[e]:
+                if host.left[e] <= 0:
+                    return
+                self.there.open(e)
+            result = None
+            try:
+                agents = env.agents
+                if agents != self.there.agents[e]:
+                    self.there.changed(e, agents)
+                if not agents:
+                    self.there.close(e)
+                    continue
+                agent = env.agent_selection
+                result = env.last()
+                player = players[agent]
+                obs, reward, terminated, truncated, info = result
+            except EnvWorkerError:
+                raise
+            except (Exception, SystemExit) as error:
+                self.there.fail(e, error, result)
+            if (
+                (reward.__class__ is not float and reward.__class__ not in _NUMBERS)
+                or (terminated.__class__ is not bool and terminated.__class__ not in _FLAGS)
+                or (truncated.__class__ is not bool and truncated.__class__ not in _FLAGS)
+                or not -LARGEST_REWARD < reward < LARGEST_REWARD
+                or info.__class__ is not dict
+            ):
+                reward = self.there.real(e, agent, result)
+            over = terminated or truncated
+            self.there.journals[e].look(obs, reward)
+            if self._tell:
+                obs = host.show(e, "step", agent, obs, info, self.there.state(e, env))
+            column = player.column
+            if column is not None and column.open:
+                self._close_row(column, player, agent, obs, reward, terminated, truncated, info)
+            else:
+                player.return_ += reward  # earned before its first turn: no row to credit
+                player.discounted += reward
+            if over:
+                self.there.end(e, agent, player, terminated)
+                try:
+                    env.step(None)
+                except (Exception, SystemExit) as error:
+                    fail(host.where(e, "step", agent), error, None)
+                continue
+            if column is None:
+                policy, index = host.sit(e, agent, "step")
+                player.column = column = self._columns[policy][index]
+            if self._masked[column.policy] and b"\1" not in obs[MASK_KEY].tobytes() and not obs[MASK_KEY].any():
+                host.refuse(e, "step", agent, NO_CHOICE)
+            self._turn[e] = agent, obs
+            self._place(e)
+            return
+
+    def _place(self, e: int) -> None:
+        """Finds a row for the turn of environment e: it waits for an action there, or for the next batch."""
+        turn = self._turn[e]
+        assert turn is not None
+        agent, obs = turn
+        column = self.there.players[e][agent].column
+        assert column is not None
+        if column.closed:
+            p, b, out = column.policy, column.index, self._outs[column.policy]
+            if self._first_batch and not column.seen:
+                self._write(e, agent, p, b, 0, obs)
+                out.first[0, b] = True
+            elif column.cursor >= self._T:
+                return
+            else:
+                column.cursor = c = column.cursor + 1  # the row before is its reset row
+                self._write(e, agent, p, b, c, obs)
+                out.first[c, b] = True
+                for x, null in zip(self._prev_actions[p], self._nulls[p]):
+                    x[c, b] = null
+                for x in self._agent_info[p]:
+                    x[c - 1, b] = 0
+            column.closed = False
+        column.seen = True
+        if column.cursor < self._T:
+            self._waiting[e] = column
+
+    def _close_row(
+        self,
+        column: Column,
+        player: Player,
+        agent: str,
+        obs: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Any,
+    ) -> None:
+        """The turn that was open is a row."""
+        p, b, c = column.policy, column.index, column.cursor
+        self._write(column.e, agent, p, b, c, obs)
+        c -= 1
+        self._reward[p][c, b] = reward
+        self._valid[p][c, b] = True
+        column.open = False
+        player.return_ += reward
+        player.discounted += player.weight * reward
+        player.weight *= self.account.discount
+        if terminated or truncated:
+            out = self._outs[p]
+            out.terminated[c, b], out.truncated[c, b] = terminated, truncated
+        if info:
+            for key, value in self.account.report(column.e, agent, info).items():
+                if key in self._info[p]:
+                    self._info[p][key][c, b] = value
+
+    def _write(self, e: int, agent: str, p: int, b: int, c: int, obs: Any) -> None:
+        """Writes an observation into row c, and looks at its values if it is their turn."""
+        host = self.host
+        if not self._writers[p](self._obs[p][c], b, obs):
+            host.check_obs(e, "step", agent, p, obs)
+            write_tree(self._obs[p][c], b, obs)
+        elif self._look or host.episode[e] == 0:
+            host.check_obs(e, "step", agent, p, obs)
+
+    def _finish_if_whole(self) -> None:
+        """Once no environment has room: takes out the open turns, and makes the rest of each column idle."""
+        if any(column is not None for column in self._waiting):
+            return
+        self._whole, self._first_batch = True, False
+        for p, out in enumerate(self._outs):
+            self._held += idle_rest(out, self._columns[p], self._written[p], self._nulls[p])
