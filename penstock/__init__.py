@@ -85,6 +85,7 @@ _WHERE = {
     "Trainer": "penstock.run.trainer",
     "actor_critic": "penstock.agents.actor_critic",
     "adam": "penstock.learn.optimizers",
+    "as_multi_agent": "penstock.core.joining",
     "check_env": "penstock.envs.check",
     "concat_samples": "penstock.core.joining",
     "cosine": "penstock.core.schedule",
@@ -100,9 +101,11 @@ _WHERE = {
     "resume": "penstock.run.loop",
     "rmsprop": "penstock.learn.optimizers",
     "split_by_episode": "penstock.core.joining",
+    "timeslices": "penstock.core.joining",
     "train": "penstock.run.loop",
     "train_one_step": "penstock.learn.train_ops",
     "tune": "penstock.run.search.tune",
+    "wrap_as_needed": "penstock.core.joining",
 }
 _MODULES = (
     "agents",
@@ -158,7 +161,13 @@ if TYPE_CHECKING:
         NonFiniteError as NonFiniteError,
         PenstockError as PenstockError,
     )
-    from penstock.core.joining import concat_samples as concat_samples, split_by_episode as split_by_episode
+    from penstock.core.joining import (
+        as_multi_agent as as_multi_agent,
+        concat_samples as concat_samples,
+        split_by_episode as split_by_episode,
+        timeslices as timeslices,
+        wrap_as_needed as wrap_as_needed,
+    )
     from penstock.core.placement import Placement as Placement
     from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear
     from penstock.core.spec import BatchSpec as BatchSpec, EnvSpec as EnvSpec
