@@ -54,6 +54,7 @@ _WHERE = {
     "Iteration": "penstock.run.loop",
     "LearnerLostError": "penstock.core.errors",
     "Loss": "penstock.learn.algorithm",
+    "MAPPO": "penstock.algos.mappo",
     "MARWIL": "penstock.algos.marwil",
     "MultiAgentBatch": "penstock.core.batch",
     "MultiAgentReplay": "penstock.replay.multi_agent",
@@ -67,6 +68,7 @@ _WHERE = {
     "Placement": "penstock.core.placement",
     "Policy": "penstock.learn.policy",
     "QAgent": "penstock.agents.q_agent",
+    "QMIX": "penstock.algos.qmix",
     "R2D1": "penstock.algos.r2d1",
     "Replay": "penstock.replay.replay",
     "ReplaySettings": "penstock.replay.replay",
@@ -140,8 +142,10 @@ if TYPE_CHECKING:
     from penstock.algos.discrete_sac import DiscreteSAC as DiscreteSAC
     from penstock.algos.dqn import DQN as DQN
     from penstock.algos.impala import IMPALA as IMPALA
+    from penstock.algos.mappo import MAPPO as MAPPO
     from penstock.algos.marwil import MARWIL as MARWIL
     from penstock.algos.ppo import PPO as PPO
+    from penstock.algos.qmix import QMIX as QMIX
     from penstock.algos.r2d1 import R2D1 as R2D1
     from penstock.algos.sac import SAC as SAC
     from penstock.algos.td3 import TD3 as TD3

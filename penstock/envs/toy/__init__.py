@@ -4,6 +4,7 @@ from penstock.envs.toy.base import Toy
 from penstock.envs.toy.faults import FAULTS, FaultEnv
 from penstock.envs.toy.goals import BitFlip
 from penstock.envs.toy.memory import HideVelocity, RepeatPrevious, TMaze, cartpole_positions
+from penstock.envs.toy.moves import Moves, Nim, PaidLater
 from penstock.envs.toy.pixels import PixelCatch
 from penstock.envs.toy.plumbing import Counter, Echo, SeedEcho
 from penstock.envs.toy.probes import (
@@ -23,6 +24,7 @@ from penstock.envs.toy.probes import (
     ThreeStep,
     TwoStep,
 )
+from penstock.envs.toy.teams import Team, TeamBit, TwoStepMatrix
 
 __all__ = [
     "Bandit",
@@ -41,15 +43,21 @@ __all__ = [
     "HugeScale",
     "Masked",
     "Match",
+    "Moves",
+    "Nim",
     "Overshoot",
+    "PaidLater",
     "PixelCatch",
     "RepeatPrevious",
     "ScaledBandit",
     "SeedEcho",
     "Sign",
     "TMaze",
+    "Team",
+    "TeamBit",
     "ThreeStep",
     "Toy",
     "TwoStep",
+    "TwoStepMatrix",
     "cartpole_positions",
 ]
