@@ -66,7 +66,9 @@ _WHERE = {
     "PPO": "penstock.algos.ppo",
     "PenstockError": "penstock.core.errors",
     "Placement": "penstock.core.placement",
+    "Policies": "penstock.learn.policies",
     "Policy": "penstock.learn.policy",
+    "PolicySet": "penstock.learn.policy_set",
     "QAgent": "penstock.agents.q_agent",
     "QMIX": "penstock.algos.qmix",
     "R2D1": "penstock.algos.r2d1",
@@ -92,7 +94,7 @@ _WHERE = {
     "concat_samples": "penstock.core.joining",
     "cosine": "penstock.core.schedule",
     "linear": "penstock.core.schedule",
-    "evaluate": "penstock.run.evaluation",
+    "evaluate": "penstock.run.playing.evaluation",
     "load": "penstock.run.entry",
     "minibatches": "penstock.learn.minibatch",
     "multi_gpu_train_one_step": "penstock.learn.train_ops",
@@ -184,7 +186,9 @@ if TYPE_CHECKING:
     from penstock.learn.comm import GroupComm as GroupComm
     from penstock.learn.minibatch import minibatches as minibatches
     from penstock.learn.optimizers import adam as adam, rmsprop as rmsprop
+    from penstock.learn.policies import Policies as Policies
     from penstock.learn.policy import Policy as Policy
+    from penstock.learn.policy_set import PolicySet as PolicySet
     from penstock.learn.train_ops import (
         multi_gpu_train_one_step as multi_gpu_train_one_step,
         train_one_step as train_one_step,
@@ -196,9 +200,9 @@ if TYPE_CHECKING:
         ReplaySettings as ReplaySettings,
     )
     from penstock.run.entry import load as load
-    from penstock.run.evaluation import evaluate as evaluate
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
     from penstock.run.loop import Iteration as Iteration, Run as Run, resume as resume, train as train
+    from penstock.run.playing.evaluation import evaluate as evaluate
     from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
     from penstock.run.result import Result as Result

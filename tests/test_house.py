@@ -31,7 +31,7 @@ BOUNDED_ELSEWHERE = {
     ("penstock/samplers/collector.py", "pool.recv"): "EnvPool.recv: each pool has a deadline of its own",
     ("penstock/testing/pools.py", "pool.recv"): "the same",
     ("penstock/learn/columns.py", "_present.get"): "ContextVar.get returns at once",
-    ("penstock/run/video.py", "process.poll"): "Popen.poll returns at once",
+    ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
     **{
         (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
         for name in ("process", "control", "tie", "supervisor")

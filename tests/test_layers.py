@@ -24,8 +24,12 @@ BELOW = {
 BELOW["testing"] = {*BELOW["run"], "run"}
 BELOW["distributed"] = {*BELOW["run"], "run"}
 BELOW["cli"] = {*BELOW["distributed"], "distributed"}
-ALSO = {"learn": {"penstock.samplers.sampler"}, "algos": {"penstock.samplers.sampler"}}
-"""Single modules of layers above: the Sampler Protocol, which learners are given and never make."""
+ALSO = {
+    "learn": {"penstock.samplers.sampler", "penstock.envs.check", "penstock.envs.make", "penstock.envs.seats"},
+    "algos": {"penstock.samplers.sampler"},
+}
+"""Single modules of other layers: the Sampler Protocol, which learners are given and never make; and environments'
+settings, in which `Policies.seat` says who plays whom."""
 ENTRY = {"__init__.py": {"core"}, "__main__.py": {"cli"}}
 """Modules of the package itself. What `__init__` imports under TYPE_CHECKING is never run; its lazy table is text."""
 CORE_MAY = {"numpy", "optree"}

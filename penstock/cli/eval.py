@@ -19,7 +19,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--slots", type=whole_number, metavar="N", help="environments side by side (default 16)")
     args = parser.parse_args(argv)
     env, kwargs = played_env(args)
-    from penstock.run.evaluation import evaluate_run, record_video
+    from penstock.run.playing.evaluation import evaluate_run, record_video
     from penstock.run.progress import print_summary
 
     opened: dict[str, Any] = {"env": env, "env_kwargs": kwargs, "which": args.which, "trust": args.trust}

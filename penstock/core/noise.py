@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     EVALUATE_GREEDILY = 11
     """Evaluations without exploration of agents that then act at random now and then; slots count from -1 down."""
     SEARCH = 12
+    POLICY = 13
 
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:
@@ -180,6 +181,11 @@ class EpisodeSeeds:
 def derived_seed(seed: int, purpose: Purpose) -> int:
     """A 63-bit seed for a library that wants one number, such as `torch.manual_seed`."""
     return _hash(seed, int(purpose), 0) >> 1
+
+
+def policy_seed(seed: int, number: int) -> int:
+    """The seed of one of a run's policies by its number: the first has the run's own, as the only one of a run has."""
+    return _hash(seed, int(Purpose.POLICY), number) >> 1 if number else seed
 
 
 class _Placeholder(np.random.SeedSequence):

@@ -27,8 +27,9 @@ def require_members(value: Any, protocol: type, page: str) -> None:
     """
     for name, signature in members(protocol).items():
         member = getattr(value, name, None)
+        missing = member is None and not (hasattr(value, name) and signature.endswith("| None"))
         if getattr(member, "__required__", False) or (
-            member is None and not (isinstance(value, type) and signature.startswith(f"{name}:"))
+            missing and not (isinstance(value, type) and signature.startswith(f"{name}:"))
         ):
             owner = value if isinstance(value, type) else type(value)
             raise ConfigError(

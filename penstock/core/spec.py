@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,24 @@ class EnvSpec:
     def from_plain(plain: Mapping[str, Any]) -> EnvSpec:
         """The inverse of `to_plain`. Raises ConfigError on anything that `to_plain` does not write."""
         return EnvSpec(_tree_from_plain(plain["obs"]), _tree_from_plain(plain["action"]), int(plain["agents"]))
+
+
+Specs: TypeAlias = EnvSpec | Mapping[str, EnvSpec]
+"""The spec of an environment of one agent, or of each policy by its id."""
+
+
+def specs_to_plain(specs: Specs) -> dict[str, Any]:
+    """As `EnvSpec.to_plain`; of several policies {"policies": {id: spec}}."""
+    if isinstance(specs, EnvSpec):
+        return specs.to_plain()
+    return {"policies": {name: spec.to_plain() for name, spec in specs.items()}}
+
+
+def specs_from_plain(plain: Mapping[str, Any]) -> Specs:
+    """The inverse of `specs_to_plain`. Raises ConfigError on anything that it does not write."""
+    if "policies" not in plain:
+        return EnvSpec.from_plain(plain)
+    return {str(name): EnvSpec.from_plain(spec) for name, spec in plain["policies"].items()}
 
 
 def describe(tree: Tree) -> str:

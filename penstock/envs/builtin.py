@@ -8,6 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from penstock.envs.pettingzoo import is_known_family, is_pettingzoo_id
+
 _MODULES = {"ale_py", "gymnasium", "minatar", "penstock"}
 """Modules that a stored experiment may import to register their ids."""
 _HOMES = ("gymnasium.envs.", "penstock.envs.", "ale_py.", "minatar.")
@@ -26,6 +28,8 @@ def is_builtin_module(name: str) -> bool:
 def is_builtin_env(env: str) -> bool:
     """True if a Gymnasium id or `module:qualname` makes an environment of these packages, or none at all."""
     module, colon, name = env.partition(":")
+    if is_pettingzoo_id(env):
+        return is_known_family(env)
     if not colon:
         # Gymnasium takes an id without its version for the newest.
         found = [spec for key, spec in gym.registry.items() if env in (key, key.rpartition("-v")[0])]

@@ -31,6 +31,7 @@ from penstock.envs.contract import (
     refused_values,
 )
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
+from penstock.envs.seats import AgentSpecs
 from penstock.envs.spaces import action_dtypes, env_spec
 
 _PRELUDE_STEPS = 3
@@ -55,6 +56,8 @@ class EnvReport:
     """Median duration of a step."""
     out_of_bounds: str | None = None
     """The first value seen outside its space, as a message; None if there was none, or `checks` looks at no bounds."""
+    agents: AgentSpecs | None = None
+    """Of an environment of many agents the specs of each; None for one agent."""
 
 
 @dataclass

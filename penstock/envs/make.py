@@ -7,7 +7,7 @@ import importlib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium as gym
 
@@ -25,10 +25,13 @@ from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
 from penstock.envs.ids import make_registered, note_on, own_factory
+from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id
 from penstock.envs.seats import Seating
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
+StateOf: TypeAlias = Literal["", "env", "joint"]
+"""A state in every observation: none, the environment's own, or the observations of all agents side by side."""
 
 _EXTRAS = {
     "box2d": "box2d",
@@ -37,6 +40,8 @@ _EXTRAS = {
     "ale_py": "atari",
     "cv2": "atari",
     "opencv": "atari",
+    "pettingzoo": "pettingzoo",
+    "mpe2": "pettingzoo",
 }
 _OLD_GYM = (
     "that is the old `gym`, which Gymnasium has replaced: `import gymnasium as gym` and derive from gymnasium.Env, or "
@@ -51,7 +56,10 @@ class EnvConfig:
     __new__ = known_names
 
     env: str | Callable[..., Any]
-    """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`."""
+    """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`.
+
+    Of many agents: `pettingzoo:FAMILY/NAME`, or a callable that makes one with PettingZoo's Parallel or AEC API.
+    """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of `gymnasium.make` or of the callable."""
     wrappers: tuple[str | Callable[..., Any], ...] = ()
@@ -73,6 +81,12 @@ class EnvConfig:
     """Bytes of every text in the observation, shown as an array of that length by `TextBytes`; 0: text is refused."""
     mask_key: str | None = None
     """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper."""
+    state: StateOf = ""
+    """A state for critics that see more than an agent does, under `state` in every agent's observation.
+
+    `env`: what the environment's `state()` returns. `joint`: the observations of all agents side by side as float32,
+    choices as one-hot vectors, masks left out, zeros for an agent that is not there. Of many agents only.
+    """
     seating: Seating | None = None
     """Of an environment of many agents, who plays whom; `Policies.seat(env)` fills it in. None for one agent."""
 
@@ -89,6 +103,8 @@ class EnvConfig:
                 )
         if not isinstance(self.text, int) or self.text < 0:
             raise ConfigError(f"text={self.text!r}; expected the bytes of the longest text, e.g. 64, or 0")
+        if self.state not in get_args(StateOf):
+            raise ConfigError(f"state={self.state!r}; expected one of {list(get_args(StateOf))}")
         if self.checks not in get_args(Checks):
             raise ConfigError(f"checks={self.checks!r}; {nearest(str(self.checks), get_args(Checks))}")
 
@@ -98,7 +114,7 @@ class EnvConfig:
         return self.env if isinstance(self.env, str) else _name(self.env)
 
     def make(self) -> AnyEnv:
-        """A new environment; its owner closes it.
+        """A new environment; its owner closes it. Of many agents it is one by PettingZoo's API, whatever the type says.
 
         Raises:
             ConfigError: unknown id, module or name; a missing extra; the factory returned no environment.
@@ -121,6 +137,12 @@ class EnvConfig:
     def make_one(self) -> gym.Env[Any, Any]:
         """As `make`, but raises NativeEnvError for a native batched environment."""
         env = self.make()
+        if is_agents_env(env):
+            close_env(env, self.name)
+            raise ConfigError(
+                f"{self.name} made {type(env).__name__}, an environment of many agents, where one of a single agent was "
+                "expected; seat policies in it: ps.Policies({...}).seat(env), or a run with algo=ps.Policies({...})"
+            )
         if isinstance(env, gym.vector.VectorEnv):
             raise NativeEnvError(
                 f"{self.name} made a VectorEnv, a native batched environment, where one environment for a slot was "
@@ -141,6 +163,17 @@ class EnvConfig:
                 f"{asked} with the vector environment {type(env).__name__}; show such an observation in it instead"
             )
         changed: Any = env
+        if is_agents_env(env):
+            if self.drop or self.text:
+                raise ConfigError(
+                    f"{asked} with {type(env).__name__}, an environment of many agents; show such observations in it "
+                    "by a wrapper of yours (wrappers=, --wrappers)"
+                )
+            return env  # `mask_key` and `state` are the pools' business
+        if self.state:
+            raise ConfigError(
+                f"state={self.state!r} with {type(env).__name__}, an environment of one agent; leave it out"
+            )
         if self.drop:
             changed = DropKeys(changed, self.drop)
         if self.text:
@@ -150,6 +183,8 @@ class EnvConfig:
     def _factory(self) -> Callable[..., Any]:
         if not isinstance(self.env, str):
             return self.env
+        if is_pettingzoo_id(self.env):
+            return functools.partial(_made_by_id, self.env)
         module, colon, name = self.env.partition(":")
         if colon:
             _import_module(module, "env")
@@ -187,8 +222,12 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
         raise EnvWorkerError(f"{said}\n{where}") from error
 
 
+def _made_by_id(id_: str, **kwargs: Any) -> Any:
+    return factory_of(id_)(**kwargs)
+
+
 def _expect_env(made: Any, what: str) -> AnyEnv:
-    if isinstance(made, (gym.Env, gym.vector.VectorEnv)):
+    if isinstance(made, (gym.Env, gym.vector.VectorEnv)) or is_agents_env(made):
         return made  # pyright: ignore[reportUnknownVariableType]
     cls = type(made)
     hint = ""
@@ -197,7 +236,7 @@ def _expect_env(made: Any, what: str) -> AnyEnv:
     elif any(base.__module__.split(".")[0] == "gym" for base in cls.__mro__):
         hint = f"; {_OLD_GYM}"
     elif callable(getattr(made, "step", None)) and callable(getattr(made, "reset", None)):
-        hint = "; derive from gymnasium.Env, or convert it with a wrapper of yours or of shimmy (wrappers=, --wrappers)"
+        hint = "; derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of yours or of shimmy (wrappers=, --wrappers)"
     raise ConfigError(
         f"{what} gave {cls.__module__}.{cls.__qualname__}; expected a gymnasium.Env or gymnasium.vector.VectorEnv{hint}"
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from penstock.core.spec import EnvSpec
+from penstock.core.errors import ConfigError, nearest
+from penstock.core.noise import env_seed
+from penstock.core.spec import EnvSpec, describe
 
 PolicyMap: TypeAlias = "Mapping[str, str] | Callable[[str, int, int], str]"
 """Policy id by agent, or a function (agent, number of the episode, its seed) -> policy id, pure, asked at reset."""
+
+_ASKED = 64
+"""Episodes for which a function is asked in advance, to find whom each policy plays."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +31,186 @@ class AgentSpecs:
 class Seating:
     """The seats of each policy in every environment; a column of a policy's batch is one seat of one environment.
 
-    Seat i of policy p in environment e is column `e * seats[p] + i`.
+    Seat i of policy p in environment e is column `e * seats[p] + i`. `seat_agents` makes and checks one.
     """
 
     policies: tuple[str, ...]
     seats: tuple[int, ...]
     """Seats of each policy in one environment."""
     specs: tuple[EnvSpec, ...]
-    """Of each policy; `spec.agents` is its number of seats."""
+    """Of each policy, as it is shown; `spec.agents` is its number of seats."""
     agents: tuple[str, ...]
     """The environment's `possible_agents`."""
     turns: bool
     mapping: PolicyMap
+
+    @property
+    def fixed(self) -> bool:
+        """Every agent has the same policy in all episodes: the mapping is a dict."""
+        return isinstance(self.mapping, Mapping)
+
+    def policy_of(self, agent: str, episode: int, seed: int) -> int:
+        """Index of the policy that plays an agent in an episode. Raises ConfigError if the mapping names none."""
+        if isinstance(self.mapping, Mapping):
+            if agent not in self.mapping:
+                raise ConfigError(
+                    f"policy_mapping_fn names no policy for agent {agent!r}; {nearest(agent, self.mapping)}"
+                )
+            name = self.mapping[agent]
+        else:
+            name = self.mapping(agent, episode, seed)
+        if name not in self.policies:
+            raise ConfigError(
+                f"policy_mapping_fn names {name!r} for agent {agent!r} in episode {episode}, seed {seed}; "
+                f"{nearest(str(name), self.policies)}"
+            )
+        return self.policies.index(name)
+
+    def deal(self, episode: int, seed: int) -> tuple[int, ...]:
+        """Index of the policy of each of `agents` in an episode.
+
+        Raises:
+            ConfigError: the mapping names no policy, or is no pure function: asked twice, it says two things.
+        """
+        found = tuple(self.policy_of(agent, episode, seed) for agent in self.agents)
+        if not self.fixed:
+            for agent, policy in zip(self.agents, found):
+                if (again := self.policy_of(agent, episode, seed)) != policy:
+                    raise ConfigError(
+                        f"policy_mapping_fn changes within an episode: it named {self.policies[policy]!r}, then "
+                        f"{self.policies[again]!r} for agent {agent!r} in episode {episode}, seed {seed}; make it a "
+                        "pure function of these three"
+                    )
+        return found
+
+
+class Seats:
+    """Who sits where in one environment. A seat is free again once its agent has left it.
+
+    An agent has the same seat in every episode where its policy has one for each of its agents.
+    """
+
+    def __init__(self, seating: Seating) -> None:
+        self._seating = seating
+        self._dealt = seating.deal(0, 0) if seating.fixed else None
+        self._at: dict[str, tuple[int, int]] = {}
+        self.policy: dict[str, int] = {}
+        """Index of the policy of every possible agent in this episode."""
+        self._home: dict[str, tuple[int, int]] = {}
+        if self._dealt is not None:
+            self._settle(self._dealt)
+
+    def open(self, episode: int, seed: int) -> None:
+        """Begins an episode: every seat is free, and policies are asked for anew."""
+        self._at.clear()
+        if self._dealt is None:
+            self._settle(self._seating.deal(episode, seed))
+
+    def sit(self, agent: str) -> tuple[int, int] | None:
+        """Policy and seat of an agent that comes; None if its policy has no seat left."""
+        home = self._home[agent]
+        policy, taken = home[0], {*self._at.values()}
+        free = [(policy, i) for i in range(self._seating.seats[policy]) if (policy, i) not in taken]
+        if not free:
+            return None
+        self._at[agent] = found = home if home in free else free[0]
+        return found
+
+    def leave(self, agent: str) -> None:
+        """Frees the agent's seat."""
+        self._at.pop(agent, None)
+
+    def why_none(self, agent: str) -> str:
+        """A message for an agent without a seat."""
+        policy = self.policy[agent]
+        there = [name for name, (p, _) in self._at.items() if p == policy]
+        return (
+            f"agent {agent!r} finds no seat of policy {self._seating.policies[policy]!r}: "
+            f"{_of(self._seating.seats[policy], 'seat')}, held by {there}; give it more, e.g. "
+            f"seats={{{self._seating.policies[policy]!r}: {len(there) + 1}}}"
+        )
+
+    def _settle(self, dealt: Sequence[int]) -> None:
+        count = [0] * len(self._seating.policies)
+        for agent, policy in zip(self._seating.agents, dealt):
+            self.policy[agent], self._home[agent] = policy, (policy, count[policy])
+            count[policy] += 1
+
+
+def seat_agents(
+    found: AgentSpecs,
+    policies: Sequence[str],
+    mapping: PolicyMap | None = None,
+    seats: Mapping[str, int] | None = None,
+) -> Seating:
+    """The seating of these policies in an environment.
+
+    Args:
+        mapping: None: the one policy plays every agent.
+        seats: of policies in one environment; counted from a dict, and needed with a function.
+
+    Raises:
+        ConfigError: a policy that is not there or plays nobody, agents of one policy whose spaces differ, seats that
+            are missing or too few.
+    """
+    agents = tuple(found.specs)
+    if mapping is None:
+        if len(policies) != 1:
+            raise ConfigError(
+                f"policies {list(policies)} without a policy_mapping_fn; give one, e.g. "
+                f"policy_mapping_fn={dict(zip(agents, [*policies, *policies]))!r}, or a function (agent, episode, seed)"
+            )
+        mapping = dict.fromkeys(agents, policies[0])
+    given = dict(seats or {})
+    for name in given:
+        if name not in policies:
+            raise ConfigError(f"seats names the policy {name!r}; {nearest(name, policies)}")
+    if isinstance(mapping, Mapping):
+        for agent in mapping:
+            if agent not in agents:
+                raise ConfigError(f"policy_mapping_fn names agent {agent!r}; {nearest(str(agent), agents)}")
+    elif not callable(mapping):
+        raise ConfigError(
+            f"policy_mapping_fn={mapping!r}; expected a dict of agent to policy id, or a function "
+            "(agent, episode, seed) -> policy id"
+        )
+    draft = Seating(tuple(policies), (1,) * len(policies), (), agents, found.turns, mapping)
+    episodes = 1 if draft.fixed else _ASKED
+    dealt = [draft.deal(episode, env_seed(0, 0, episode)) for episode in range(episodes)]
+    counts, specs = list[int](), list[EnvSpec]()
+    for p, name in enumerate(policies):
+        players = [agent for k, agent in enumerate(agents) if any(row[k] == p for row in dealt)]
+        at_once = max(row.count(p) for row in dealt)
+        count = given.get(name, at_once if draft.fixed or len(policies) == 1 else 0)
+        if not players and draft.fixed:
+            raise ConfigError(
+                f"policy {name!r} plays no agent; leave it out, or name it in policy_mapping_fn for one of "
+                f"{list(agents)}"
+            )
+        if count < 1:
+            raise ConfigError(
+                f"policy {name!r} has {_of(count, 'seat')}; policy_mapping_fn is a function, so say how many agents "
+                f"each policy plays at once at most, e.g. seats={dict.fromkeys(policies, max(at_once, 1))!r}"
+            )
+        spec = _spec_of(name, players or list(agents), found.specs)
+        counts.append(count)
+        specs.append(replace(spec, agents=count))
+    return replace(draft, seats=tuple(counts), specs=tuple(specs))
+
+
+def _spec_of(policy: str, players: Sequence[str], specs: Mapping[str, EnvSpec]) -> EnvSpec:
+    """The spec that all players of a policy have. Raises ConfigError where they differ."""
+    first = specs[players[0]]
+    for agent in players:
+        if specs[agent] != first:
+            raise ConfigError(
+                f"policy {policy!r} plays {players[0]!r}, which sees {describe(first.obs)} and takes "
+                f"{describe(first.action)}, and {agent!r}, which sees {describe(specs[agent].obs)} and takes "
+                f"{describe(specs[agent].action)}; agents of one policy need equal spaces: give each kind a policy "
+                "(ps.Policies), or pad them, e.g. by SuperSuit's pad_observations_v0 and pad_action_space_v0"
+            )
+    return first
+
+
+def _of(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

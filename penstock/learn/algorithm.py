@@ -92,5 +92,5 @@ class TrainingStep(NamedTuple):
     train_s: float
 
 
-TrainingStepFn: TypeAlias = Callable[["Policy", "Sampler", int], TrainingStep]
-"""(policy, sampler, number of the iteration)."""
+TrainingStepFn: TypeAlias = Callable[[Any, "Sampler", int], TrainingStep]
+"""(Policy or PolicySet, sampler, number of the iteration)."""

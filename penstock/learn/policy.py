@@ -36,6 +36,8 @@ from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
+_EVER = 1 << 62
+"""Environment steps, more than any run has."""
 _OF_THE_SETTINGS = ("lr", "eps", "weight_decay")
 """What of an optimizer's group the settings decide, whatever a state was stored with."""
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
@@ -97,7 +99,8 @@ class Policy:
         self.columns: Columns | None = None
         """The slots of each of them; None for one learner."""
         self.postprocess_fn, self.loss_fn, self.optimizer_fn = postprocess_fn, loss_fn, optimizer_fn
-        self._settings = settings
+        self.algorithm = settings
+        """The settings as they were given, schedules and all."""
         self.settings = at_progress(settings, 0.0)
         """The settings with every schedule at its present value."""
         self._scheduled = self.settings is not settings
@@ -148,7 +151,7 @@ class Policy:
         self.progress = progress
         steps = env_steps if self.replay_schedule is None else self.replay_schedule.collected
         if self._scheduled:
-            self.settings = at_progress(self._settings, progress, steps, self.settings)
+            self.settings = at_progress(self.algorithm, progress, steps, self.settings)
             lr = getattr(self.settings, "lr", None)
             if lr is not None:
                 for optimizer in self.optimizers.values():
@@ -156,6 +159,10 @@ class Policy:
                         group["lr"] = lr * group.get("lr_scale", 1.0)
         if self._explores:
             self.agent.set_exploration(self.settings, steps)
+
+    def act_only(self) -> None:
+        """Sets exploration to that of a run's end, for a policy that is never trained."""
+        self.agent.set_exploration(at_progress(self.algorithm, 1.0, _EVER, self.settings), _EVER)
 
     def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
         """Allocates what batches of this shape need, so that bad settings fail before anything is collected.

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.replay.replay import Drawing
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 
 
-def training_step(policy: Policy, sampler: Sampler, itr: int) -> TrainingStep:
+def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
     """Samples a batch and trains on it: an iteration of every algorithm that brings no `training_step` of its own."""
     started = time.perf_counter()
     batch, episodes = sampler.obtain_samples(itr)
@@ -37,21 +38,26 @@ def training_step(policy: Policy, sampler: Sampler, itr: int) -> TrainingStep:
     return TrainingStep(metrics, episodes, env_steps, sampled - started, time.perf_counter() - sampled)
 
 
-def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
+def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
     """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
+
+    A PolicySet does so policy by policy, each with its own batch of a MultiAgentBatch.
 
     Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with;
     the first batch of a policy that has any only sets them. With replay they are updated first, as samples are of many
     batches.
 
     Returns:
-        `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones.
+        `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones; of several policies
+        `train/ID/...` and `replay/ID/...`.
 
     Raises:
-        NonFiniteError: see `Policy.learn_on_batch`.
+        NonFiniteError: see `Policy.learn_on_batch`; of several policies it names the one.
         ConfigError: something else than one policy's batch, or functions of the algorithm that return what they should
             not.
     """
+    if isinstance(policy, PolicySet):
+        return _train_each(policy, batch)
     if not isinstance(batch, SampleBatch):
         raise ConfigError(f"train_one_step got {_described(batch)}")
     if policy.replay_schedule is not None:
@@ -75,7 +81,27 @@ def train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
     return _with_totals(policy, results)
 
 
-def multi_gpu_train_one_step(policy: Policy, batch: SampleBatch) -> ResultDict:
+def _train_each(policies: PolicySet, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+    results: ResultDict = {}
+    for name, own in policies.batches(batch).items():
+        if len(policies) == 1:
+            return train_one_step(policies[name], own)
+        try:
+            found = train_one_step(policies[name], own)
+        except (NonFiniteError, ConfigError) as error:
+            kind = NonFiniteError if isinstance(error, NonFiniteError) else ConfigError
+            raise kind(f"policy {name!r}: {error}") from error
+        results |= {_of_policy(key, name): x for key, x in found.items()}
+    return results
+
+
+def _of_policy(key: str, name: str) -> str:
+    """`train/loss` as `train/ID/loss`."""
+    kind, _, rest = key.partition("/")
+    return f"{kind}/{name}/{rest}"
+
+
+def multi_gpu_train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
     """`train_one_step` where several learners train a policy: every rank calls it with the batch of its own slots.
 
     `policy.join(comm)` comes before the first batch. All ranks take the same gradient steps, those that one learner
@@ -174,7 +200,8 @@ def _described(batch: object) -> str:
     """What was given in place of a batch, and what to give."""
     if isinstance(batch, MultiAgentBatch):
         return (
-            f"a MultiAgentBatch of the policies {sorted(batch)}; each policy learns from its own batch: "
+            f"a MultiAgentBatch of the policies {sorted(batch)} for one Policy, which learns from its own batch: "
+            "train_one_step(policies, batch) with the PolicySet that ps.Policies builds, or "
             "train_one_step(policies[name], batch[name]) for each name"
         )
     hint = "; obtain_samples returns (batch, episodes)" if isinstance(batch, tuple) else ""

@@ -12,7 +12,7 @@ from penstock.core.config import import_object, override
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.make import EnvConfig
 from penstock.learn.algorithm import AgentFn
-from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, parameters
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
@@ -56,9 +56,9 @@ def _check_each(exp: Experiment) -> None:
 def _built(exp: Experiment, run_dir: Path, init: str | Path | None, trust: bool) -> Trainer:
     if init is None:
         return Trainer(exp, run_dir)
-    parameters = load(init, trust=trust).agent.state_dict()
+    start = parameters(load(init, trust=trust))
     try:
-        return Trainer(exp, run_dir, parameters)
+        return Trainer(exp, run_dir, start)
     except CheckpointError as error:
         theirs = read_json(Path(init) / CONFIG)["experiment"]["algo"].get("class")
         name = str(theirs or "another algorithm").rpartition(":")[2]
@@ -163,8 +163,10 @@ def load(
     agent: AgentFn | None = None,
     device: str = "cpu",
     trust: bool = False,
-) -> Policy:
+) -> AnyPolicy:
     """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
+
+    Of a run in an environment of many agents the policies by id: `load("runs/a")["shared"].predict(obs)`.
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
@@ -177,7 +179,7 @@ def load(
 
 def open_policy(
     run_dir: Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool = False
-) -> tuple[Policy, int, Experiment, EnvConfig]:
+) -> tuple[AnyPolicy, int, Experiment, EnvConfig]:
     """The policy of a run, the step of its checkpoint, its experiment, and its environment with `env_kwargs` added.
 
     Args:
@@ -193,20 +195,20 @@ def open_policy(
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
 
 
-def _load(stored: StoredConfig, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[Policy, int]:
+def _load(stored: StoredConfig, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[AnyPolicy, int]:
     """The policy of a run, and the step of the checkpoint that it is of."""
     stored.algorithm(agent)  # first what may not be imported, then what cannot be read
     checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))
     return _policy(stored, checkpoint, agent, device), checkpoint.step
 
 
-def _policy(stored: StoredConfig, checkpoint: Checkpoint, agent: AgentFn | None, device: str = "cpu") -> Policy:
+def _policy(stored: StoredConfig, checkpoint: Checkpoint, agent: AgentFn | None, device: str = "cpu") -> AnyPolicy:
     """The policy in a checkpoint; one of a stranger's run makes no tensor that is larger than all that are stored."""
     algo = stored.algorithm(agent)
     with undamaged(stored.path):
         seed = int(stored.plain["run"]["seed"])
     if stored.trusted:
-        policy: Policy = algo.build(stored.spec, seed=seed, device=device)
+        policy: AnyPolicy = algo.build(stored.spec, seed=seed, device=device)
     else:
         limit = limited_tensors(sum(x.nbytes for x in checkpoint.policy.values()), stored.path)
         with undamaged(stored.path), named(stored.path), limit:

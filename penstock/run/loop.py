@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.config import import_object
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.learn.algorithm import AgentFn, ResultDict
-from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
 from penstock.run.gang.gang import Gang, Restarts
@@ -84,7 +84,7 @@ class Iteration:
     """Environment steps since the run began."""
     metrics: ResultDict
     """The row that is logged. Numbers added to it are logged too, even between two log intervals."""
-    batch: SampleBatch | None
+    batch: SampleBatch | MultiAgentBatch | None
     """The batch that was collected last, valid until the next iteration; None where a resumed run only evaluates."""
     episodes: Episodes
     """The training episodes that ended in it."""
@@ -94,7 +94,7 @@ class Iteration:
     """The run, for `stop`, `save` and `evaluate`."""
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> AnyPolicy:
         """The policy in training; a change to it is trained on."""
         return self.run.policy
 
@@ -226,7 +226,7 @@ class Run:
         return self._live
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> AnyPolicy:
         """The policy in training."""
         return self.trainer.policy
 

@@ -12,6 +12,7 @@ from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.minibatch import part_count
 from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, PolicySet, each
 from penstock.run.files.rundir import changes_since
 from penstock.run.trainer import Trainer
 from penstock.samplers import described
@@ -29,8 +30,8 @@ class Result:
     """The last 100 training episodes."""
     metrics: ResultDict
     """Metrics of the last iteration and of the last evaluation."""
-    policy: Policy
-    """The trained policy: `policy.agent` is the torch module, `policy.predict` acts."""
+    policy: AnyPolicy
+    """The trained policy: `policy.agent` is the torch module, `policy.predict` acts; of many agents those by id."""
     run_dir: Path
     env_steps: int
     stopped_by: str
@@ -53,29 +54,54 @@ def _stopped_by(result: Result) -> str:
 
 def title(trainer: Trainer) -> str:
     """Algorithm and environment, as in `PPO on CartPole-v1`."""
-    return f"{type(trainer.exp.algo).__name__} on {trainer.exp.env_config.name}"
+    algos = getattr(trainer.exp.algo, "algos", None) or {"": trainer.exp.algo}
+    names = dict.fromkeys(type(algo).__name__ for algo in algos.values())
+    return f"{' and '.join(names)} on {trainer.exp.env_config.name}"
 
 
 def headline(trainer: Trainer) -> str:
     """Spaces, parameters, rows and updates of an iteration, seed and directory, in a line; and one with the sampler."""
-    policy, spec = trainer.policy, trainer.report.spec
     T, B = trainer.sampler.batch_spec if trainer.gang is None else trainer.exp.sampler_settings.spec
     together = "" if trainer.gang is None else f", {trainer.gang.size} learners"
-    count = sum(p.numel() for p in policy.agent.parameters())
-    if policy.replay_schedule is not None:
-        trained_on = f"; {policy.replay_schedule.describe()}"
-        if policy.replay_schedule.learning_starts >= trainer.exp.run.steps:
-            trained_on += f", which is never in the {trainer.exp.run.steps:,} steps of this run"
-    else:
-        parts = part_count(T, B, policy.minibatch, columns=policy.recurrent)
-        trained_on = f", {counted(policy.epochs * parts, 'update')} each"
+    seating = trainer.env_config.seating
+    head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
+    tail = f"{end}{trainer.run_dir}\n  sampler {described(trainer.exp.sampler_settings)}"
+    tail += f"\n  {note}" if (note := trainer.exp.env_config.note) else ""
+    if seating is None:
+        (policy,) = each(trainer.policy).values()
+        said = _learning(policy, T, B, trainer.exp.run.steps)
+        return f"{head}{_shown(policy)}; {counted(B, 'slot')} x {counted(T, 'step')} = {said}{together}; {tail}"
+    moves = "moves" if seating.turns else "steps"
+    lines = [
+        f"\n  policy {name}, {counted(n, 'agent')}: {_shown(policy)}; "
+        + (_learning(policy, T, B * n, trainer.exp.run.steps) if name in each(trainer.policy) else "not trained")
+        for (name, policy), n in zip(_named(trainer.policy).items(), seating.seats)
+    ]
     return (
-        f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: observation {describe(spec.obs)}, action "
-        f"{describe(spec.action)}; {count:,} parameters; {counted(B, 'slot')} x {counted(T, 'step')} = "
-        f"{counted(B * T, 'row')} a batch{trained_on}{together}; seed {trainer.exp.run.seed}; {trainer.run_dir}"
-        f"\n  sampler {described(trainer.exp.sampler_settings)}"
-        + (f"\n  {note}" if (note := trainer.exp.env_config.note) else "")
+        f"{head}{len(seating.agents)} agents that act {'in turn' if seating.turns else 'at once'}; "
+        f"{counted(B, 'environment')} x {T:,} {moves} a batch{together}; {tail}{''.join(lines)}"
     )
+
+
+def _named(policy: AnyPolicy) -> Mapping[str, Policy]:
+    return policy if isinstance(policy, PolicySet) else each(policy)
+
+
+def _shown(policy: Policy) -> str:
+    count = sum(p.numel() for p in policy.agent.parameters())
+    spec = policy.spec
+    return f"observation {describe(spec.obs)}, action {describe(spec.action)}; {count:,} parameters"
+
+
+def _learning(policy: Policy, T: int, B: int, steps: int) -> str:
+    """The rows of a batch, and what is done with them in a run of so many steps."""
+    rows = f"{counted(B * T, 'row')} a batch"
+    if policy.replay_schedule is None:
+        parts = part_count(T, B, policy.minibatch, columns=policy.recurrent)
+        return f"{rows}, {counted(policy.epochs * parts, 'update')} each"
+    never = policy.replay_schedule.learning_starts >= steps
+    said = f", which is never in the {steps:,} steps of this run" if never else ""
+    return f"{rows}; {policy.replay_schedule.describe()}{said}"
 
 
 def remarks(trainer: Trainer, resumed: bool) -> list[str]:

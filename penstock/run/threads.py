@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import copy
 import time
+from typing import Any
 
 import torch
 
 from penstock.core.machine import allowed_cpus
-from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.sampler import Sampler
 
 _REPEATS = 3
 
 
-def fastest_threads(policy: Policy, sampler: Sampler) -> int:
+def fastest_threads(policy: AnyPolicy, sampler: Sampler) -> int:
     """The thread count among 1, 2, 4, ... that trains a batch in the least time; torch keeps this setting.
 
     The batch is a blank one of the sampler's shapes, so neither environments nor the policy are touched.
     """
-    batch = sampler.blank_batch()
+    batch: Any = sampler.blank_batch()
     cores = len(allowed_cpus())
     candidates = [n for n in (1, 2, 4, 8, 16, 32) if n <= cores]
     best, best_s = 1, float("inf")

@@ -14,27 +14,27 @@ import numpy as np
 import torch
 
 from penstock.agents.parameters import require_device
-from penstock.agents.preparation import RewardScaler
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
-from penstock.learn.policy import Policy
+from penstock.learn.policies import for_agents
+from penstock.learn.policy_set import AnyPolicy, agents_of
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
-from penstock.run.evaluator import Evaluator, check_fits
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
 from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
+from penstock.run.playing.evaluator import Evaluator, check_fits
+from penstock.run.suited import check_sources, seated, with_discount
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.offline import check_teacher
-from penstock.samplers.sampler import Sampler, SamplerSettings
+from penstock.samplers.sampler import Sampler
 from penstock.workers.checking import check_apart
 
 S = TypeVar("S")
@@ -65,10 +65,16 @@ class Trainer:
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
         self.report: EnvReport = check_apart(exp.env_config, exp.run.seed, settings)
+        self.algo: Any = for_agents(exp.algo, self.report.agents)
+        """The experiment's algorithm; in an environment of many agents one that knows who plays whom."""
+        self.env_config, self.specs = seated(self.algo, exp.env_config, self.report)
         self._held_out = exp.eval_env is not None or bool(exp.eval_env_kwargs)
         if self._held_out:
             report = check_apart(exp.eval_env_config, exp.run.seed, settings)
-            check_fits(exp.eval_env_config, report.spec, self.report.spec)
+            self._eval_config, specs = seated(self.algo, exp.eval_env_config, report)
+            check_fits(self._eval_config, specs, self.specs)
+        else:
+            self._eval_config = self.env_config
         self._evaluator: Evaluator | None = None
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
@@ -105,21 +111,23 @@ class Trainer:
         try:
             if self.gang is not None:
                 device = self.gang.device(device)
-            self.policy: Policy = exp.algo.build(self.report.spec, seed=exp.run.seed, device=device)
-            self._training_step: TrainingStepFn = getattr(exp.algo, "training_step", training_step)
+            self.policy: AnyPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
+            self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
             if self._init is not None:
                 self.policy.load_parameters(self._init)
-            check_teacher(exp.algo, settings, self.policy.replay_schedule is not None)
-            check_stale(exp.algo, settings, self.policy)
+            check_sources(exp.algo, settings, self.policy)
             self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
             settings = with_discount(settings, getattr(exp.algo, "discount", None))
             if self.gang is None:
-                self.sampler = live = settings.build(exp.env_config, exp.run.seed)
+                self.sampler = live = settings.build(self.env_config, exp.run.seed)
             else:
-                self.sampler = live = self.gang.sampler(settings, exp.env_config, exp.run.seed, device)
+                self.sampler = live = self.gang.sampler(settings, self.env_config, exp.run.seed, device)
                 self._training_step = self.gang.join(self.policy, self._training_step)
             require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
-            self.policy.prepare(self.sampler.batch_spec, self.sampler.initialize(self.policy.agent)["info"])
+            shown = self.sampler.initialize(agents_of(self.policy))
+            many = self.env_config.seating is not None
+            info = {name: own["info"] for name, own in shown.items()} if many else shown["info"]
+            self.policy.prepare(self.sampler.batch_spec, info)
         except BaseException:
             self._end_trace()
             if live is not None:
@@ -170,7 +178,7 @@ class Trainer:
         return metrics
 
     @property
-    def batch(self) -> SampleBatch | None:
+    def batch(self) -> SampleBatch | MultiAgentBatch | None:
         """The batch collected last, valid until the next iteration; None if the sampler does not show it."""
         return getattr(self.sampler, "last_batch", None)
 
@@ -187,7 +195,7 @@ class Trainer:
         if self._held_out or self._stopped:
             if self._evaluator is None:
                 B = self.exp.sampler_settings.spec.B
-                self._evaluator = Evaluator(self.exp.eval_env_config, run.seed, B)
+                self._evaluator = Evaluator(self._eval_config, run.seed, B)
             found = self._evaluator.play(self.policy, self.itr, count, **how)
             if self._stopped:
                 self._close_evaluator()
@@ -361,43 +369,11 @@ class Trainer:
         if self.run_dir is None or batch is None:
             return "no run directory to save the batch in"
         path = self.run_dir / "crash" / f"batch-{self.itr}.npz"
-        names = [name.strip("[]").replace("][", "/").replace("'", "") for name in tree_paths(batch)]
+        batches = batch.policy_batches if isinstance(batch, MultiAgentBatch) else batch
+        names = [name.strip("[]").replace("][", "/").replace("'", "") for name in tree_paths(batches)]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(path, **dict(zip(names, tree_leaves(batch))))
+            np.savez(path, **dict(zip(names, tree_leaves(batches))))
         except OSError as error:
             return f"the batch could not be saved in {path}: {error.strerror or error}"
         return f"the batch it happened on is in {path}"
-
-
-def check_stale(algo: Any, settings: Any, policy: Policy) -> None:
-    """Raises ConfigError for an algorithm that does not learn from the stale batches or fragments of its sampler."""
-    depth, name = getattr(settings, "depth", 0), type(algo).__name__
-    if getattr(settings, "mode", "rounds") == "ready":
-        why, instead = "", "mode='rounds', or IMPALA or APPO"
-        if not getattr(algo, "takes_fragments", False):
-            why = f"{name} learns from whole batches, whose slots follow each other from one to the next"
-        elif policy.replay_schedule is not None:
-            why = f"{name} keeps a replay, whose slots follow each other from one batch to the next"
-            instead = "mode='rounds'"
-        elif any(isinstance(module, RewardScaler) for module in policy.agent.modules()):
-            why = "net.normalize_reward keeps a running return of each slot from one batch to the next"
-            instead = "mode='rounds', or net.normalize_reward=False"
-        if why:
-            raise ConfigError(
-                f"sampler.mode='ready' makes a batch of the runner that is ready first, and {why}; use {instead}"
-            )
-    elif depth and not getattr(algo, "takes_stale", False):
-        raise ConfigError(
-            f"sampler.depth={depth} with {name}, which learns from nothing but batches of its present policy; use "
-            "depth=0, a synchronous sampler, or PPO, APPO or IMPALA"
-        )
-
-
-def with_discount(settings: SamplerSettings, discount: float | None) -> SamplerSettings:
-    """The sampler's settings, its own or those inside it, with this discount where they have None."""
-    own: Any = settings
-    if hasattr(own, "inner"):
-        return replace(own, inner=with_discount(own.inner, discount))
-    follows = discount is not None and getattr(own, "discount", 0.0) is None
-    return replace(own, discount=discount) if follows else settings

@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
-from penstock.run.evaluation import evaluate_run
+from penstock.run.playing.evaluation import evaluate_run
 from penstock.run.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(300)

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.run.trainer import with_discount
+from penstock.run.suited import with_discount
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError
 from penstock.envs.toy import Constant, Counter
 from penstock.run.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from penstock.run.trainer import Trainer, with_discount
+from penstock.run.suited import with_discount
+from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
 EXP = ps.Experiment(

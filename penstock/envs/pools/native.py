@@ -21,6 +21,7 @@ from penstock.envs.check import check_vector_env
 from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
+from penstock.envs.pettingzoo import is_pettingzoo_id
 
 _CHECK_EVERY = 64
 
@@ -246,7 +247,9 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
 
 def makes_vector_env(config: EnvConfig) -> bool:
     """True if the settings make a batched environment; one is made and closed to find out, but for registered ids."""
-    if isinstance(config.env, str) and ":" not in config.env:
+    if config.seating is not None or (
+        isinstance(config.env, str) and (":" not in config.env or is_pettingzoo_id(config.env))
+    ):
         return False
     env = resized(config, 1).make()
     close_env(env, config.name)

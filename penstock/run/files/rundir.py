@@ -21,6 +21,7 @@ from penstock.core import VERSION
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import write_atomic
+from penstock.core.spec import specs_to_plain
 from penstock.run.experiment import Experiment
 from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
 from penstock.run.files.trust import remember
@@ -111,7 +112,7 @@ def write_config(trainer: Trainer) -> None:
     """
     exp, run_dir = trainer.exp, trainer.run_dir
     assert run_dir is not None
-    config = config_bytes(to_plain(exp), trainer.report.spec.to_plain())
+    config = config_bytes(to_plain(exp), specs_to_plain(trainer.specs))
     meta = {
         "env": exp.env_config.name,
         "algo": exp.algo_name,

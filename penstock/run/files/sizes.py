@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.errors import CheckpointError
 from penstock.core.machine import free_memory
+from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves
 from penstock.run.experiment import Experiment
 from penstock.run.files.stored import StoredConfig
@@ -56,8 +57,9 @@ class _Limit(TorchDispatchMode):
 def check_batch(exp: Experiment, stored: StoredConfig) -> None:
     """Raises CheckpointError if a batch and its environments do not fit into memory."""
     T, B = exp.sampler_settings.spec
-    leaves = tree_leaves((stored.spec.obs, stored.spec.action))
-    row = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+    specs = [stored.spec] if isinstance(stored.spec, EnvSpec) else stored.spec.values()
+    leaves = [(leaf, spec.agents) for spec in specs for leaf in tree_leaves((spec.obs, spec.action))]
+    row = sum(leaf.size * np.dtype(leaf.dtype).itemsize * agents for leaf, agents in leaves)
     needed, free = B * (T * row + _SLOT_BYTES), free_memory()
     store = getattr(exp.sampler_settings, "object_store_mb", 0)
     for what, size in ((f"sampler.T={T}, B={B} need", needed), (f"sampler.object_store_mb={store} is", store * 1e6)):

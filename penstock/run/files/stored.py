@@ -13,10 +13,11 @@ from typing import Any
 from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.core.files import read_stored, require_plain_tree
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.learn.algorithm import AgentFn
+from penstock.learn.policies import for_agents
 from penstock.run.experiment import Experiment
 from penstock.run.files.foreign import foreign
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
@@ -38,7 +39,8 @@ class StoredConfig:
     path: Path
     plain: dict[str, Any]
     """The experiment as `to_plain` returned it."""
-    spec: EnvSpec
+    spec: Specs
+    """Of one policy, or of each of several by id."""
     digest: str
     """sha256 of the file."""
     trusted: bool
@@ -52,7 +54,8 @@ class StoredConfig:
             algo = self._made(plain)
             if not hasattr(algo, "build"):
                 raise TypeError("no algorithm in it")
-            return algo if agent is None else replace(algo, agent=agent)
+            algo = algo if agent is None else replace(algo, agent=agent)
+            return for_agents(algo, not isinstance(self.spec, EnvSpec))
 
     def to_play(self, env: Any = None) -> Experiment:
         """The experiment to play episodes of: with T, B and the seed, but without the rest of sampler and run."""
@@ -129,7 +132,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
         if not vouched:
             _compare(content, path)
         with named(path):
-            spec = EnvSpec.from_plain(content["spec"])
+            spec = specs_from_plain(content["spec"])
         found = StoredConfig(path, content["experiment"], spec, digest, vouched)
         if not isinstance(found.plain, dict):
             raise TypeError("experiment is no object")

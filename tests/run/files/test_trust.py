@@ -14,10 +14,10 @@ import pytest
 import penstock as ps
 from penstock.cli.config import experiment_from
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.evaluation import evaluate
 from penstock.run.files import trust
 from penstock.run.files.stored import read_config
 from penstock.run.files.trust import VARIABLE, is_listed, list_path, remember
+from penstock.run.playing.evaluation import evaluate
 from tests.run.cartpole import CARTPOLE, at
 
 OWN = """

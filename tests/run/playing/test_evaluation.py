@@ -11,9 +11,10 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant, RepeatPrevious
-from penstock.run import evaluation, trainer
+from penstock.run import trainer
 from penstock.run.checkpoints.checkpoint import find_checkpoint
-from penstock.run.evaluation import evaluate_run, record_video
+from penstock.run.playing import evaluation
+from penstock.run.playing.evaluation import evaluate_run, record_video
 from penstock.workers.checking import check_apart
 
 RUN = ps.RunConfig(

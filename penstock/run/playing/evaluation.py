@@ -15,17 +15,18 @@ from penstock.core.noise import env_seed
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.entry import open_policy
-from penstock.run.evaluator import Evaluator
 from penstock.run.experiment import Experiment
-from penstock.run.video import VideoWriter
+from penstock.run.playing.evaluator import Evaluator, seated_for
+from penstock.run.playing.video import VideoWriter
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.workers.checking import check_apart
 
 
 def evaluate(
-    policy: Policy | str | Path,
+    policy: AnyPolicy | str | Path,
     env: str | Callable[..., Any] | EnvConfig | None = None,
     episodes: int = 20,
     *,
@@ -51,13 +52,13 @@ def evaluate(
     Raises:
         ConfigError: the environment's spaces are not those that the policy was built for.
     """
-    if not isinstance(policy, Policy):
+    if not isinstance(policy, (Policy, PolicySet)):
         return evaluate_run(policy, env, episodes, deterministic, seed, env_kwargs, which, slots, max_steps, trust)[0]
     if env is None:
         raise ConfigError("evaluate(policy) without env; pass what to play, e.g. evaluate(policy, 'CartPole-v1')")
     config = as_env_config(env)
     config = replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
-    check_apart(config, seed or 0)
+    policy, config = seated_for(policy, config, check_apart(config, seed or 0))
     how = _limits(slots, max_steps, EVAL_SLOTS, EVAL_MAX_STEPS)
     evaluator = Evaluator(config, seed or 0, how["slots"])
     try:
@@ -80,7 +81,7 @@ def evaluate_run(
 ) -> tuple[Episodes, int]:
     """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
     policy, step, exp, config = _opened(run_dir, which, env, env_kwargs, trust)
-    check_apart(config, exp.run.seed, exp.sampler_settings)
+    policy, config = seated_for(policy, config, check_apart(config, exp.run.seed, exp.sampler_settings))
     how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
     evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
     try:
@@ -98,7 +99,7 @@ def _limits(slots: int | None, max_steps: int | None, usual_slots: int, usual_st
 
 def _opened(
     run_dir: str | Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool
-) -> tuple[Policy, int, Experiment, EnvConfig]:
+) -> tuple[AnyPolicy, int, Experiment, EnvConfig]:
     """Policy, step, experiment, and the environment to play in: `env`, else that of the run's evaluations."""
     policy, step, exp, config = open_policy(Path(run_dir), which, env, None, trust)
     config = exp.eval_env_config if env is None else config

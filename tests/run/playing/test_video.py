@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError, MissingExtraError, PenstockError
-from penstock.run import video
-from penstock.run.video import VideoWriter
+from penstock.run.playing import video
+from penstock.run.playing.video import VideoWriter
 
 
 def frame(i: int, height: int = 48, width: int = 64) -> np.ndarray:

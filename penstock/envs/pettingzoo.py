@@ -1,0 +1,105 @@
+"""Environments of many agents by PettingZoo's API: made by id, told apart by their methods, described agent by agent.
+
+Nothing here needs PettingZoo itself unless an id names it: any class with the methods of `ParallelEnv` or `AECEnv` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+
+from penstock.core.errors import ConfigError, MissingExtraError, words_of
+
+PREFIX = "pettingzoo:"
+_FAMILIES = ("atari", "butterfly", "classic", "sisl")
+"""Families of PettingZoo's own package; `mpe2` and others are packages of their own."""
+_HOMES = {**{family: f"pettingzoo.{family}" for family in _FAMILIES}, "magent2": "magent2.environments"}
+_KNOWN = (*_FAMILIES, "mpe2", "magent2")
+
+
+class AgentsEnv(Protocol):
+    """The part that PettingZoo's Parallel and AEC environments have in common."""
+
+    possible_agents: list[Any]
+    agents: list[Any]
+
+    def observation_space(self, agent: Any, /) -> gym.Space[Any]: ...
+    def action_space(self, agent: Any, /) -> gym.Space[Any]: ...
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any: ...
+    def close(self) -> None: ...
+
+
+def is_agents_env(env: Any) -> bool:
+    """True for an environment of many agents: it has `possible_agents`, and spaces by agent."""
+    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not hasattr(env, "possible_agents"):
+        return False
+    return all(callable(getattr(env, name, None)) for name in ("observation_space", "action_space", "reset", "step"))
+
+
+def takes_turns(env: Any) -> bool:
+    """True for an AEC environment, whose agents act one after the other; False for a Parallel one."""
+    return callable(getattr(env, "last", None))
+
+
+def is_pettingzoo_id(env: str) -> bool:
+    """True for `pettingzoo:FAMILY/NAME`."""
+    return env.startswith(PREFIX)
+
+
+def is_known_family(env: str) -> bool:
+    """True for an id of PettingZoo's own families or of the packages that its makers keep."""
+    family, slash, name = env.removeprefix(PREFIX).partition("/")
+    return is_pettingzoo_id(env) and bool(slash) and family in _KNOWN and name.isidentifier()
+
+
+def factory_of(id_: str) -> Callable[..., Any]:
+    """The function that makes the environment of an id: the module's `parallel_env` if it has one, else its `env`.
+
+    `pettingzoo:mpe2/simple_spread_v3` is that of `mpe2.simple_spread_v3`, `pettingzoo:classic/tictactoe_v3` that of
+    `pettingzoo.classic.tictactoe_v3`.
+
+    Raises:
+        ConfigError: no such module, or it makes no environment. MissingExtraError: the package is not installed.
+    """
+    family, slash, name = id_.removeprefix(PREFIX).partition("/")
+    if not slash or not name.isidentifier() or not all(part.isidentifier() for part in family.split(".")):
+        raise ConfigError(
+            f"env={id_!r}; expected {PREFIX}FAMILY/NAME, e.g. {PREFIX}mpe2/simple_spread_v3 or "
+            f"{PREFIX}classic/tictactoe_v3"
+        )
+    home = _HOMES.get(family, family)
+    try:
+        module = importlib.import_module(f"{home}.{name}")
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing in (home, f"{home}.{name}") and missing != home.partition(".")[0]:
+            raise ConfigError(
+                f"env={id_!r}: {home} has no environment {name!r}; PettingZoo numbers its versions: look up the newest"
+            ) from error
+        if missing == family and family not in _KNOWN:
+            raise ConfigError(
+                f"env={id_!r}: there is no package {family!r} here; families of PettingZoo: {', '.join(_KNOWN)}"
+            ) from error
+        raise MissingExtraError(missing or home, "pettingzoo") from error
+    except Exception as error:  # PettingZoo raises its own for environments that it has renumbered or moved
+        if type(error).__module__.startswith("pettingzoo"):
+            raise ConfigError(f"env={id_!r}: {words_of(error)}") from error
+        raise
+    for maker in ("parallel_env", "env"):
+        if callable(make := getattr(module, maker, None)):
+            return make
+    raise ConfigError(f"env={id_!r}: {module.__name__} has neither parallel_env nor env; expected one that makes it")
+
+
+def agents_of(env: AgentsEnv, name: str) -> tuple[str, ...]:
+    """`possible_agents`. Raises ConfigError unless they are distinct texts."""
+    agents: Sequence[Any] = list(env.possible_agents)
+    if not agents or not all(isinstance(agent, str) for agent in agents) or len({*agents}) != len(agents):
+        raise ConfigError(
+            f"{name}: possible_agents is {agents!r}; expected one or more distinct names, as text: they name policies, "
+            "metrics and seats"
+        )
+    return tuple(agents)

@@ -1,0 +1,172 @@
+"""Policies: several algorithms in one run, and which policy plays which agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.core.config import import_object, known_names
+from penstock.core.errors import ConfigError, nearest
+from penstock.core.limits import check_settings
+from penstock.core.noise import policy_seed
+from penstock.core.protocols import require_call, require_members
+from penstock.core.spec import BatchSpec, EnvSpec, Specs
+from penstock.envs.check import check_env
+from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.seats import AgentSpecs, seat_agents
+from penstock.learn.algorithm import Algorithm
+from penstock.learn.policy_set import PolicySet
+
+SHARED = "shared"
+"""The id of the one policy of a plain algorithm that plays all agents of an environment."""
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Settings of several policies side by side; an Algorithm, so that it stands where `ps.PPO()` does.
+
+    `run.*` limits count environment steps, once for all agents; `learning_starts`, replay ratios and minibatches of a
+    policy count its own valid rows. An algorithm that brings a `training_step` of its own cannot be one of several.
+    """
+
+    __new__ = known_names
+
+    algos: Mapping[str, Algorithm]
+    """The algorithm of each policy by its id, e.g. {"a": ps.PPO(), "b": ps.DQN()}."""
+    policy_mapping_fn: Mapping[str, str] | Callable[..., str] | str | None = None
+    """Policy id by agent, or a pure function (agent, number of the episode, its seed) -> policy id, or its
+    `module:name`. It is asked at each reset and holds for the episode. None: one policy plays all agents."""
+    seats: Mapping[str, int] | None = None
+    """Agents that a policy plays at once in one environment, at most. None: counted from a mapping that is a dict."""
+    policies_to_train: tuple[str, ...] | None = None
+    """Ids of those that learn; the others act only. None for all."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.policy_mapping_fn, str):
+            object.__setattr__(self, "policy_mapping_fn", import_object(self.policy_mapping_fn))
+        if isinstance(self.policies_to_train, list):
+            object.__setattr__(self, "policies_to_train", tuple(self.policies_to_train))
+        if not isinstance(self.algos, Mapping) or not self.algos:
+            raise ConfigError(
+                f"Policies(algos={self.algos!r:.80}); expected algorithms by policy id, e.g. {{'a': ps.PPO()}}"
+            )
+        check_settings(self)
+        for name, algo in self.algos.items():
+            if not isinstance(name, str) or not name or "/" in name:
+                raise ConfigError(
+                    f"Policies got the policy id {name!r}; expected a text without '/', which names files"
+                )
+            if isinstance(algo, type):
+                raise ConfigError(f"policy {name!r} is {algo!r}; expected settings, did you mean {algo.__name__}()?")
+            require_members(algo, Algorithm, "docs/writing-an-algorithm.md")
+            odd = next((x for x in ("training_step", "seat") if hasattr(algo, x)), None)
+            if odd is not None:
+                raise ConfigError(
+                    f"policy {name!r}: {type(algo).__name__} has a {odd} of its own, by which it drives a whole run; "
+                    "use it alone, algo=..., or an algorithm of functions only"
+                )
+        mapping = self.policy_mapping_fn
+        if mapping is not None and not isinstance(mapping, Mapping):
+            require_call("policy_mapping_fn", mapping, "agent", "episode", "seed", returns="a policy id")
+        named = {
+            "policy_mapping_fn": mapping.values() if isinstance(mapping, Mapping) else (),
+            "seats": self.seats or (),
+            "policies_to_train": self.policies_to_train or (),
+        }
+        for what, names in named.items():
+            for name in names:
+                if name not in self.algos:
+                    raise ConfigError(f"{what} names the policy {name!r}; {nearest(str(name), self.algos)}")
+        if self.policies_to_train == ():
+            raise ConfigError("policies_to_train=(); expected at least one policy id, or None for all")
+        for name, count in (self.seats or {}).items():
+            if count < 1:
+                raise ConfigError(f"seats[{name!r}]={count}; expected 1 or more agents of an environment")
+
+    @property
+    def batch(self) -> BatchSpec:
+        """The larger T and the larger B of those that the policies in training would have."""
+        specs = [algo.batch for algo in self.trained.values()]
+        return BatchSpec(max(spec.T for spec in specs), max(spec.B for spec in specs))
+
+    @property
+    def trained(self) -> dict[str, Algorithm]:
+        """The algorithms of the policies that learn."""
+        names = self.algos if self.policies_to_train is None else self.policies_to_train
+        return {name: algo for name, algo in self.algos.items() if name in names}
+
+    @property
+    def takes_stale(self) -> bool:
+        """True if every policy that learns does."""
+        return all(getattr(algo, "takes_stale", False) for algo in self.trained.values())
+
+    @property
+    def takes_fragments(self) -> bool:
+        """True if every policy that learns does."""
+        return all(getattr(algo, "takes_fragments", False) for algo in self.trained.values())
+
+    @property
+    def discount(self) -> float | None:
+        """The first policy's, for logged discounted returns; None if it has none."""
+        return next((found for x in self.trained.values() if (found := getattr(x, "discount", None)) is not None), None)
+
+    def build(self, spec: Specs, seed: int = 0, device: str = "cpu") -> PolicySet:
+        """The live policies.
+
+        Args:
+            spec: {policy id: EnvSpec}, as of `sampler.specs`; of an environment of one agent its EnvSpec.
+            seed: the first policy's own; the others have seeds made of it.
+        """
+        specs: Mapping[str, EnvSpec]
+        if isinstance(spec, EnvSpec):
+            if len(self.algos) > 1:
+                raise ConfigError(
+                    f"Policies of {list(self.algos)} with an environment of one agent; expected one policy, or an "
+                    "environment of many agents, e.g. pettingzoo:mpe2/simple_spread_v3"
+                )
+            specs = dict.fromkeys(self.algos, spec)
+        else:
+            specs = spec
+        if set(specs) != set(self.algos):
+            raise ConfigError(f"Policies.build got specs of {list(specs)}; expected those of {list(self.algos)}")
+        made = {
+            name: algo.build(specs[name], seed=policy_seed(seed, i), device=device)
+            for i, (name, algo) in enumerate(self.algos.items())
+        }
+        return PolicySet(made, list(self.trained), one_agent=isinstance(spec, EnvSpec), settings=self)
+
+    def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:
+        """The environment with a seat for every agent, for `sampler.build`; one of a single agent is left as it is.
+
+        Args:
+            agents: what it says of its agents, as of `penstock.check_env(env).agents`; None: it is made to ask it.
+
+        Raises:
+            ConfigError: the mapping leaves out an agent or names an unknown one, seats are missing or too few, or a
+                policy plays agents of different spaces.
+        """
+        config = as_env_config(env)
+        agents = check_env(config, steps=1).agents if agents is None else agents
+        if agents is None:
+            return config
+        mapping: Any = self.policy_mapping_fn
+        seating = seat_agents(agents, tuple(self.algos), mapping, self.seats)
+        if isinstance(seating.mapping, Mapping):
+            for p, (name, count) in enumerate(zip(seating.policies, seating.seats)):
+                played = [agent for agent in seating.agents if seating.policy_of(agent, 0, 0) == p]
+                if count < len(played):
+                    raise ConfigError(f"seats[{name!r}]={count}, and it plays {played}; expected {len(played)}")
+        return replace(config, seating=seating)
+
+
+def for_agents(algo: Any, agents: object) -> Any:
+    """The algorithm for an environment: a plain one plays all agents of several by one policy, "shared".
+
+    Args:
+        agents: true for an environment of many agents.
+
+    Raises:
+        ConfigError: it brings a training_step of its own, which expects batches of one agent.
+    """
+    return Policies({SHARED: algo}) if agents and not hasattr(algo, "seat") else algo

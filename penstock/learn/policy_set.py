@@ -1,0 +1,272 @@
+"""PolicySet: the live policies of a run by id, with the members by which a Trainer drives one Policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.errors import CheckpointError, ConfigError, nearest
+from penstock.core.spec import BatchSpec, EnvSpec, Specs
+from penstock.core.tree import Tree
+from penstock.envs.make import EnvConfig
+from penstock.envs.seats import AgentSpecs, PolicyMap
+from penstock.learn.columns import Columns
+from penstock.learn.comm import ALONE, Comm
+from penstock.learn.policy import Policy
+
+
+class PolicySet(Mapping[str, Policy]):
+    """The policies of a run by id, each with its own agent, optimizers and replay.
+
+    Built by `penstock.Policies.build`; `train_one_step` trains those of `trained` on a MultiAgentBatch. With one policy
+    states and parameters have the names of a plain Policy's; with several they begin with `id/`.
+
+    Args:
+        trained: ids of those that learn; the others act as at the end of their schedules.
+        one_agent: the environment is one of a single agent, whose sampler fills a SampleBatch.
+        settings: those that say who plays whom, with `seat` and `policy_mapping_fn` as `penstock.Policies` has them;
+            None if that is not known.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        trained: Sequence[str],
+        *,
+        one_agent: bool = False,
+        settings: Any = None,
+    ) -> None:
+        self._policies = dict(policies)
+        self.trained: dict[str, Policy] = {name: self._policies[name] for name in policies if name in trained}
+        """Those that learn, in their order."""
+        self._one_agent, self.settings = one_agent, settings
+        self._mapping: PolicyMap | None = getattr(settings, "policy_mapping_fn", None)
+        self.comm: Comm = ALONE
+        """The learners that train them together; `join` sets it."""
+        self.set_progress(0.0)
+
+    def __getitem__(self, name: str) -> Policy:
+        if name not in self._policies:
+            raise ConfigError(f"no policy {name!r} in this PolicySet; {nearest(str(name), self._policies)}")
+        return self._policies[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._policies
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    def __repr__(self) -> str:
+        said = (f"{name!r}: {type(policy.settings).__name__}" for name, policy in self.items())
+        idle = [name for name in self if name not in self.trained]
+        return f"PolicySet({', '.join(said)}{f'; not trained: {idle}' if idle else ''})"
+
+    @property
+    def agents(self) -> Any:
+        """{id: Agent} for `sampler.initialize`; of an environment of one agent its Agent."""
+        return self.agent if self._one_agent else {name: policy.agent for name, policy in self.items()}
+
+    @property
+    def specs(self) -> Specs:
+        """{id: EnvSpec} that the policies were built for; of an environment of one agent its EnvSpec."""
+        return self.spec if self._one_agent else {name: policy.spec for name, policy in self.items()}
+
+    @property
+    def agent(self) -> Agent:
+        """The agent of the one policy. Raises ConfigError if there are several."""
+        return self._only("agent").agent
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spec of the one policy. Raises ConfigError if there are several."""
+        return self._only("spec").spec
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._first.device
+
+    @property
+    def recurrent(self) -> bool:
+        """True if `predict` of some policy returns a pair with the new state."""
+        return any(policy.recurrent for policy in self.values())
+
+    @property
+    def columns(self) -> Columns | None:
+        """Columns of the first policy, None for one learner."""
+        return self._first.columns
+
+    @property
+    def version(self) -> int:
+        """Training steps finished."""
+        return next(iter(self.trained.values())).version
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps taken, of all policies."""
+        return sum(policy.updates for policy in self.values())
+
+    @property
+    def skipped(self) -> int:
+        """Gradient steps refused, of all policies."""
+        return sum(policy.skipped for policy in self.values())
+
+    def predict(self, obs: Tree, state: Tree = None, *, agent: str | None = None, **how: Any) -> Any:
+        """The action of an agent: `Policy.predict` of the policy that plays it in episode 0.
+
+        Args:
+            obs, state, how: as of `Policy.predict`.
+            agent: its name in the environment; None where one policy plays all.
+
+        Raises:
+            ConfigError: several policies and no agent, or one that the mapping does not name.
+        """
+        return self.playing(agent).predict(obs, state, **how)
+
+    def playing(self, agent: str | None, episode: int = 0, seed: int = 0) -> Policy:
+        """The policy that plays an agent in an episode. Raises ConfigError as `predict`."""
+        if len(self) == 1:
+            return self._first
+        if agent is None or self._mapping is None:
+            raise ConfigError(
+                f"there are the policies {list(self)}; name the agent, predict(obs, agent='player_0'), where the run "
+                "has a policy_mapping_fn, or take one of them: policies[id].predict(obs)"
+            )
+        if not isinstance(self._mapping, Mapping):
+            return self[self._mapping(agent, episode, seed)]
+        if agent not in self._mapping:
+            raise ConfigError(f"no agent {agent!r} in policy_mapping_fn; {nearest(agent, self._mapping)}")
+        return self[self._mapping[agent]]
+
+    def seat(self, env: Any, agents: AgentSpecs | None = None) -> EnvConfig:
+        """The environment with a seat for every agent, as of `penstock.Policies.seat`."""
+        if self.settings is None:
+            raise ConfigError("a PolicySet without settings, which say who plays whom; build it by ps.Policies")
+        return self.settings.seat(env, agents)
+
+    def set_progress(self, progress: float, env_steps: int = 0) -> None:
+        """As `Policy.set_progress`; a policy that is not trained explores as at the end of a run."""
+        for name, policy in self.items():
+            if name in self.trained:
+                policy.set_progress(progress, env_steps)
+            else:
+                policy.act_only()
+
+    def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
+        """As `Policy.prepare`, for batches of `batch.B` environments.
+
+        Args:
+            info: {id: example of the info of a row}; of an environment of one agent the example.
+        """
+        for name, policy in self.trained.items():
+            own = info if self._one_agent or info is None else info[name]
+            policy.prepare(BatchSpec(batch.T, batch.B * policy.spec.agents), own)
+
+    def batches(self, batch: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
+        """The batch of each policy that is trained. Raises ConfigError if there is none."""
+        if isinstance(batch, MultiAgentBatch):
+            return {name: batch[name] for name in self.trained}
+        if len(self) > 1 or not isinstance(batch, SampleBatch):
+            raise ConfigError(
+                f"train_one_step got {type(batch).__name__} for the policies {list(self)}; expected the "
+                "MultiAgentBatch of a sampler that was built for Policies.seat(env)"
+            )
+        return dict.fromkeys(self.trained, batch)
+
+    def join(self, comm: Comm) -> None:
+        """As `Policy.join`, for each policy."""
+        for name, policy in self.items():
+            try:
+                policy.join(comm)
+            except ConfigError as error:
+                raise ConfigError(f"policy {name!r}: {error}") from error
+        self.comm = comm
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Networks and normalisers of all, for `load_parameters`."""
+        return self._joined({name: policy.agent.state_dict() for name, policy in self.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Policy.state_dict`."""
+        states = {name: policy.state_dict() for name, policy in self.items()}
+        agents = self._joined({name: state.pop("agent") for name, state in states.items()})
+        return {"agent": agents, **self._joined(states)}
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """As `Policy.arrays`."""
+        return self._joined({name: policy.arrays() for name, policy in self.trained.items()})
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
+        """The inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies are others."""
+        rest = {key: value for key, value in state.items() if key != "agent"}
+        agents, states, own = self._parted(state["agent"]), self._parted(rest), self._parted(arrays or {})
+        for name, policy in self.items():
+            policy.load_state_dict({**states[name], "agent": agents[name]}, own[name])
+
+    def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """As `Policy.load_parameters`, of all policies. Raises CheckpointError if they do not fit."""
+        for name, own in self._parted(parameters).items():
+            self[name].load_parameters(own)
+
+    @property
+    def _first(self) -> Policy:
+        return next(iter(self.values()))
+
+    def _only(self, what: str) -> Policy:
+        if len(self) > 1:
+            raise ConfigError(f"there are the policies {list(self)}, each with its own: policies[id].{what}")
+        return self._first
+
+    def _joined(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The parts of the policies in one; of several policies under `id/key`."""
+        if len(self) == 1:
+            return dict(next(iter(parts.values()), {}))
+        return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
+
+    def _parted(self, whole: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The inverse of `_joined`."""
+        if len(self) == 1:
+            return {name: dict(whole) for name in self}
+        found: dict[str, dict[str, Any]] = {name: {} for name in self}
+        for key, value in whole.items():
+            name, slash, rest = key.partition("/")
+            if not slash or name not in found:
+                raise CheckpointError(
+                    f"{key!r} is stored, which belongs to none of the policies {list(self)}; is it of a run with "
+                    "other policies?"
+                )
+            found[name][rest] = value
+        return found
+
+
+AnyPolicy: TypeAlias = Policy | PolicySet
+"""What an algorithm builds: one Policy, or several by id."""
+
+
+def each(policy: AnyPolicy) -> Mapping[str, Policy]:
+    """Those that learn, by id; a Policy alone has the id ""."""
+    return policy.trained if isinstance(policy, PolicySet) else {"": policy}
+
+
+def parameters(policy: AnyPolicy) -> dict[str, Tensor]:
+    """Networks and normalisers, as `load_parameters` takes them."""
+    return policy.parameters() if isinstance(policy, PolicySet) else policy.agent.state_dict()
+
+
+def agents_of(policy: AnyPolicy) -> Any:
+    """What `sampler.initialize` takes: an Agent, or {id: Agent} for environments of many agents."""
+    return policy.agents if isinstance(policy, PolicySet) else policy.agent
+
+
+def specs_of(policy: AnyPolicy) -> Specs:
+    """The spec that a policy was built for, or {id: EnvSpec} for environments of many agents."""
+    return policy.specs if isinstance(policy, PolicySet) else policy.spec

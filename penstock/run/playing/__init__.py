@@ -1,0 +1,1 @@
+"""Episodes played with trained policies: evaluation, matches, video."""
