@@ -80,6 +80,7 @@ _WHERE = {
     "RunConfig": "penstock.run.experiment",
     "RunnerSampler": "penstock.distributed.sampler",
     "SAC": "penstock.algos.sac",
+    "SelfPlay": "penstock.algos.self_play",
     "SampleBatch": "penstock.core.batch",
     "SearchResult": "penstock.run.search.report",
     "Schedule": "penstock.core.schedule",
@@ -150,6 +151,7 @@ if TYPE_CHECKING:
     from penstock.algos.qmix import QMIX as QMIX
     from penstock.algos.r2d1 import R2D1 as R2D1
     from penstock.algos.sac import SAC as SAC
+    from penstock.algos.self_play import SelfPlay as SelfPlay
     from penstock.algos.td3 import TD3 as TD3
     from penstock.core.batch import (
         Inputs as Inputs,

@@ -22,6 +22,7 @@ ALGOS = {
     "qmix": "penstock.algos.qmix:QMIX",
     "r2d1": "penstock.algos.r2d1:R2D1",
     "sac": "penstock.algos.sac:SAC",
+    "self-play": "penstock.algos.self_play:SelfPlay",
     "td3": "penstock.algos.td3:TD3",
 }
 """Built-in algorithms by the name that the command line knows."""
