@@ -341,12 +341,12 @@ class Rounds:
             pool.fill(agents[0], batches[0], noise)
 
     def place(
-        self, pool: Any, batches: list[SampleBatch], states: Tree, agent: Agent
+        self, pool: Any, batches: list[SampleBatch], states: Tree, agents: Sequence[Agent]
     ) -> tuple[list[SampleBatch], Tree]:
         """Gives the runners the agent; buffers stay where they are, in this process."""
         if isinstance(pool, RunnerPool):
-            pool.keep_states(states)
-            pool.workers.install(agent, pool.runners)
+            pool.keep_states(states[0])
+            pool.workers.install(agents[0], pool.runners)
         return batches, states
 
     def metrics(self) -> dict[str, float]:

@@ -24,12 +24,14 @@ class OutOfBounds:
 
     Args:
         first_slot: number of the batches' first slot among those of all samplers of the run.
+        seats: columns of each slot. policy: that the batches are of, in environments of many agents.
     """
 
-    def __init__(self, config: EnvConfig, spec: EnvSpec, first_slot: int) -> None:
+    def __init__(self, config: EnvConfig, spec: EnvSpec, first_slot: int, seats: int = 1, policy: str = "") -> None:
         self.count = 0
         """Env steps since the run began whose observation lies outside its space."""
         self._name, self._spec, self._first_slot = config.name, spec.obs, first_slot
+        self._seats, self._policy = seats, policy
         self._said = False
         leaves = tree_leaves(spec.obs) if config.checks == "sampled" else []
         sides = [
@@ -75,8 +77,10 @@ class OutOfBounds:
             self._warn(tree_map(lambda x: x[t, b], batch.obs), t, b)
 
     def _warn(self, obs: Tree, t: int, b: int) -> None:
+        slot, seat = divmod(b, self._seats)
+        whose = f", policy {self._policy!r}, seat {seat}" if self._policy else ""
         warnings.warn(
-            f"slot {self._first_slot + b} of {self._name}, row {t} of the batch: "
+            f"slot {self._first_slot + slot} of {self._name}{whose}, row {t} of the batch: "
             f"{describe_violation(obs, self._spec, 'obs')}. Training goes on with the value as it is; "
             "env/out_of_bounds counts such steps, and env_checks='always' makes the next one an error",
             stacklevel=5,

@@ -34,8 +34,8 @@ _TOYS = {  # not FaultEnv, which may kill its process: a stored run could name i
     f"{_TOY}{name}-v0": f"penstock.envs.toy:{name}"
     for name in (
         "Bandit", "BitFlip", "BoundedBandit", "Chain", "Coin", "Constant", "ContinuousBandit", "Counter", "Echo",
-        "Endless", "HugeScale", "Masked", "Match", "Overshoot", "PixelCatch", "RepeatPrevious",
-        "ScaledBandit", "SeedEcho", "Sign", "TMaze", "ThreeStep", "TwoStep",
+        "EchoAgents", "EchoTurns", "Endless", "HugeScale", "LatePay", "Masked", "Match", "Nim", "Overshoot",
+        "PixelCatch", "RepeatPrevious", "ScaledBandit", "SeedEcho", "Sign", "TMaze", "TeamBits", "ThreeStep", "TwoStep",
     )
 }  # fmt: skip
 

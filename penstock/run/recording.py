@@ -174,7 +174,7 @@ class _Player:
                     f"the policy was trained on {policy.spec}; {config.name} as it is made now has {pool.spec}"
                 )
             self._agent.set_slots(B)
-            self._buffers = Buffers(pool, self._agent, BatchSpec(_T, B))
+            self._buffers = Buffers(pool, [self._agent], BatchSpec(_T, B))
         except BaseException:
             pool.close()
             raise

@@ -51,7 +51,7 @@ class ActionServer:
         """Fills training batches; arguments as of `collect`."""
         started, waited = time.perf_counter(), pool.wait_s
         acting: list[Any] = [self._there(policy, agent) for policy, agent in enumerate(agents)]
-        if self._graph and views[0].device.type == "cuda":
+        if self._graph and not pool.takes_turns and views[0].device.type == "cuda":
             for policy, agent in enumerate(acting):
                 acting[policy] = self._graphed.setdefault(policy, GraphedAgent(agent, cuda_capture))
         self._collect(pool, acting, batches, views, states, noise)
@@ -82,11 +82,11 @@ class ActionServer:
         return {"sampler/env_wait": share, "sampler/agent_wait": 1.0 - share}
 
     def place(
-        self, pool: ProcessPool | NativeGroups, batches: list[SampleBatch], states: Tree, agent: Agent
+        self, pool: ProcessPool | NativeGroups, batches: list[SampleBatch], states: Tree, agents: Sequence[Agent]
     ) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers to where the workers see them; they are locked in memory where a CUDA device reads them."""
         there, states = pool.place(batches, states)
-        if there is not batches and (self.device or agent_device(agent)).type == "cuda":
+        if there is not batches and (self.device or agent_device(agents[0])).type == "cuda":
             pin(there)
             self._pinned.append(there)
         return there, states

@@ -31,7 +31,7 @@ class Actor:
     Args:
         pool: the worker's slots, whose numbers address their noise.
         parameters: by name as `parameters_of` returns them. batches: the worker's columns of every buffer.
-        states: [b, ...] recurrent states before the next batch, in shared memory.
+        states: for each policy [b, ...] recurrent states before the next batch, in shared memory.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Actor:
             rows = torch.from_numpy(x.copy())
             return torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])]) if padding else rows
 
-        states = [tree_map(padded, self._states)]
+        states = [tree_map(padded, self._states[0])]
         noise = None if mode == DETERMINISTIC else Noise(self._slots.seed, Purpose(mode), itr, self._slots.first_slot)
         self._collect(self._pool, [self._agent], [self._batches[buffer]], [view], states, noise)
-        for x, y in zip(tree_leaves(self._states), tree_leaves(states[0])):
+        for x, y in zip(tree_leaves(self._states[0]), tree_leaves(states[0])):
             x[...] = y[: view.n].numpy()
 
 
@@ -72,6 +72,8 @@ class _Counting:
 
     def __init__(self, pool: SerialPool) -> None:
         self._pool, self.groups = pool, pool.groups
+        self.seats, self.takes_turns = pool.seats, pool.takes_turns
+        self.pending, self.finished = pool.pending, pool.finished
         self.block: MutableSequence[int] = []
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
@@ -110,9 +112,10 @@ class WorkerActors:
         pool.collect(batches[0], 0 if noise is None else noise.batch, mode)
 
     def place(
-        self, pool: ProcessPool, batches: list[SampleBatch], states: Tree, agent: Agent
+        self, pool: ProcessPool, batches: list[SampleBatch], states: Tree, agents: Sequence[Agent]
     ) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers, states and parameters into shared memory, and sends every worker a copy of the agent."""
+        (agent,) = agents
         arrays = {name: np.ascontiguousarray(x.detach().cpu().numpy()) for name, x in parameters_of(agent).items()}
         return pool.place(batches, states, Acting("penstock.samplers.actor:Actor", copy.deepcopy(agent).cpu(), arrays))
 

@@ -22,6 +22,8 @@ from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import PoolState
 from penstock.envs.pools.serial import STEPPING
+from penstock.samplers.accounts.journal import Journal
+from penstock.samplers.accounts.stats import EpisodeStats
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
@@ -36,7 +38,7 @@ from penstock.samplers.async_process import (
     MakeInner,
     SetInner,
 )
-from penstock.samplers.episodes import Episodes, EpisodeStats, Journal
+from penstock.samplers.episodes import Episodes
 from penstock.samplers.installed import Installed, last_row
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed
 from penstock.workers import control
@@ -142,7 +144,7 @@ class AsyncLive:
         """Takes the agent whose parameters are published; returns examples of one step, as `Sampler.initialize`."""
         shown = self._installed.take(agent)
         n = self._depth + 2
-        example = [self._installed.allocate() for _ in range(n)]
+        example = [batch for _ in range(n) for batch in self._installed.allocate()]
         arrays = {name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()}
         where, there = share(self._workers.slabs[PARAMETERS], [arrays] * (n + 1), f"{n + 1} copies of the parameters")
         self._published = [{name: torch.from_numpy(x) for name, x in version.items()} for version in there]

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
-from penstock.core.noise import Held, Noise
+from penstock.core.noise import Held, Noise, Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.pools.pool import Group
+from penstock.envs.pools.pool import Group, Ints
 
 
 class GroupViews:
@@ -95,12 +96,91 @@ class GroupViews:
         return list((tensor if self.device.type == "cpu" else tensor.to(self.device)).unbind(0))
 
 
+class TurnViews:
+    """Views of one group's columns in a batch whose rows are turns: those that wait are gathered, answers scattered.
+
+    The recurrent states of a group are `{"now": ..., "before": ...}`, each [b, ...]: after the last turn of every
+    column, and before the turn that the next batch has in row 0, which is the last one if it is still open.
+    """
+
+    def __init__(
+        self, batch: SampleBatch, slots: slice, null_action: Tree, device: torch.device, noise_size: int
+    ) -> None:
+        self.n, self.device = slots.stop - slots.start, device
+        self.padded = self.n  # turns are padded where they are gathered
+        self._start = slots.start
+        self._inputs = tree_leaves(tuple(batch.inputs))
+        self._structure = tree_structure(batch.inputs)
+        agent_info = {k: v for k, v in batch.info.items() if k != "env"}
+        self._outputs = tree_leaves((batch.action, agent_info))
+        self._info = [x[:, slots] for x in tree_leaves(agent_info)]
+        self._valid = batch.valid[:, slots]
+        self._state = [x[slots] for x in tree_leaves(batch.state)]
+        self._last = np.zeros(self.n, np.int64)  # the row of each column's last turn
+
+    def clear(self) -> None:
+        """Makes every row's info 0, before the pool brings the open turns of the batch before: not all have a turn."""
+        for x in self._info:
+            x[...] = 0
+
+    def record_state(self, state: Tree) -> None:
+        """Writes the recurrent state before row 0 into the batch."""
+        self._last[:] = 0
+        if state is not None:
+            for x, y in zip(self._state, tree_leaves(state["before"]), strict=True):
+                x[...] = y.cpu().numpy()
+
+    def act(self, agent: Acting, slots: Ints, rows: Ints, state: Tree, noise: npt.NDArray[np.float32] | None) -> None:
+        """Acts for the turns that wait, in `rows` [n] of the batch's columns `slots` [n]."""
+        n, padded = len(slots), padded_rows(len(slots))
+
+        def put(x: npt.NDArray[Any], fill: float = 0) -> Tensor:
+            out = np.full((padded, *x.shape[2:]), fill, x.dtype)
+            out[:n] = x[rows, slots]
+            return torch.from_numpy(out).to(self.device)
+
+        inputs = tree_unflatten(self._structure, [put(x) for x in self._inputs])
+        uniforms = None if noise is None else put(noise, 0.5)
+        if state is None:
+            action, info, _ = agent.act(inputs, None, uniforms)
+        else:
+            local = slots - self._start
+            self._last[local] = rows
+            index = torch.from_numpy(local).to(self.device)
+            given = tree_map(lambda x: _padded(x[index], padded), state["now"])
+            action, info, after = agent.act(inputs, given, uniforms)
+            for now, before, new in zip(tree_leaves(state["now"]), tree_leaves(state["before"]), tree_leaves(after)):
+                before[index] = now[index]
+                now[index] = new[:n]
+        for out, value in zip(self._outputs, tree_leaves((action, info))):
+            out[rows, slots] = value[:n].cpu().numpy()
+
+    def noise(self, noise: npt.NDArray[np.float32] | None, slots: slice) -> npt.NDArray[np.float32] | None:
+        """The batch's noise, of which `act` takes that of the turns."""
+        return noise
+
+    def null_ignored(self, sweep: int) -> None:
+        """Nothing: a pool whose agents take turns shows the null action after a reset row itself."""
+
+    def finish(self, state: Tree) -> None:
+        """Called when the batch is complete: the state before row 0 of the next is the one after every closed turn."""
+        if state is not None:
+            closed = torch.from_numpy(self._valid[self._last, np.arange(self.n)]).to(self.device)
+            for now, before in zip(tree_leaves(state["now"]), tree_leaves(state["before"])):
+                before[closed] = now[closed]
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
+
+
 class Acting(Protocol):
     """The part of an `Agent` that the loop needs."""
 
     noise_size: int
     env_ranks: bool
     held_noise: Held
+    evaluates_with_noise: bool
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None, /) -> tuple[Tree, dict[str, Tree], Tree]: ...
 
@@ -109,17 +189,21 @@ class Stepping(Protocol):
     """The part of an `EnvPool` that the loop needs."""
 
     groups: tuple[Group, ...]
+    seats: tuple[int, ...]
+    takes_turns: bool
 
     def bind(self, outs: Sequence[SampleBatch]) -> None: ...
     def send(self, group: int, row: int) -> None: ...
     def recv(self) -> int: ...
+    def pending(self, group: int) -> tuple[Ints, Ints]: ...
+    def finished(self, group: int) -> bool: ...
 
 
 def collect(
     pool: Stepping,
     agents: Sequence[Acting],
     batches: Sequence[SampleBatch],
-    views: Sequence[GroupViews],
+    views: Sequence[Any],
     states: list[Tree],
     noise: Noise | None,
 ) -> None:
@@ -127,47 +211,69 @@ def collect(
 
     Args:
         agents, batches: one for each of the pool's policies.
-        views: one for each of the pool's groups, of its policy's batch.
+        views: `GroupViews` for each of the pool's groups, of its policy's batch; `TurnViews` where agents take turns.
         states: recurrent state [padded, ...] of each group, replaced by the state after the batch.
         noise: the address of the uniforms to act by, or None to act deterministically.
     """
-    T = batches[0].spec.T
-    uniforms = [
-        None
-        if noise is None
-        else noise.rows(T, batch.spec.B, agent.noise_size, agent.env_ranks, policy, agent.held_noise)
-        for policy, (agent, batch) in enumerate(zip(agents, batches))
-    ]
+    T, by_turns = batches[0].spec.T, pool.takes_turns
+    uniforms = [_uniforms(pool, noise, *each) for each in enumerate(zip(agents, batches))]
     acting = [agents[policy] for policy, _ in pool.groups]
     noises = [view.noise(uniforms[policy], slots) for view, (policy, slots) in zip(views, pool.groups)]
+    if by_turns:
+        for view in views:
+            view.clear()
     pool.bind(batches)
     for view, state in zip(views, states):
         view.record_state(state)
 
-    def serve(group: int, row: int) -> None:
+    def serve_row(group: int, row: int) -> None:
         view = views[group]
         action, info, states[group] = acting[group].act(view.input(row), states[group], noises[group][row])
         for out, value in zip(view.outputs[row], tree_leaves((action, info))):
             out.copy_(value if view.direct else value[: view.n])
         pool.send(group, row)
 
+    def serve_turns(group: int, sweep: int) -> None:
+        slots, rows = pool.pending(group)
+        if len(slots):
+            views[group].act(acting[group], slots, rows, states[group], noises[group])
+        pool.send(group, sweep)
+
+    serve = serve_turns if by_turns else serve_row
     with torch.inference_mode():
         rows = [0] * len(pool.groups)
-        for group in range(len(rows)):
+        begun = [group for group in range(len(rows)) if not (by_turns and pool.finished(group))]
+        for group in begun:
             serve(group, 0)
-        unfinished = len(rows)
+        unfinished = len(begun)
         while unfinished:
             group = pool.recv()
             views[group].null_ignored(rows[group])
             rows[group] += 1
-            if rows[group] < T:
-                serve(group, rows[group])
-            else:
+            if pool.finished(group) if by_turns else rows[group] == T:
                 unfinished -= 1
+            else:
+                serve(group, rows[group])
+    if by_turns:
+        for view, state in zip(views, states):
+            view.finish(state)
+
+
+def _uniforms(
+    pool: Stepping, noise: Noise | None, policy: int, of: tuple[Acting, SampleBatch]
+) -> npt.NDArray[np.float32] | None:
+    """[T, B, noise_size] of one policy; None where it acts deterministically."""
+    agent, batch = of
+    if noise is None or (noise.purpose == Purpose.EVALUATE_GREEDILY and not agent.evaluates_with_noise):
+        return None
+    if noise.first_slot:  # an environment's number, as all addresses of samplers are
+        noise = noise._replace(first_slot=noise.first_slot * pool.seats[policy])
+    T, B = batch.spec
+    return noise.rows(T, B, agent.noise_size, agent.env_ranks, policy, agent.held_noise)
 
 
 Collect: TypeAlias = Callable[
-    [Any, Sequence[Any], Sequence[SampleBatch], Sequence[GroupViews], list[Tree], "Noise | None"], None
+    [Any, Sequence[Any], Sequence[SampleBatch], Sequence[Any], list[Tree], "Noise | None"], None
 ]
 """`collect`, or a stand-in for it: (pool, agents, batches, views, states, noise)."""
 
@@ -187,13 +293,17 @@ class Server(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """Where the acting agent is; None for where its parameters are."""
+        """Where the acting agents are; None for where their parameters are."""
         ...
 
     def place(
-        self, pool: Any, batches: list[SampleBatch], states: Tree, agent: Agent
+        self, pool: Any, batches: list[SampleBatch], states: Tree, agents: Sequence[Agent]
     ) -> tuple[list[SampleBatch], Tree]:
-        """Moves a pool's buffers, and recurrent states [B, ...] of remote agents, to where all sides see them."""
+        """Moves a pool's buffers, and recurrent states of remote agents, to where all sides see them.
+
+        Args:
+            batches: one policy after the other in each buffer. states: [B, ...] for each policy, or None.
+        """
         ...
 
     def metrics(self) -> dict[str, float]:

@@ -34,7 +34,7 @@ class GraphedAgent:
 
     def __init__(self, agent: Agent, capture: Capture) -> None:
         self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks
-        self.held_noise = agent.held_noise
+        self.held_noise, self.evaluates_with_noise = agent.held_noise, agent.evaluates_with_noise
         self._agent, self._capture = agent, capture
         self._graphs: dict[int, tuple[Any, Callable[[], None], Any]] = {}
 

@@ -1,7 +1,8 @@
-"""What a live sampler is given by `initialize`: its agent, and the buffers that the loop fills with it."""
+"""What a live sampler is given by `initialize`: its agents, and the buffers that the loop fills with them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,30 +12,48 @@ from torch import Tensor
 from penstock.agents.acting import check_acting, examples
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
-from penstock.core.batch import SampleBatch, allocate_batch
-from penstock.core.errors import ConfigError
+from penstock.core.batch import MultiAgentBatch, SampleBatch, allocate_batch
+from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share
 from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
 from penstock.envs.pools.pool import EnvPool
-from penstock.samplers.collector import GroupViews, Server
+from penstock.envs.seats import Seating
+from penstock.samplers.collector import GroupViews, Server, TurnViews
+from penstock.samplers.sampler import SOLE, Agents, AnyBatch
 
 
 class Installed:
-    """The agent that a live sampler was initialized with.
+    """The agents that a live sampler was initialized with, one for each policy.
 
     Args:
-        info_keys: of the environment's info. first_slot: number of the sampler's first slot among `total_slots` of
-            several samplers; None for B slots in all.
+        spec: of an environment of one agent. info_keys: of the environment's info.
+        first_slot: number of the sampler's first slot among `total_slots` of several samplers; None for B slots in all.
+        seating: of environments of many agents, each of which is a slot.
 
     Raises:
         ConfigError: the sampler's slots lie outside of `total_slots`.
     """
 
     def __init__(
-        self, spec: EnvSpec, batch_spec: BatchSpec, info_keys: tuple[str, ...], first_slot: int, total_slots: int | None
+        self,
+        spec: EnvSpec,
+        batch_spec: BatchSpec,
+        info_keys: tuple[str, ...],
+        first_slot: int,
+        total_slots: int | None,
+        seating: Seating | None = None,
     ) -> None:
-        self._spec, self._batch_spec, self._info_keys = spec, batch_spec, info_keys
+        self._batch_spec, self._info_keys = batch_spec, info_keys
+        self.many = seating is not None
+        """Batches are MultiAgentBatch."""
+        self.policies = (SOLE,) if seating is None else seating.policies
+        """Their ids."""
+        self.seats = (1,) if seating is None else seating.seats
+        """Slots of each policy in one environment."""
+        self._specs = (spec,) if seating is None else seating.specs
+        self.turns = seating is not None and seating.turns
+        """Agents act one after the other."""
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots
         if first_slot < 0 or self.total_slots < first_slot + batch_spec.B:
             raise ConfigError(
@@ -42,122 +61,219 @@ class Installed:
                 f"{first_slot + batch_spec.B - 1}, and total_slots={total_slots}; use total_slots >= "
                 f"{max(first_slot, 0) + batch_spec.B} and first_slot >= 0"
             )
-        self._agent: Agent | None = None
+        self._agents: tuple[Agent, ...] = ()
         self._closed = False
-        self.info: Tree = None
-        """Example of the info of one row."""
-        self.state: Tree = None
-        """Example of the recurrent state of one slot."""
+        self.infos: list[Tree] = []
+        """Of each policy an example of the info of one row."""
+        self.states: list[Tree] = []
+        """Of each policy an example of the recurrent state of one slot."""
 
     @property
-    def agent(self) -> Agent:
-        """Raises ConfigError before `take` and after `close`."""
-        if self._agent is None:
+    def agents(self) -> tuple[Agent, ...]:
+        """One for each policy. Raises ConfigError before `take` and after `close`."""
+        if not self._agents:
+            given = "policies.agents" if self.many else "policy.agent"
             raise ConfigError(
                 "the sampler was shut down; build another"
                 if self._closed
-                else "the sampler has no agent yet; call sampler.initialize(policy.agent) first"
+                else f"the sampler has no agent yet; call sampler.initialize({given}) first"
             )
-        return self._agent
+        return self._agents
 
-    def take(self, agent: Agent) -> dict[str, Any]:
-        """Makes this the agent; returns examples of one step of one slot, as `Sampler.initialize` does."""
-        if agent.spec != self._spec:
-            raise ConfigError(f"the agent was built for {agent.spec}; this sampler's environment has {self._spec}")
-        agent.set_slots(self.total_slots)
-        self.info, self.state = examples(agent, self._spec)
-        check_acting(agent, self._spec)
-        self._agent = agent
-        obs = tree_map(lambda x: x[0], allocate(self._spec.obs, 1))
-        null = tree_map(lambda leaf: leaf.null(), self._spec.action)
-        return {"obs": obs, "action": null, "info": self.info, "state": self.state}
+    @property
+    def agent(self) -> Agent:
+        """The agent of the first policy, the only one in environments of one agent."""
+        return self.agents[0]
+
+    def take(self, given: Agents) -> dict[str, Any]:
+        """Makes these the agents; returns examples of one step of one slot, as `Sampler.initialize` does."""
+        agents = self._by_policy(given)
+        found: list[tuple[Tree, Tree]] = []
+        for policy, agent, spec, seats in zip(self.policies, agents, self._specs, self.seats):
+            if agent.spec != spec:
+                whose = f"the agent of policy {policy!r}" if self.many else "the agent"
+                raise ConfigError(f"{whose} was built for {agent.spec}; this sampler's environment has {spec}")
+            agent.set_slots(self.total_slots * seats)
+            found.append(examples(agent, spec))
+            check_acting(agent, spec)
+        self._agents = agents
+        self.infos, self.states = [info for info, _ in found], [state for _, state in found]
+        shown = [self._shown(spec, *each) for spec, each in zip(self._specs, found)]
+        return dict(zip(self.policies, shown)) if self.many else shown[0]
+
+    def _by_policy(self, given: Agents) -> tuple[Agent, ...]:
+        """The agents in the order of the policies. Raises ConfigError where they are those of others."""
+        if isinstance(given, Mapping):
+            if not self.many and len(given) == 1:
+                return tuple(given.values())
+            if given.keys() != set(self.policies):
+                wrong = [f"{name!r}: {nearest(name, self.policies)}" for name in given if name not in self.policies]
+                lack = [f"{name!r} is missing" for name in self.policies if name not in given]
+                raise ConfigError(
+                    f"initialize got agents of policies {list(given)}; the environment's seats are those of "
+                    f"{list(self.policies)} ({'; '.join(wrong + lack)})"
+                )
+            return tuple(given[name] for name in self.policies)
+        if len(self.policies) > 1:
+            raise ConfigError(
+                f"initialize got one {type(given).__name__}; expected an agent for each of the policies "
+                f"{list(self.policies)}, e.g. {{{self.policies[0]!r}: ...}} or policies.agents"
+            )
+        return (given,)
+
+    def _shown(self, spec: EnvSpec, info: Tree, state: Tree) -> dict[str, Any]:
+        obs = tree_map(lambda x: x[0], allocate(spec.obs, 1))
+        null = tree_map(lambda leaf: leaf.null(), spec.action)
+        return {"obs": obs, "action": null, "info": info, "state": state}
 
     def close(self) -> None:
-        """Forgets the agent for good."""
-        self._agent, self._closed = None, True
+        """Forgets the agents for good."""
+        self._agents, self._closed = (), True
 
-    def allocate(self) -> SampleBatch:
-        """A batch of zeros as the agent and the environment fill it."""
-        return allocate_batch(self._spec, self._batch_spec, self.info, self.state, self._info_keys)
+    def allocate(self) -> list[SampleBatch]:
+        """For each policy a batch of zeros as its agent and the environment fill it."""
+        T, B = self._batch_spec
+        return [
+            allocate_batch(spec, BatchSpec(T, B * seats), info, state, self._info_keys)
+            for spec, seats, info, state in zip(self._specs, self.seats, self.infos, self.states)
+        ]
 
-    def blank_batch(self) -> SampleBatch:
+    def blank_batch(self) -> AnyBatch:
         """The same, in which every row is valid."""
-        _ = self.agent
-        batch = self.allocate()
-        batch.valid[...] = True
-        return batch
+        _ = self.agents
+        batches = self.allocate()
+        for batch in batches:
+            batch.valid[...] = True
+        return self.together(batches)
+
+    def together(self, batches: Sequence[SampleBatch]) -> AnyBatch:
+        """The batches of all policies as `obtain_samples` returns them."""
+        if not self.many:
+            return batches[0]
+        if self.turns:  # one agent moves at a time
+            steps = sum(batch.env_steps for batch in batches)
+        else:
+            B = self._batch_spec.B
+            acted = [batch.valid.reshape(-1, B, n).any(-1) for batch, n in zip(batches, self.seats) if n]
+            steps = int(np.count_nonzero(np.any(acted, 0)))
+        return MultiAgentBatch(dict(zip(self.policies, batches)), steps)
 
 
 class Buffers:
     """A pool with the batches, views and recurrent states that the loop fills.
 
     Args:
+        agents: one for each of the pool's policies. spec: T, and B slots, of many agents environments.
         buffers: number of batches. slab: descriptor of shared memory for them, where the pool has none of its own.
+        policies: ids by which `get_states` returns the states, of environments of many agents.
     """
 
     def __init__(
         self,
         pool: EnvPool,
-        agent: Agent,
+        agents: Sequence[Agent],
         spec: BatchSpec,
         server: Server | None = None,
         buffers: int = 1,
         slab: int | None = None,
+        policies: Sequence[str] = (),
     ) -> None:
-        self.pool, self.agent = pool, agent
+        self.pool, self.agents, self._policies = pool, agents, policies
         self._remote = server is not None and server.remote
-        env_spec = pool.specs[0]
-        info, state = examples(agent, env_spec)
-        self.batches = [allocate_batch(env_spec, spec, info, state, pool.info_keys) for _ in range(buffers)]
-        rows = self._fresh(spec.B) if self._remote else None
+        self._columns = [spec.B * seats for seats in pool.seats]
+        parts = [
+            (env_spec, BatchSpec(spec.T, columns), *examples(agent, env_spec), pool.info_keys)
+            for agent, env_spec, columns in zip(agents, pool.specs, self._columns)
+        ]
+        self.batches = [allocate_batch(*part) for _ in range(buffers) for part in parts]
+        """One policy after the other in each buffer."""
+        rows = [self._fresh(p, columns) for p, columns in enumerate(self._columns)] if self._remote else None
         if server is not None:
-            self.batches, rows = server.place(pool, self.batches, rows, agent)
+            self.batches, rows = server.place(pool, self.batches, rows, agents)
         else:
             self.batches, rows = pool.place(self.batches, rows)
         if slab is not None:
             self.batches = share(slab, self.batches, f"{buffers} batches of {spec}")[1]
-        device = (server.device if server is not None else None) or agent_device(agent)
-        self.views: list[list[GroupViews]] = [
-            []
-            if self._remote
-            else [GroupViews(batch, slots, env_spec.null_action, device, agent.noise_size) for _, slots in pool.groups]
-            for batch in self.batches
+        where = None if server is None else server.device
+        self.views: list[list[Any]] = [
+            [] if self._remote else self._views(self.filled(buffer), where) for buffer in range(buffers)
         ]
-        self.states: list[Tree] = [rows] if self._remote else [None] * len(pool.groups)
+        self.states: list[Tree] = rows if self._remote else [None] * len(pool.groups)
         if not self._remote:
             self.set_states(None)
 
+    def filled(self, buffer: int) -> list[SampleBatch]:
+        """The batches of one buffer, one for each policy."""
+        P = len(self.agents)
+        return self.batches[buffer * P : (buffer + 1) * P]
+
+    def _views(self, batches: Sequence[SampleBatch], where: torch.device | None) -> list[Any]:
+        kind = TurnViews if self.pool.takes_turns else GroupViews
+        out: list[Any] = []
+        for policy, slots in self.pool.groups:
+            agent, null = self.agents[policy], self.pool.specs[policy].null_action
+            out.append(kind(batches[policy], slots, null, where or agent_device(agent), agent.noise_size))
+        return out
+
     def forget_slots(self, slots: list[int]) -> None:
-        """Recurrent states of these slots as before an episode."""
-        rows = self.get_states()
-        tree_assign(rows, slots, self._fresh(1), 0)
-        self.set_states(rows)
+        """Recurrent states of these slots as before an episode; of many agents of all seats in these environments."""
+        rows = self._rows()
+        for policy, (mine, seats) in enumerate(zip(rows, self.pool.seats)):
+            columns = [b * seats + i for b in slots for i in range(seats)]
+            tree_assign(mine, columns, self._fresh(policy, 1), 0)
+        self._set_rows(rows)
 
     def get_states(self) -> Tree:
-        """[B, ...] arrays."""
+        """[B, ...] arrays; of many agents by policy id."""
+        rows = self._rows()
+        return dict(zip(self._policies, rows)) if self._policies else rows[0]
+
+    def set_states(self, states: Tree) -> None:
+        """The inverse of `get_states`; None for those before an episode."""
+        if states is None:
+            self._set_rows([None] * len(self.agents))
+        else:
+            self._set_rows([states[policy] for policy in self._policies] if self._policies else [states])
+
+    def _rows(self) -> list[Tree]:
+        """[B, ...] arrays of each policy."""
 
         def rows(x: Any, n: int) -> Any:
             return x[:n].cpu().numpy().copy() if isinstance(x, Tensor) else x[:n].copy()
 
-        sizes = [slots.stop - slots.start for _, slots in self.pool.groups]
+        if self._remote:
+            sizes, owners = self._columns, list(range(len(self.agents)))
+        else:
+            sizes = [slots.stop - slots.start for _, slots in self.pool.groups]
+            owners = [policy for policy, _ in self.pool.groups]
         parts = [tree_map(lambda x, n=n: rows(x, n), s) for n, s in zip(sizes, self.states)]
-        return tree_map(lambda *xs: np.concatenate(xs), *parts)
+        of = [[part for part, owner in zip(parts, owners) if owner == policy] for policy in range(len(self.agents))]
+        return [tree_map(lambda *xs: np.concatenate(xs), *mine) for mine in of]
 
-    def set_states(self, rows: Tree) -> None:
-        """The inverse of `get_states`; None for those before an episode."""
+    def _set_rows(self, rows: Sequence[Tree]) -> None:
+        """The inverse of `_rows`; None for the states of a policy before an episode."""
         if self._remote:  # in shared memory, so in place
-            fresh = self._fresh(len(self.batches[0].first[0])) if rows is None else rows
-            tree_map(np.copyto, self.states[0], fresh)
+            for policy, (there, mine) in enumerate(zip(self.states, rows)):
+                fresh = self._fresh(policy, self._columns[policy]) if mine is None else mine
+                tree_map(np.copyto, there, fresh)
             return
-        for group, ((_, slots), view) in enumerate(zip(self.pool.groups, self.views[0])):
-            state = tree_map(lambda x, v=view: x.to(v.device), self.agent.initial_state(view.padded))
-            if rows is not None:
-                tree_map(lambda x, y, b=slots, n=view.n: x[:n].copy_(torch.from_numpy(y[b])), state, rows)
+        for group, ((policy, slots), view) in enumerate(zip(self.pool.groups, self.views[0])):
+            state = tree_map(lambda x, v=view: x.to(v.device), self._opening(policy, view.padded))
+            mine = rows[policy]
+            if mine is not None:
+                tree_map(lambda x, y, b=slots, n=view.n: x[:n].copy_(torch.from_numpy(y[b])), state, mine)
             self.states[group] = state
 
-    def _fresh(self, B: int) -> Tree:
-        """[B, ...] arrays of the recurrent state before an episode."""
-        return tree_map(lambda x: x.cpu().numpy().copy(), self.agent.initial_state(B))
+    def _opening(self, policy: int, n: int) -> Tree:
+        """The state of n columns before an episode, as the views of the loop keep it."""
+        state = self.agents[policy].initial_state(n)
+        if state is None or not self.pool.takes_turns:
+            return state
+        return {"now": state, "before": tree_map(torch.clone, state)}
+
+    def _fresh(self, policy: int, n: int) -> Tree:
+        """[n, ...] arrays of the recurrent state before an episode."""
+        return tree_map(lambda x: x.cpu().numpy().copy(), self._opening(policy, n))
 
 
 def last_row(batch: SampleBatch) -> dict[str, Tree]:

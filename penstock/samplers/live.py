@@ -1,4 +1,4 @@
-"""The live sampler whose agent runs in this process or is run by workers, over any EnvPool."""
+"""The live sampler whose agents run in this process or are run by workers, over any EnvPool."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.protocols import require_members
-from penstock.core.spec import BatchSpec
+from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState, slots_of
+from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
+from penstock.samplers.accounts.account import Account, LogAccount, SlotAccount
+from penstock.samplers.accounts.playing import LogPlay, Play
 from penstock.samplers.collector import Server
-from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats, Journal, JournalViews, join_episodes
+from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
 from penstock.samplers.installed import Buffers, Installed, last_row
+from penstock.samplers.sampler import SOLE, Agents, AnyBatch
 from penstock.samplers.traced import loop
 
 EVAL_T = 64
@@ -55,6 +57,9 @@ class LiveSampler:
     ) -> None:
         require_members(pool, EnvPool, "docs/writing-a-sampler.md")
         self.batch_spec, self.spec = batch_spec, pool.specs[0]
+        seating = config.seating
+        self.specs: dict[str, EnvSpec] = dict(zip((SOLE,) if seating is None else seating.policies, pool.specs))
+        """By policy id; of environments of one agent one, under `shared`."""
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""
         self.pool, self._config, self._seed = pool, config, seed
@@ -62,67 +67,98 @@ class LiveSampler:
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
         try:
-            self._installed = Installed(self.spec, batch_spec, pool.info_keys, first_slot, total_slots)
+            self._installed = Installed(self.spec, batch_spec, pool.info_keys, first_slot, total_slots, seating)
         except ConfigError:
             pool.close()
             raise
-        self._bounds = OutOfBounds(config, self.spec, first_slot)
-        self._stats = EpisodeStats(batch_spec.B, self._discount)
-        self._journal = Journal(batch_spec.B, journal_steps)
+        self._bounds = [
+            OutOfBounds(config, spec, first_slot, seats, policy if seating is not None else "")
+            for (policy, spec), seats in zip(self.specs.items(), pool.seats)
+        ]
+        B = batch_spec.B
+        self._account: Account = (
+            SlotAccount(B, self._discount, journal_steps) if seating is None else LogAccount(seating, B)
+        )
         self._training: Buffers | None = None
         self._evaluation: Buffers | None = None
-        self._evaluation_first = 0
+        self._evaluation_slots = 0, 0
         self._collected = False
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
 
-    def initialize(self, agent: Agent, buffers: int = 1) -> dict[str, Any]:
-        """Takes the agent that will act and allocates the batch, or several that are filled in turn.
+    def initialize(self, agents: Agents, buffers: int = 1) -> dict[str, Any]:
+        """Takes the agent that will act, or one for each policy id, and allocates the batch, or several.
+
+        Args:
+            buffers: number of batches that are filled in turn.
 
         Returns:
-            examples of one step of one slot: obs, action, info and recurrent state, without leading dimensions.
+            examples of one step of one slot: obs, action, info and recurrent state, without leading dimensions; in
+            environments of many agents by policy id.
         """
-        shown = self._installed.take(agent)
+        installed = self._installed
+        shown = installed.take(agents)
         try:
-            self._training = Buffers(self.pool, agent, self.batch_spec, self._server, buffers, self._slab)
+            self._training = Buffers(
+                self.pool, installed.agents, self.batch_spec, self._server, buffers, self._slab, self._ids
+            )
         except MemoryError as error:
             T, B = self.batch_spec
             raise ConfigError(
                 f"a batch of T={T}, B={B} does not fit into memory: {error}; use a smaller T or B"
             ) from error
-        self._batch = self._training.batches[0]
-        self._journal_views = [JournalViews(batch) for batch in self._training.batches]
-        self._limits = [self._bounds.limits(batch) for batch in self._training.batches]
+        self._filled = self._training.filled(0)
+        self._account.attach(self._training.batches)
+        self._limits = [
+            [bounds.limits(batch) for bounds, batch in zip(self._bounds, self._training.filled(k))]
+            for k in range(buffers)
+        ]
         return shown
 
-    def obtain_samples(self, itr: int, version: int | None = None) -> tuple[SampleBatch, Episodes]:
+    def obtain_samples(self, itr: int, version: int | None = None) -> tuple[AnyBatch, Episodes]:
         """The next T steps of every slot, and the episodes that ended in them.
 
         Args:
             itr: number of the batch from 0; it addresses the noise.
-            version: of the agent's parameters, for the record; `itr` if none is given.
+            version: of the agents' parameters, for the record; `itr` if none is given.
 
         Raises:
             EnvWorkerError: an environment raised or broke its contract.
         """
-        batch, loop_over = self._next(itr)
-        self._collect(*loop_over)
-        self._complete(batch, itr if version is None else version)
-        buffer = itr % len(self._journal_views)
-        bad = [x for wrong, obs, bound in self._limits[buffer] if np.count_nonzero(x := wrong(obs, bound))]
-        if bad:
-            self._bounds.found(batch, bad)
+        batches = self._fill(itr, itr if version is None else version)
+        buffer = itr % len(self._limits)
+        for bounds, limits, batch in zip(self._bounds, self._limits[buffer], batches):
+            bad = [x for wrong, obs, bound in limits if np.count_nonzero(x := wrong(obs, bound))]
+            if bad:
+                bounds.found(batch, bad)
         if not self._collected:
-            self._begin(self._journal_views[buffer])
-        self._journal.record(self._journal_views[buffer])
-        return batch, self._stats.update(batch)
+            self._collected = True
+            self._account.begin(self.pool, buffer)
+        episodes = self._account.record(self.pool, buffer)
+        return self._installed.together(batches), episodes
 
-    def fill(self, itr: int, version: int | None = None) -> SampleBatch:
+    def fill(self, itr: int, version: int | None = None) -> AnyBatch:
         """The same batch, and no account of it: for a runner of a group, whose driver keeps that."""
-        batch, loop_over = self._next(itr)
-        self._collect(*loop_over)
-        self._complete(batch, itr if version is None else version)
-        return batch
+        return self._installed.together(self._fill(itr, itr if version is None else version))
+
+    def _fill(self, itr: int, version: int) -> list[SampleBatch]:
+        """Fills the buffers of batch `itr`, cuts slots whose observations are not finite, and writes the version."""
+        training = self._started()
+        buffer = itr % len(self._limits)
+        batches = self._filled = training.filled(buffer)
+        by_turns = self.pool.takes_turns
+        if by_turns:  # before the loop, since open turns of the batch before bring their own
+            for batch in batches:
+                batch.version[...] = version
+        noise = Noise(self._seed, Purpose.ACT, itr, self._first_slot)
+        self._collect(self.pool, training.agents, batches, training.views[buffer], training.states, noise)
+        for policy, batch in enumerate(batches):
+            if not by_turns:
+                batch.version[...] = version
+            if self._config.checks != "off":
+                while (bad := self._not_finite(policy, batch)) is not None:
+                    training.forget_slots(self.pool.disown(*bad))
+        return batches
 
     def evaluate_agent(
         self,
@@ -148,22 +184,28 @@ class LiveSampler:
             raise ConfigError(
                 f"evaluate_agent(episodes={episodes}, slots={slots}, max_steps={max_steps}); expected 1 or more of each"
             )
-        agent = self._installed.agent
+        agents = self._installed.agents
         B = self.pool.evaluation_slots(min(episodes, slots))
         own = self.evaluation_buffers(B)
-        batch = own.batches[0]
+        batches = own.filled(0)
         seed, left = evaluation_seed(self._seed, itr), [episodes // B + (b < episodes % B) for b in range(B)]
         purpose = Purpose.EVALUATE_GREEDILY if deterministic else Purpose.EVALUATE
-        noisy = not deterministic or agent.evaluates_with_noise
+        noisy = not deterministic or any(agent.evaluates_with_noise for agent in agents)
         found, chunk, again = Episodes(), 0, 0
         while sum(left):
             own.pool.restart(seed + (again << 20), left)
             own.set_states(None)
-            play = _Play(left, self._discount, max_steps)
+            seating = self._config.seating
+            play = (
+                Play(left, self._discount, max_steps)
+                if seating is None
+                else LogPlay(own.pool, left, seating, max_steps)
+            )
             while not play.over:
                 self.fill_evaluation(Noise(seed, purpose, (itr << 24) + chunk) if noisy else None)
-                self._bounds.look(batch, training=False)
-                play.add(batch)
+                for bounds, batch in zip(self._bounds, batches):
+                    bounds.look(batch, training=False)
+                play.add(batches)
                 chunk += 1
                 if give_up is not None and give_up():
                     return join_episodes([found, play.found])
@@ -176,38 +218,38 @@ class LiveSampler:
         Args:
             first_slot: number of their first slot among those of several samplers that evaluate together.
         """
-        agent = self._installed.agent
-        if self._evaluation is None or (slots_of(self._evaluation.pool), self._evaluation_first) != (B, first_slot):
+        agents = self._installed.agents
+        if self._evaluation is None or self._evaluation_slots != (B, first_slot):
             if self._evaluation is not None:
                 stale, self._evaluation = self._evaluation, None  # making the next one may fail
                 stale.pool.close()
             pool = self.pool.for_evaluation(B, first_slot) if first_slot else self.pool.for_evaluation(B)
-            self._evaluation = Buffers(pool, agent, BatchSpec(EVAL_T, B), self._server)
-            self._evaluation_first = first_slot
+            self._evaluation = Buffers(pool, agents, BatchSpec(EVAL_T, B), self._server, policies=self._ids)
+            self._evaluation_slots = B, first_slot
         return self._evaluation
 
-    def fill_evaluation(self, noise: Noise | None) -> SampleBatch:
+    def fill_evaluation(self, noise: Noise | None) -> AnyBatch:
         """The next EVAL_T rows of the evaluation whose buffers were asked for last; None acts without noise."""
         own = self._evaluation
         assert own is not None
-        self._collect(own.pool, [own.agent], own.batches, own.views[0], own.states, noise)
-        return own.batches[0]
+        batches = own.filled(0)
+        self._collect(own.pool, own.agents, batches, own.views[0], own.states, noise)
+        return self._installed.together(batches)
 
-    def buffer(self, itr: int) -> SampleBatch:
+    def buffer(self, itr: int) -> AnyBatch:
         """The memory of batch `itr`."""
-        batches = self._started().batches
-        return batches[itr % len(batches)]
+        return self._installed.together(self._started().filled(itr % len(self._limits)))
 
     def agent_states(self) -> Tree:
-        """[B, ...] recurrent states after the last batch, as arrays."""
+        """[B, ...] recurrent states after the last batch, as arrays; of many agents by policy id."""
         return self._started().get_states()
 
     @property
-    def last_batch(self) -> SampleBatch:
+    def last_batch(self) -> AnyBatch:
         """The live buffer, as the last `obtain_samples` left it."""
-        return self._batch
+        return self._installed.together(self._filled)
 
-    def blank_batch(self) -> SampleBatch:
+    def blank_batch(self) -> AnyBatch:
         """A batch of zeros in which every row is valid, for timing."""
         return self._installed.blank_batch()
 
@@ -224,39 +266,47 @@ class LiveSampler:
     def metrics(self) -> dict[str, float]:
         """Waits, faults and steps out of bounds since the run began, by the names under which they are logged."""
         served = {} if self._server is None else self._server.metrics()
-        outside = {"env/out_of_bounds": float(self._bounds.count)} if self._bounds.count else {}
+        count = sum(bounds.count for bounds in self._bounds)
+        outside = {"env/out_of_bounds": float(count)} if count else {}
         return {**self.pool.metrics(), **served, **outside}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches, as plain data, arrays and tensors."""
         training = self._started()
+        rows = [last_row(batch) for batch in self._filled]
+        counts = [bounds.count for bounds in self._bounds]
         return {
             "collected": self._collected,
             "pool": self.pool.get_state().to_plain(),
-            "row": last_row(self._batch),
+            "row": dict(zip(self._ids, rows)) if self._ids else rows[0],
             "agent_states": training.get_states(),
-            "stats": self._stats.state_dict(),
-            "journal": self._journal.state_dict(),
-            "out_of_bounds": self._bounds.count,
+            **self._account.state_dict(),
+            "out_of_bounds": dict(zip(self._ids, counts)) if self._ids else counts[0],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
         if not state["collected"]:
             return
-        row = state["row"]
-        if row["first"].shape != self._batch.first[-1].shape:
+        if self._ids and state["row"].keys() != set(self._ids):
             raise CheckpointError(
-                f"the checkpoint holds {len(row['first'])} slots; this sampler has B={self.batch_spec.B}"
+                f"the checkpoint holds rows of {sorted(state['row'])}; this sampler's policies are {list(self._ids)}"
             )
+        rows = self._by_policy(state["row"])
+        for row, batch, seats in zip(rows, self._filled, self.pool.seats):
+            if row["first"].shape != batch.first[-1].shape:
+                raise CheckpointError(
+                    f"the checkpoint holds {len(row['first']) // seats} slots; this sampler has B={self.batch_spec.B}"
+                )
         self._collected = True
-        self._stats.load_state_dict(state["stats"])
-        self._journal.load_state_dict(state["journal"])
-        self._bounds.count = state.get("out_of_bounds", 0)  # which 0.1.0 did not count
+        self._account.load_state_dict(state)
+        # Which 0.1.0 did not count.
+        for bounds, count in zip(self._bounds, self._by_policy(state.get("out_of_bounds", 0))):
+            bounds.count = count
         faults = state.get("faults", {})  # where 0.1.0 put them
         pool = PoolState.from_plain({"faults": faults, **state["pool"]})
-        episodes = [self._journal.episode(b) for b in range(self.batch_spec.B)]
-        self.cut_slots = self.go_on(row, state["agent_states"], pool, episodes)
+        episodes = self._account.open_episodes()
+        self.cut_slots = self.go_on(state["row"], state["agent_states"], pool, episodes)
 
     def go_on(
         self, row: dict[str, Tree], agent_states: Tree, pool: PoolState, episodes: Sequence[OpenEpisode | None]
@@ -264,93 +314,51 @@ class LiveSampler:
         """Makes the next batch follow this last row and these states; returns the slots that could not be restored.
 
         Args:
-            row: as `last_row` returns it. agent_states: [B, ...]. episodes: for each slot its open one, if known.
+            row: as `last_row` returns it, of many agents by policy id. agent_states: [B, ...], or by policy id.
+            episodes: for each slot its open one, if known.
         """
-        training, batch = self._started(), self._batch
-        for name, leaves in row.items():
-            tree_assign(getattr(batch, name), -1, leaves)
-        training.set_states(agent_states)
-        return self.pool.set_state(pool, [batch], episodes)
-
-    def _next(self, itr: int) -> tuple[SampleBatch, tuple[Any, ...]]:
-        """The buffer of batch `itr`, and the arguments of the loop that fills it."""
         training = self._started()
-        buffer = itr % len(training.batches)
-        batch = self._batch = training.batches[buffer]
-        noise = Noise(self._seed, Purpose.ACT, itr, self._first_slot)
-        return batch, (self.pool, [training.agent], [batch], training.views[buffer], training.states, noise)
+        for mine, batch in zip(self._by_policy(row), self._filled):
+            for name, leaves in mine.items():
+                tree_assign(getattr(batch, name), -1, leaves)
+        training.set_states(agent_states)
+        return self.pool.set_state(pool, self._filled, episodes)
 
-    def _complete(self, batch: SampleBatch, version: int) -> None:
-        """Writes the version, and cuts slots whose observations are not finite."""
-        batch.version[...] = version
-        if self._config.checks != "off":
-            while (bad := self._not_finite(batch)) is not None:
-                self._started().forget_slots(self.pool.disown(*bad))
+    @property
+    def _ids(self) -> tuple[str, ...]:
+        """Policy ids of environments of many agents; none where there is one agent."""
+        return self._installed.policies if self._installed.many else ()
+
+    def _by_policy(self, given: Any) -> list[Any]:
+        """One for each policy of what is stored by policy id, or for the only one."""
+        return [given[policy] for policy in self._ids] if self._ids else [given]
 
     def _started(self) -> Buffers:
         """Raises ConfigError before `initialize` and after `shutdown`."""
         if self._training is None:
-            _ = self._installed.agent
+            _ = self._installed.agents
             raise ConfigError("initialize() has failed; build another sampler")
         return self._training
 
-    def _begin(self, views: JournalViews) -> None:
-        """Counts the random steps from before the first batch to each slot's first episode."""
-        self._collected = True
-        warmup = self.pool.warmup()
-        for b, (_, rewards) in enumerate(warmup):
-            self._stats.begin(b, rewards)
-        self._journal.begin(
-            views, [tree_map(lambda *xs: np.stack(xs), *taken) if taken else None for taken, _ in warmup]
-        )
-
-    def _not_finite(self, batch: SampleBatch) -> tuple[int, int, str] | None:
+    def _not_finite(self, policy: int, batch: SampleBatch) -> tuple[int, int, str] | None:
         """Slot, row and message of the first observation that is not finite, which sampled checks missed; or None."""
         if all(x.dtype.kind != "f" or b"\0" not in np.isfinite(x).tobytes() for x in tree_leaves(batch.obs)):
             return None
+        seats = self.pool.seats[policy]
         for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
             if x.dtype.kind == "f" and not np.isfinite(x).all():
                 t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()
                 action = tree_map(lambda a, t=t, b=b: a[t, b].tolist(), batch.prev_action)
+                whose = f", policy {self._ids[policy]!r}, seat {b % seats}" if self._ids else ""
                 message = (
-                    f"slot {self._first_slot + b} of {self._config.name}, row {t} of the batch: obs{path}{element}: "
-                    f"got {x[t, b][tuple(element)]}, expected a finite number; last action {action}; "
-                    "env_checks='always' names the episode and step"
+                    f"slot {self._first_slot + b // seats} of {self._config.name}{whose}, row {t} of the batch: "
+                    f"obs{path}{element}: got {x[t, b][tuple(element)]}, expected a finite number; last action "
+                    f"{action}; env_checks='always' names the episode and step"
                 )
-                return b, max(t - 1, 0), message
+                return b // seats, max(t - 1, 0), message
         return None
 
 
 def evaluation_seed(seed: int, itr: int) -> int:
     """Seed of the evaluation after batch `itr` of a run with this seed."""
     return seed + ((itr + 1) << 40)
-
-
-class _Play:
-    """The first `counts[b]` episodes of each slot b, cut after `max_steps`, out of batches that follow each other."""
-
-    def __init__(self, counts: list[int], discount: float, max_steps: int) -> None:
-        self._counts, self._max_steps = counts, max_steps
-        self._stats = EpisodeStats(len(counts), discount)
-        self.found = Episodes()
-        self.left = list(counts)
-        """Episodes that each slot has yet to play."""
-
-    @property
-    def over(self) -> bool:
-        """No slot gets on: each has played its episodes, or its open one was cut and might never end."""
-        cut = self._stats.length >= self._max_steps
-        return all(stuck or not n for stuck, n in zip(cut.tolist(), self.left))
-
-    def add(self, batch: SampleBatch) -> None:
-        """Takes the rows of a batch; writes into its `truncated` where it cuts an episode."""
-        time = np.arange(batch.spec.T)[:, None]
-        opened = np.maximum.accumulate(np.where(batch.first[:-1], time, -1), 0)
-        age = np.where(opened >= 0, time - opened, time + self._stats.length)
-        cut = batch.valid & (age == self._max_steps - 1) & ~np.logical_or(batch.terminated, batch.truncated)
-        np.logical_or(batch.truncated, cut, out=batch.truncated)
-        ended = self._stats.update(batch)
-        self._stats.length[cut[-1]] = self._max_steps  # the episode goes on, and its own end counts no more
-        ended = ended.no_longer_than(self._max_steps)
-        self.found = join_episodes([self.found, ended]).first_of_each_slot(self._counts)
-        self.left = (np.asarray(self._counts) - np.bincount(self.found.slot, minlength=len(self._counts))).tolist()

@@ -23,9 +23,11 @@ from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
-from penstock.samplers.episodes import DISCOUNT, Episodes, EpisodeStats
+from penstock.samplers.accounts.stats import EpisodeStats
+from penstock.samplers.episodes import DISCOUNT, Episodes
 from penstock.samplers.installed import Installed
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
+from penstock.samplers.sampler import AnyBatch
 
 NO_VERSION = -1
 """`version` of every row: no parameters of this learner chose the action."""
@@ -77,10 +79,11 @@ class OfflineLive:
         """
         self._evaluator.initialize(agent)
         shown = self._installed.take(agent)
-        shown["info"] = self._installed.info = {
+        shown["info"] = {
             key: np.zeros(shape, dtype) for key, (dtype, shape) in self._source.info.items() if not key.startswith(ENV)
         }
-        self._batch = self._installed.allocate()
+        self._installed.infos = [shown["info"]]
+        (self._batch,) = self._installed.allocate()
         self._state = tree_map(lambda x: x.clone(), agent.initial_state(self.batch_spec.B))
         return shown
 
@@ -136,7 +139,7 @@ class OfflineLive:
         """The live buffer, as the last `obtain_samples` left it."""
         return self._batch
 
-    def blank_batch(self) -> SampleBatch:
+    def blank_batch(self) -> AnyBatch:
         """A batch of zeros in which every row is valid, for timing."""
         return self._installed.blank_batch()
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import SampleBatch
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.samplers.episodes import Episodes
+
+Agents: TypeAlias = "Agent | Mapping[str, Agent]"
+"""An agent, or one for each policy id."""
+AnyBatch: TypeAlias = Any
+"""A SampleBatch, or a MultiAgentBatch where environments have many agents."""
+SOLE = "shared"
+"""The policy id in environments of one agent."""
 
 
 class Sampler(Protocol):
@@ -18,19 +24,22 @@ class Sampler(Protocol):
     """
 
     spec: EnvSpec
+    """In environments of many agents that of the first policy; all are in `specs`, by policy id."""
     batch_spec: BatchSpec
+    """T, and B environments: a policy's batch has B times its seats columns."""
     cut_slots: list[int]
     """Slots whose open episode could not be restored by the last `load_state_dict`."""
 
-    def initialize(self, agent: Agent) -> dict[str, Any]:
-        """Takes the agent that will act and allocates the batch.
+    def initialize(self, agents: Agents, /) -> dict[str, Any]:
+        """Takes the agent that will act, or one for each policy id, and allocates the batch.
 
         Returns:
-            examples of one step of one slot: obs, action, info and recurrent state, without leading dimensions.
+            examples of one step of one slot: obs, action, info and recurrent state, without leading dimensions; in
+            environments of many agents by policy id.
         """
         ...
 
-    def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
+    def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """Returns the next T steps of every slot, valid until the next call, and the episodes that ended in them.
 
         Args:
@@ -60,7 +69,7 @@ class Sampler(Protocol):
         """Further `sampler/...` and `faults/...` metrics since the run began."""
         ...
 
-    def blank_batch(self) -> SampleBatch:
+    def blank_batch(self) -> AnyBatch:
         """A batch of zeros in which every row is valid, for timing."""
         ...
 

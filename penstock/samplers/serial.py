@@ -11,9 +11,11 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Unit, Whole, check_settings
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.pools.making import pool_for
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.pools.native_groups import NativeGroups
-from penstock.envs.pools.serial import Reset, SerialPool
+from penstock.envs.pools.serial import Reset
+from penstock.samplers.episodes import DISCOUNT
 from penstock.samplers.live import LiveSampler
 from penstock.workers.shares import Shared
 
@@ -27,7 +29,7 @@ class SerialSampler:
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
     B: Count = 16
-    """Slots: environments stepped side by side, usually 1 to 64."""
+    """Slots: environments stepped side by side, usually 1 to 64; of many agents each has a column for every seat."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
     max_decorrelation_steps: Whole = 0
@@ -79,7 +81,7 @@ class SerialSampler:
             pool = NativeGroups(config, seed, self.B, first_slot=first_slot, mark=mark)
             journal_steps = 0  # nothing can be replayed into a native pool
         else:
-            pool = SerialPool(
+            pool = pool_for(
                 config,
                 seed,
                 slice(first_slot, first_slot + self.B),
@@ -88,6 +90,8 @@ class SerialSampler:
                 mark=None if shared is None else shared.mark,
                 ledger=None if shared is None else shared.ledger(self.B),
                 evaluation_ledger=None if shared is None else lambda B: shared.ledger(B, True),
+                discount=DISCOUNT if self.discount is None else self.discount,
+                journal_steps=journal_steps,
             )
         return LiveSampler(
             self.spec,

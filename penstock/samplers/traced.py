@@ -23,7 +23,8 @@ class _TracedPool:
 
     def __init__(self, pool: Stepping) -> None:
         remote = getattr(pool, "remote", False)
-        self.groups, self.bind = pool.groups, pool.bind
+        self.groups, self.seats, self.takes_turns = pool.groups, pool.seats, pool.takes_turns
+        self.bind, self.pending, self.finished = pool.bind, pool.pending, pool.finished
         self.send = trace.timed(trace.SEND if remote else trace.STEP, pool.send)
         self.recv = trace.timed(trace.SERVER_WAIT, pool.recv) if remote else pool.recv
 
@@ -33,5 +34,5 @@ class _TracedAgent:
 
     def __init__(self, agent: Acting, remote: bool) -> None:
         self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks
-        self.held_noise = agent.held_noise
+        self.held_noise, self.evaluates_with_noise = agent.held_noise, agent.evaluates_with_noise
         self.act = trace.timed(trace.SERVE if remote else trace.ACT, agent.act)

@@ -48,7 +48,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 
 
 def a_pool(evaluation: bool = False) -> Any:
-    return SimpleNamespace(evaluation=evaluation, wait_s=100.0)
+    return SimpleNamespace(evaluation=evaluation, wait_s=100.0, takes_turns=False)
 
 
 def elsewhere(server: ActionServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +138,12 @@ def test_buffers_are_locked_in_memory_for_cuda_alone_and_unlocked_once(monkeypat
         return SimpleNamespace(place=lambda batches, states: (to, "states there"))
 
     server = ActionServer(None)
-    assert server.place(places(moved), batches, "states", agent) == (moved, "states there")  # type: ignore
+    assert server.place(places(moved), batches, "states", [agent]) == (moved, "states there")  # type: ignore
     assert pinned == [], "nothing on a CUDA device reads them"
     server.device = torch.device("cuda:0")
-    assert server.place(places(batches), batches, "states", agent) == (batches, "states there")  # type: ignore
+    assert server.place(places(batches), batches, "states", [agent]) == (batches, "states there")  # type: ignore
     assert pinned == [], "they were not moved"
-    server.place(places(moved), batches, "states", agent)  # type: ignore
+    server.place(places(moved), batches, "states", [agent])  # type: ignore
     assert pinned == [moved]
     server.close()
     server.close()

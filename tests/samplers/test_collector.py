@@ -235,6 +235,7 @@ class Team(EnvPool):
     """Two policies, each with slots, an environment and a batch of its own, served in either order."""
 
     info_keys: tuple[str, ...] = ()
+    seats = (1, 1)
 
     def __init__(self, pools: Sequence[SerialPool], last_first: bool) -> None:
         self._pools, self._last_first = pools, last_first
@@ -263,7 +264,7 @@ def test_each_group_is_served_by_its_policys_agent_into_its_policys_batch(last_f
     def made(seeds: tuple[int, int]) -> tuple[Any, ...]:
         pools = [SerialPool(c, s, slice(0, B)) for c, s, B in zip(configs, seeds, sizes)]
         agents = [algo.build(pool.spec, seed=2).agent for algo, pool in zip(settings, pools)]
-        own = [Buffers(pool, agent, BatchSpec(T, B)) for pool, agent, B in zip(pools, agents, sizes)]
+        own = [Buffers(pool, [agent], BatchSpec(T, B)) for pool, agent, B in zip(pools, agents, sizes)]
         return pools, agents, own
 
     pools, agents, own = made((3, 4))

@@ -152,7 +152,7 @@ def test_parameters_are_published_before_workers_collect() -> None:
 def test_workers_get_a_copy_of_the_agent_and_its_parameters_as_arrays() -> None:
     pool, agent = Pool(), EchoAgent(SPEC)
     agent.unused.data.fill_(3.0)
-    assert cpu.WorkerActors().place(pool, ["batch"], "states", agent) == ("placed", "there")  # type: ignore
+    assert cpu.WorkerActors().place(pool, ["batch"], "states", [agent]) == ("placed", "there")  # type: ignore
     ((batches, states, acting),) = pool.placed
     assert (batches, states, acting.actor) == (["batch"], "states", "penstock.samplers.actor:Actor")
     assert acting.agent is not agent

@@ -119,7 +119,7 @@ def test_examples_leave_no_gradient_and_no_inference_mode_behind() -> None:
 def test_batches_have_room_for_all_that_is_recorded_and_only_a_blank_one_is_valid() -> None:
     sampler = installed()
     sampler.take(EchoAgent(SPEC))
-    batch, blank = sampler.allocate(), sampler.blank_batch()
+    (batch,), blank = sampler.allocate(), sampler.blank_batch()
     for each in (batch, blank):
         assert each.spec == (5, 2)
         assert each.obs.shape == (6, 2, 3)

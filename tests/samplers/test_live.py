@@ -248,7 +248,10 @@ WITHOUT_DEFAULT = {
     "close": "close() -> None",
 }
 """The members that every pool of one's own must write, as its error shows them."""
-WITH_DEFAULT = {"evaluation", "place", "disown", "evaluation_slots", "warmup", "metrics"}
+WITH_DEFAULT = {
+    *("evaluation", "place", "disown", "evaluation_slots", "warmup", "metrics"),
+    *("seats", "takes_turns", "log", "pending", "finished"),
+}
 
 
 def own_pool(without: str | None, base: type) -> Any:

@@ -231,11 +231,11 @@ class EnvPool(Protocol):
 
     def pending(self, group: int) -> tuple[Ints, Ints]:
         """The turns of a group that wait for an action: their slots [n], and the row of each [n]; maybe none."""
-        raise NotImplementedError
+        return np.empty(0, np.int64), np.empty(0, np.int64)
 
     def finished(self, group: int) -> bool:
         """True once the group's rows of this batch are complete; asked of pools that take turns."""
-        raise NotImplementedError
+        return True
 
     def metrics(self) -> dict[str, float]:
         """Further `sampler/...` and `faults/...` metrics."""

@@ -1,10 +1,10 @@
 """Small environments with known exact answers, and one that misbehaves in every named way."""
 
+from penstock.envs.toy.agents import EchoAgents, EchoTurns, LatePay, Nim, ParallelToy, TeamBits, TurnToy
 from penstock.envs.toy.base import Toy
 from penstock.envs.toy.faults import FAULTS, FaultEnv
 from penstock.envs.toy.goals import BitFlip
 from penstock.envs.toy.memory import HideVelocity, RepeatPrevious, TMaze, cartpole_positions
-from penstock.envs.toy.moves import Moves, Nim, PaidLater
 from penstock.envs.toy.pixels import PixelCatch
 from penstock.envs.toy.plumbing import Counter, Echo, SeedEcho
 from penstock.envs.toy.probes import (
@@ -24,7 +24,7 @@ from penstock.envs.toy.probes import (
     ThreeStep,
     TwoStep,
 )
-from penstock.envs.toy.teams import Team, TeamBit, TwoStepMatrix
+from penstock.envs.toy.teams import TwoStepMatrix
 
 __all__ = [
     "Bandit",
@@ -36,27 +36,29 @@ __all__ = [
     "ContinuousBandit",
     "Counter",
     "Echo",
+    "EchoAgents",
+    "EchoTurns",
     "Endless",
     "FAULTS",
     "FaultEnv",
     "HideVelocity",
     "HugeScale",
     "Masked",
+    "LatePay",
     "Match",
-    "Moves",
     "Nim",
     "Overshoot",
-    "PaidLater",
+    "ParallelToy",
     "PixelCatch",
     "RepeatPrevious",
     "ScaledBandit",
     "SeedEcho",
     "Sign",
     "TMaze",
-    "Team",
-    "TeamBit",
+    "TeamBits",
     "ThreeStep",
     "Toy",
+    "TurnToy",
     "TwoStep",
     "TwoStepMatrix",
     "cartpole_positions",

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.wire import decode, encode
@@ -19,7 +18,7 @@ from penstock.learn.policy import Policy
 from penstock.run.gang.states import joined, numbered, part
 from penstock.samplers import sized
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.sampler import Sampler, SamplerSettings
+from penstock.samplers.sampler import Agents, Sampler, SamplerSettings
 from penstock.workers.shares import even_split
 
 _SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
@@ -90,8 +89,8 @@ class SharedSampler:
         """The own batch collected last."""
         return getattr(self.inner, "last_batch", None)
 
-    def initialize(self, agent: Agent) -> dict[str, Any]:
-        return self.inner.initialize(agent)
+    def initialize(self, agents: Agents) -> dict[str, Any]:
+        return self.inner.initialize(agents)
 
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
         """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""

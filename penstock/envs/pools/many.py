@@ -1,0 +1,281 @@
+"""Parts of the pools of many agents: their environments, the sums of their episodes, and messages about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableSequence, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.core.noise import EpisodeSeeds
+from penstock.core.spec import MASK_KEY
+from penstock.envs.closing import try_close, warn_of_closing
+from penstock.envs.contract import Values, refused_values
+from penstock.envs.make import EnvConfig
+from penstock.envs.pools.messages import fail, last, refuse_obs, slot_at
+from penstock.envs.pools.pool import EpisodeLog
+from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
+from penstock.envs.seats import Seating, Seats
+from penstock.envs.shown import Showing, check_shown
+
+
+class AgentEnvs:
+    """E environments of many agents: made, seeded, reset and closed; every message names slot, agent and episode.
+
+    Args:
+        config: with its seating. slots: numbers of the environments among those of all samplers of the run.
+        episodes, evaluation, mark, ledger: as of `SerialPool`, where a slot is an environment.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        slots: slice,
+        evaluation: bool,
+        mark: MutableSequence[int] | None,
+        ledger: Any,
+        turns: bool,
+    ) -> None:
+        E = slots.stop - slots.start
+        self.config, self.slots, self.evaluation = config, slots, evaluation
+        self.seating = seating_of(config)
+        self.mark = [0] * 6 if mark is None else mark
+        self.ledger = np.zeros((E, 3), np.int64) if ledger is None else ledger
+        self.envs, self.tick, self.seed = list[Any](), 0, 0
+        self.episode = [-1] * E
+        self.refused: Values = refused_values(config.checks)
+        try:
+            for e in range(E):
+                self.note(e, MAKING)
+                self.envs.append(self._made(e))
+                check_shown(self.envs[-1], self.seating, config.name)
+            if self.seating.turns != turns:
+                raise ConfigError(
+                    f"{config.name}: agents {'take turns' if self.seating.turns else 'act at once'}, which is not what "
+                    "this pool is for; `pool_for` makes the right one"
+                )
+            dealt = self.seating.deal(0, 0)
+            specs = {agent: self.seating.specs[p] for agent, p in zip(self.seating.agents, dealt)}
+            self.showing = Showing(self.envs[0], specs, config.state, config.mask_key or MASK_KEY)
+            self._fitting = set[tuple[str, int]]()
+            self._check_fit(dict(zip(self.seating.agents, dealt)))
+        except BaseException:
+            self.close()
+            raise
+        self.mark[1] = 0
+        self.index = {agent: k for k, agent in enumerate(self.seating.agents)}
+        self.seats = [Seats(self.seating) for _ in self.envs]
+        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+
+    def restart(self, seed: int, episodes: Sequence[int] | None) -> None:
+        """Forgets every episode."""
+        E, self.seed, self.tick = len(self.envs), seed, 0
+        self.episode = [-1] * E
+        self.began = [0] * E
+        self.left = [math.inf if episodes is None else episodes[e] for e in range(E)]
+        self.over = [True] * E
+        """The environment resets next."""
+        self._seeds = [EpisodeSeeds(seed, self.slots.start + e, self.evaluation) for e in range(E)]
+        self.ledger[:, 0], self.ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
+
+    def take_over(self) -> None:
+        """Goes on from the ledger of a pool whose worker died: every environment resets into its next episode."""
+        self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
+        self.left = [math.inf if n < 0 else n for n in left]
+        self.over = [True] * len(self.envs)
+
+    def reset(self, e: int, again: bool = False) -> Any:
+        """Resets environment e into its next episode, or the same one `again`, and opens its seats."""
+        self.episode[e] += 0 if again else 1
+        self.began[e] = self.tick
+        self.ledger[e, 0], self.ledger[e, 2] = self.episode[e], self.tick
+        before = self.note(e, RESETTING)
+        seed = self._seeds[e][self.episode[e]]
+        try:
+            result = self.envs[e].reset(seed=seed)
+        except (Exception, SystemExit) as error:
+            fail(self.where(e, "reset"), error, None)
+        self.mark[1] = before
+        try:
+            self.seats[e].open(self.episode[e], seed)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where(e, 'reset')}: {error}") from error
+        if not self.seating.fixed:
+            self._check_fit(self.seats[e].policy)
+        self.over[e] = False
+        return result
+
+    def finish(self, e: int) -> None:
+        """The episode of environment e is over."""
+        self.over[e] = True
+        self.left[e] -= 1
+        if self.left[e] != math.inf:
+            self.ledger[e, 1] = self.left[e]
+
+    def sit(self, e: int, agent: str, phase: str) -> tuple[int, int]:
+        """Policy and column of an agent that comes."""
+        found = self.seats[e].sit(agent)
+        if found is None:
+            raise ConfigError(f"{self.where(e, phase)}: {self.seats[e].why_none(agent)}")
+        policy, seat = found
+        return policy, e * self.seating.seats[policy] + seat
+
+    def note(self, e: int, doing: int) -> int:
+        """Writes the activity of environment e into `mark`; returns the one before."""
+        mark, before = self.mark, self.mark[1]
+        mark[0], mark[1], mark[2], mark[3] = e, doing, mark[2] + 1, self.slots.start
+        mark[4], mark[5] = self.tick, self.evaluation
+        return before
+
+    def step(self, e: int, action: Any) -> Any:
+        """One step outside a batch."""
+        self.began[e] -= 1
+        self.ledger[e, 2] -= 1
+        before = self.note(e, STEPPING)
+        try:
+            result = self.envs[e].step(action)
+        except (Exception, SystemExit) as error:
+            fail(self.where(e, "step"), error, action)
+        self.mark[1] = before
+        return result
+
+    def where(self, e: int, phase: str, agent: str | None = None) -> str:
+        """Start of every message: slot, environment, method, episode, step, seed and agent."""
+        step = self.tick - self.began[e] - (phase == "step")
+        episode = self.episode[e]
+        slot = self.slots.start + e
+        text = slot_at(self.config.name, self.evaluation, slot, phase, episode, step, self._seeds[e][max(episode, 0)])
+        return text if agent is None else f"{text}, agent {agent!r}"
+
+    def refuse(self, e: int, phase: str, agent: str | None, message: str, action: Any = None) -> NoReturn:
+        """Raises for a break of the contract."""
+        raise EnvContractError(f"{self.where(e, phase, agent)}: {message}{last(action)}")
+
+    def check_obs(
+        self, e: int, phase: str, agent: str | None, policy: int, obs: Any, action: Any = None
+    ) -> None:
+        """Raises if what an agent is shown breaks the spec of its policy."""
+        refuse_obs(self.where(e, phase, agent), obs, self.seating.specs[policy].obs, action, self.refused)
+
+    def action_dtypes(self) -> list[list[np.dtype[Any]]]:
+        """For each policy the dtypes in which its agents take the leaves of an action."""
+        agents = self.seating.agents
+        players = [next(a for a in agents if self.showing.fits(a, spec)) for spec in self.seating.specs]
+        return [self.showing.dtypes[agent] for agent in players]
+
+    def state_of(self, e: int, phase: str, obs: Mapping[str, Any]) -> Any:
+        """The state that stands in every agent's observation; None if none does."""
+        if not self.showing.state:
+            return None
+        try:
+            return self.showing.state_of(self.envs[e], obs)
+        except (Exception, SystemExit) as error:
+            fail(self.where(e, phase), error, None)
+
+    def show(self, e: int, phase: str, agent: str, obs: Any, info: Any, state: Any) -> Any:
+        """What the agent is shown."""
+        try:
+            return self.showing.show(agent, obs, info, state)
+        except EnvContractError as error:
+            self.refuse(e, phase, agent, str(error))
+
+    def close(self) -> None:
+        """Ends the environments. A second call does nothing."""
+        envs, self.envs = self.envs, []
+        said: list[str] = []
+        for e, env in enumerate(envs):
+            self.note(e, CLOSING)
+            said += try_close(env, self._slot(e))
+        self.mark[1] = 0
+        warn_of_closing(said)
+
+    def _made(self, e: int) -> Any:
+        try:
+            return self.config.make()
+        except EnvWorkerError as error:
+            raise type(error)(f"{self._slot(e)} in its construction: {error}") from (error.__cause__ or error)
+
+    def _slot(self, e: int) -> str:
+        return f"{'evaluation slot' if self.evaluation else 'slot'} {self.slots.start + e} of {self.config.name}"
+
+    def _check_fit(self, policies: Mapping[str, int]) -> None:
+        for agent, policy in policies.items():
+            if (agent, policy) not in self._fitting:
+                if not self.showing.fits(agent, self.seating.specs[policy]):
+                    raise ConfigError(
+                        f"{self.config.name}: policy {self.seating.policies[policy]!r} plays agent {agent!r}, whose "
+                        "spaces it was not made for; give that kind of agent a policy of its own"
+                    )
+                self._fitting.add((agent, policy))
+
+
+class Account:
+    """The log of E environments of K agents: what each agent earned, kept until the episode of its environment ends."""
+
+    def __init__(self, E: int, agents: Sequence[str], info_keys: Sequence[str], discount: float) -> None:
+        self._shape, self._keys, self.discount = (E, len(agents)), info_keys, discount
+        self._index = {agent: k for k, agent in enumerate(agents)}
+        self.log = EpisodeLog.allocate(E, 0, len(agents), info_keys)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets every open episode."""
+        E = self._shape[0]
+        self.ended: list[dict[int, tuple[int, float, float, int, bool]]] = [{} for _ in range(E)]
+        """By environment and agent, of those that have ended: policy, return, discounted, length, terminated."""
+        self.reported: list[dict[int, dict[str, float]]] = [{} for _ in range(E)]
+        """By environment and agent: the values of info keys that were last reported."""
+
+    def bind(self, M: int) -> EpisodeLog:
+        """An empty log for a batch in which at most M episodes of each environment end."""
+        if self.log.steps.shape[1] != M:
+            self.log = EpisodeLog.allocate(self._shape[0], M, self._shape[1], self._keys)
+        self.log.count.fill(0)
+        return self.log
+
+    def end(
+        self, e: int, agent: str, policy: int, return_: float, discounted: float, length: int, terminated: bool
+    ) -> None:
+        """An agent's episode is over; it counts once that of its environment is."""
+        self.ended[e][self._index[agent]] = (policy, return_, discounted, length, terminated)
+
+    def report(self, e: int, agent: str, info: Mapping[str, Any]) -> dict[str, float]:
+        """Takes the info keys that an agent's step reports; returns them as numbers."""
+        found = {key: float(np.asarray(info[key]).item()) for key in self._keys if key in info}
+        if found:
+            self.reported[e].setdefault(self._index[agent], {}).update(found)
+        return found
+
+    def close(self, e: int, steps: int) -> None:
+        """The episode of environment e is over."""
+        log = self.log
+        m = int(log.count[e])
+        log.steps[e, m], log.policy[e, m] = steps, -1
+        for x in (log.return_, log.discounted, log.length, log.terminated):
+            x[e, m] = 0
+        for column in log.columns.values():
+            column[e, m] = np.nan
+        for k, (policy, return_, discounted, length, terminated) in self.ended[e].items():
+            log.policy[e, m, k], log.return_[e, m, k], log.discounted[e, m, k] = policy, return_, discounted
+            log.length[e, m, k], log.terminated[e, m, k] = length, terminated
+        for k, found in self.reported[e].items():
+            for key, value in found.items():
+                log.columns[key][e, m, k] = value
+        log.count[e] = m + 1
+        self.forget(e)
+
+    def forget(self, e: int) -> None:
+        """The open episode of environment e does not count."""
+        self.ended[e], self.reported[e] = {}, {}
+
+
+def seating_of(config: EnvConfig) -> Seating:
+    """The seating of an environment of many agents. Raises ConfigError if there is none."""
+    if config.seating is None:
+        raise ConfigError(
+            f"{config.name} has no seating; seat policies in it: ps.Policies({{...}}).seat(env), or a run with "
+            "algo=ps.Policies({...})"
+        )
+    return config.seating

@@ -1,0 +1,138 @@
+"""ParallelEnvs: who is there in each of E Parallel environments and where they sit, from reset to reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from penstock.core.tree import Tree
+from penstock.envs.agents_contract import agents_violation, parallel_reset_violation, parallel_step_violation
+from penstock.envs.pools.many import AgentEnvs
+
+
+class AgentStep(NamedTuple):
+    """One agent's part of a step or reset."""
+
+    agent: str
+    policy: int
+    column: int
+    obs: Any
+    reward: Any = 0.0
+    terminated: Any = False
+    truncated: Any = False
+    valid: bool = True
+    """False: it came with this reset or step, so that its first observation is all there is."""
+
+
+class ParallelEnvs:
+    """The agents of E Parallel environments. A seat whose agent has ended is free from the step after on."""
+
+    def __init__(self, host: AgentEnvs) -> None:
+        self.host, self.seats = host, host.seating.seats
+        E = len(host.envs)
+        self.alive: list[list[str]] = [[] for _ in range(E)]
+        """Agents of each environment, in its own order."""
+        self.where: list[list[tuple[str, int, int]]] = [[] for _ in range(E)]
+        """The same with their policy and column."""
+        self.full: list[list[Callable[[Any], Sequence[Any]]] | None] = [None] * E
+        """Reads all agents of each policy, seat by seat, out of a dict; None unless every seat is taken."""
+        self.gone: list[set[str]] = [set() for _ in range(E)]
+        self._leaving: list[list[str]] = [[] for _ in range(E)]
+        self._readers: dict[tuple[tuple[str, ...], ...], list[Callable[[Any], Sequence[Any]]]] = {}
+
+    def restart(self) -> None:
+        """Forgets every episode."""
+        for e in range(len(self.alive)):
+            self._clear(e)
+
+    def open(self, e: int, result: Any) -> list[AgentStep]:
+        """Seats who is there after a reset, which returned this."""
+        host = self.host
+        if found := parallel_reset_violation(result):
+            host.refuse(e, "reset", *found)
+        obs, infos = result
+        self._clear(e)
+        now = list(host.envs[e].agents)
+        self._check_came(e, "reset", now, obs)
+        return self._come(e, "reset", now, now, self.shown(e, "reset", now, obs, infos))
+
+    def answer(self, e: int, result: Any, chosen: dict[str, Tree]) -> list[AgentStep]:
+        """What a step did to each agent, checked; agents that end give up their seats, others may come.
+
+        The environment's episode is over if nobody is there any more: `host.over` then says so.
+        """
+        host, names = self.host, self.alive[e]
+        if found := parallel_step_violation(result, names):
+            host.refuse(e, "step", *found, chosen)
+        obs, reward, terminated, truncated, infos = result
+        now = list(host.envs[e].agents)
+        ended = [agent for agent in names if terminated[agent] or truncated[agent]]
+        if found := agents_violation(names, ended, now, self.gone[e], host.index):
+            host.refuse(e, "step", *found, chosen)
+        came = [agent for agent in now if agent not in names]
+        self._check_came(e, "step", came, obs)
+        shown = self.shown(e, "step", [*names, *came], obs, infos)
+        steps = [
+            AgentStep(agent, p, b, shown[agent], reward[agent], terminated[agent], truncated[agent])
+            for agent, p, b in self.where[e]
+        ]
+        for agent in self._leaving[e]:
+            host.seats[e].leave(agent)
+        self._leaving[e] = ended
+        self.gone[e].update(ended)
+        steps += self._come(e, "step", came, now, shown)
+        if not now:
+            host.finish(e)
+        return steps
+
+    def shown(self, e: int, phase: str, names: Sequence[str], obs: Any, infos: Any) -> Any:
+        """What these agents are shown, by agent."""
+        host = self.host
+        if not host.showing.anything:
+            return obs
+        state = host.state_of(e, phase, obs)
+        return {agent: host.show(e, phase, agent, obs[agent], infos.get(agent), state) for agent in names}
+
+    def at(self, p: int, b: int) -> tuple[int, str | None]:
+        """Environment and agent of a column; None if nobody sits there, or its agent has just ended."""
+        e = b // self.seats[p]
+        return e, next((agent for agent, q, c in self.where[e] if (q, c) == (p, b)), None)
+
+    def _come(self, e: int, phase: str, came: Sequence[str], now: list[str], shown: Any) -> list[AgentStep]:
+        """Seats agents that come; `now` is who is there from now on."""
+        there = {agent: (p, b) for agent, p, b in self.where[e]}
+        steps: list[AgentStep] = []
+        for agent in came:
+            there[agent] = p, b = self.host.sit(e, agent, phase)
+            steps.append(AgentStep(agent, p, b, shown[agent], valid=False))
+        self.alive[e] = now
+        self.where[e] = where = [(agent, *there[agent]) for agent in now]
+        self.full[e] = None
+        if now and len(now) == sum(self.seats):
+            names = [[agent for agent, q, _ in sorted(where, key=itemgetter(2)) if q == p] for p in range(len(self.seats))]
+            key = tuple(map(tuple, names))
+            if key not in self._readers:
+                self._readers[key] = [_reader(each) for each in names]
+            self.full[e] = self._readers[key]
+        return steps
+
+    def _check_came(self, e: int, phase: str, came: Sequence[str], obs: Any) -> None:
+        for agent in came:
+            if agent not in self.host.index:
+                known = list(self.host.index)
+                self.host.refuse(e, phase, agent, f"it is none of possible_agents {known}; name every agent there")
+            if agent not in obs:
+                self.host.refuse(e, phase, agent, "it is in env.agents, but there is no observation of it; return one")
+
+    def _clear(self, e: int) -> None:
+        self.alive[e], self.where[e], self.full[e] = [], [], None
+        self.gone[e], self._leaving[e] = set(), []
+
+
+def _reader(names: list[str]) -> Callable[[Any], Sequence[Any]]:
+    """A function that reads these keys of a dict, in order."""
+    if len(names) == 1:
+        (name,) = names
+        return lambda found: (found[name],)
+    return itemgetter(*names)

@@ -1,0 +1,98 @@
+"""Rows of observations written at once: one call for all columns of a policy's batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.core.spec import LeafSpec
+from penstock.core.tree import Tree
+
+WriteRow: TypeAlias = Callable[[Tree, list[Any]], bool]
+"""(row as `writable` returns it, one observation for each of its columns) -> False if the form of one is wrong."""
+
+_INTEGERS = frozenset([int, np.int64, np.int32, np.int16, np.int8, np.uint8, np.uint16, np.uint32])
+
+
+def writable(row: Tree, spec: Tree) -> Tree:
+    """Views of a row [B, *O] that `row_writer` of the same spec writes to."""
+    if isinstance(spec, dict):
+        return [writable(row[key], below) for key, below in spec.items()]
+    if isinstance(spec, tuple):
+        return [writable(part, below) for part, below in zip(row, spec)]
+    return row if spec.kind == "discrete" or not spec.shape else row.reshape(-1, *row.shape[2:])
+
+
+def row_writer(spec: Tree, B: int) -> WriteRow:
+    """A function that writes the observations of all columns; it copies each array once, into the batch.
+
+    What it refuses may still be sound, but of an unusual type.
+    """
+    if isinstance(spec, dict):
+        keys = spec.keys()
+        by_key = [(key, row_writer(below, B)) for key, below in spec.items()]
+
+        def write_dict(row: Any, found: list[Any]) -> bool:
+            for obs in found:
+                if not isinstance(obs, dict) or obs.keys() != keys:
+                    return False
+            return all(write(below, [obs[key] for obs in found]) for (key, write), below in zip(by_key, row))
+
+        return write_dict
+    if isinstance(spec, tuple):
+        writers = [row_writer(below, B) for below in spec]
+
+        def write_tuple(row: Any, found: list[Any]) -> bool:
+            for obs in found:
+                if not isinstance(obs, tuple) or len(obs) != len(writers):
+                    return False
+            return all(write(below, [obs[i] for obs in found]) for i, (write, below) in enumerate(zip(writers, row)))
+
+        return write_tuple
+    return _leaf_writer(spec, B)
+
+
+def _leaf_writer(leaf: LeafSpec, B: int) -> WriteRow:
+    if leaf.kind == "discrete":
+
+        def write_numbers(row: Any, found: list[Any]) -> bool:
+            if not _INTEGERS.issuperset(map(type, found)):
+                return False
+            row[:] = found
+            return True
+
+        return write_numbers
+    if not leaf.shape:
+        dtype = np.dtype(leaf.dtype)
+
+        def write_scalars(row: Any, found: list[Any]) -> bool:
+            for x in found:
+                if getattr(x, "shape", None) != () or x.dtype != dtype:
+                    return False
+            row[:] = found
+            return True
+
+        return write_scalars
+    shapes = [leaf.shape] * B
+
+    def write(row: Any, found: list[Any]) -> bool:
+        try:
+            if [x.shape for x in found] != shapes:
+                return False
+            np.concatenate(found, out=row, casting="equiv")
+        except (AttributeError, TypeError, ValueError):
+            return False
+        return True
+
+    return write
+
+
+def column_of(row: Tree, b: int) -> Tree:
+    """A view of one column of a row [B, *O], a tree like an observation."""
+    if isinstance(row, dict):
+        return {key: column_of(below, b) for key, below in row.items()}
+    if isinstance(row, tuple):
+        return tuple(column_of(below, b) for below in row)
+    return row[b]

@@ -1,0 +1,449 @@
+"""SimultaneousPool: environments whose agents act at once (PettingZoo's Parallel), stepped here into a batch a policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch, carry_over
+from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.noise import Purpose, uniform
+from penstock.core.spec import MASK_KEY
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
+from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.agents_contract import NO_CHOICE, parallel_step_violation
+from penstock.envs.contract import LARGEST_REWARD, describe_step_violation
+from penstock.envs.make import EnvConfig
+from penstock.envs.pools.many import Account, AgentEnvs
+from penstock.envs.pools.messages import fail, refuse_reward
+from penstock.envs.pools.parallel import AgentStep, ParallelEnvs
+from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
+from penstock.envs.pools.restoring import write_tree
+from penstock.envs.pools.rows import column_of, row_writer, writable
+from penstock.envs.pools.serial import STEPPING, Reset, action_reader, row_checker
+
+_CHECK_EVERY = 64
+_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
+_FLAGS = frozenset([bool, np.bool_])
+
+
+class _Views(NamedTuple):
+    """Views that a step of one row reads and writes in one policy's batch."""
+
+    obs: Tree
+    """Of the row that comes next."""
+    action: Tree
+    reward: Any
+    terminated: Any
+    truncated: Any
+    valid: Any
+    info: dict[str, Any]
+    flat: Tree
+    """`obs` for `row_writer`."""
+    before: Tree
+    """Observations of this row."""
+    first: Any
+    """Of the row that comes next."""
+
+
+class _Row:
+    """What a row holds, seat by seat, before it is written."""
+
+    def __init__(self, policies: int) -> None:
+        self.obs: list[list[Any]] = [[] for _ in range(policies)]
+        self.rewards: list[list[Any]] = [[] for _ in range(policies)]
+        self.flags: list[Any] = []
+        """Of agents that must go on."""
+        self.partly: list[int] = []
+        """Environments in which not every seat has an agent that acted and goes on."""
+        self.invalid: list[tuple[int, int]] = []
+        self.came: list[AgentStep] = []
+        self.ended: list[tuple[int, AgentStep]] = []
+        self.over: list[int] = []
+
+
+class SimultaneousPool(EnvPool):
+    """An `EnvPool` of one group for each policy; once all were sent, every environment steps.
+
+    A row is an environment step. A seat whose agent has ended or is not there idles. The row after the end of an
+    environment's episode is the reset row of all its seats.
+
+    Args:
+        config: with its seating. slots: numbers of the environments among those of all samplers of the run. The others
+            are `SerialPool`'s, where a slot is an environment.
+        discount: of the logged episodes. journal_steps: environment steps kept to replay open episodes on resume.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        seed: int,
+        slots: slice,
+        *,
+        reset: Reset = "next_step",
+        max_decorrelation_steps: int = 0,
+        episodes: Sequence[int] | None = None,
+        evaluation: bool = False,
+        mark: MutableSequence[int] | None = None,
+        ledger: Any = None,
+        evaluation_ledger: Callable[[int], Any] | None = None,
+        discount: float = 0.99,
+        journal_steps: int = 100_000,
+    ) -> None:
+        self.host = host = AgentEnvs(config, slots, evaluation, mark, ledger, turns=False)
+        seating, E = host.seating, len(host.envs)
+        self.evaluation, self._batch_end, self._decorrelate = evaluation, reset == "batch_end", max_decorrelation_steps
+        self._evaluation_ledger, self._journal_steps = evaluation_ledger, journal_steps
+        self.specs, self.seats, self.info_keys = seating.specs, seating.seats, host.info_keys
+        self._columns = [E * n for n in seating.seats]
+        self.groups = tuple(Group(p, slice(0, B)) for p, B in enumerate(self._columns))
+        self.account = Account(E, seating.agents, self.info_keys, discount)
+        self.there = ParallelEnvs(host)
+        self._steps = [env.step for env in host.envs]
+        self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
+        self._writers = [row_writer(spec.obs, B) for spec, B in zip(self.specs, self._columns)]
+        self._sound = [row_checker(spec.obs, host.refused) for spec in self.specs]
+        self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
+        self._outs: Sequence[SampleBatch] = ()
+        self._rows: list[list[_Views]] = []
+        self.restart(seed, episodes)
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        """Forgets every episode: the next batch begins with the first episodes of `seed`."""
+        self.host.restart(seed, episodes)
+        self.account.restart()
+        self.there.restart()
+        self.idle = [left <= 0 for left in self.host.left]
+        """Environments that take no part for now."""
+        self._sums = [np.zeros((4, B)) for B in self._columns]  # return, discounted, weight of the next, tick of opening
+        self._summed = [(sums[0], sums[1], sums[2]) for sums in self._sums]
+        self._ahead: dict[int, Any] = {}
+        self._sent, self._given = 0, -1
+        self._unstarted = True
+
+    def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
+        """Takes the place of a pool whose worker died, from the ledger and the batches before (None: there are none).
+
+        Every environment resets into its next episode in the row that comes next.
+        """
+        self.host.take_over()
+        self.idle = [left <= 0 for left in self.host.left]
+        self._unstarted, self._outs, self._rows = previous is None, previous or (), []
+
+    def prepare(self) -> None:
+        """With `batch_end`: resets ended environments before the next batch is asked for, while others compute."""
+        if self._batch_end:
+            for e, over in enumerate(self.host.over):
+                if over and self.host.left[e] > 0 and e not in self._ahead:
+                    self._ahead[e] = self.host.reset(e)
+                    self.host.over[e] = True
+
+    @property
+    def first_slot(self) -> int:
+        """Number of the first environment among those of all samplers of the run."""
+        return self.host.slots.start
+
+    def for_evaluation(self, B: int, first_slot: int = 0) -> SimultaneousPool:
+        return SimultaneousPool(
+            self.host.config,
+            self.host.seed,
+            slice(first_slot, first_slot + B),
+            evaluation=True,
+            mark=self.host.mark,
+            ledger=None if self._evaluation_ledger is None else self._evaluation_ledger(B),
+            discount=self.account.discount,
+        )
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        previous, self._outs = self._outs, outs
+        T = outs[0].spec.T
+        same = len(previous) == len(outs) and all(x is y for x, y in zip(previous, outs))
+        if not same or not self._rows:
+            self._rows = [[self._views(p, out, t) for p, out in enumerate(outs)] for t in range(T)]
+        self.log = self.account.bind((T + 1) // 2)
+        if self._unstarted:
+            self._unstarted = False
+            self._start()
+        else:
+            for x, y in zip(previous, outs):
+                carry_over(x, y)
+        for out in outs:
+            out.first[1:] = False
+            for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else ():
+                column.fill(np.nan)
+        if self._batch_end:
+            self.idle = [left <= 0 for left in self.host.left]
+        self._sent = 0
+
+    def send(self, group: int, row: int) -> None:
+        self._sent += 1
+        if self._sent == len(self.groups):
+            self._sent = 0
+            self._step(self._rows[row])
+
+    def recv(self) -> int:
+        self._given = (self._given + 1) % len(self.groups)
+        return self._given
+
+    def get_state(self) -> PoolState:
+        raise NotImplementedError
+
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.host.close()
+
+    def _views(self, p: int, out: SampleBatch, t: int) -> _Views:
+        views = row_views(out, t)
+        return _Views(
+            *views, writable(views[0], self.specs[p].obs), tree_map(lambda x: x[t], out.obs), out.first[t + 1]
+        )
+
+    def _step(self, views: list[_Views]) -> None:
+        """Steps every environment with the actions of a row, and writes the answers."""
+        host, there, tell = self.host, self.there, self.host.showing.anything
+        mark, row = host.mark, _Row(len(views))
+        host.tick += 1
+        mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
+        actions = [to_env(view.action) for to_env, view in zip(self._to_env, views)]
+        only = actions[0] if len(actions) == 1 else None
+        e, result, chosen = 0, None, dict[str, Any]()
+        try:
+            for e, env, step, names, where, full in zip(
+                range(len(self._steps)), host.envs, self._steps, there.alive, there.where, there.full
+            ):
+                if not names:
+                    row.partly.append(e)
+                    self._seat(e, [] if self.idle[e] else there.open(e, self._reset(e)), row, views)
+                    continue
+                mark[0] = e
+                if only is None:
+                    chosen = {agent: actions[p][b] for agent, p, b in where}
+                else:
+                    chosen = {agent: only[b] for agent, _, b in where}
+                result = None
+                result = step(chosen)
+                obs, reward, terminated, truncated, infos = result
+                if any(infos.values()):
+                    self._report(e, infos, views)
+                K = len(names)
+                if full is None or env.agents != names or not K == len(reward) == len(terminated) == len(truncated):
+                    row.partly.append(e)
+                    self._seat(e, there.answer(e, result, chosen), row, views)
+                    continue
+                row.flags += terminated.values()
+                row.flags += truncated.values()
+                shown = there.shown(e, "step", names, obs, infos) if tell else obs
+                for seen, paid, read in zip(row.obs, row.rewards, full):
+                    seen += read(shown)
+                    paid += read(reward)
+        except (EnvWorkerError, ConfigError):
+            raise
+        except (Exception, SystemExit) as error:
+            self._fail(e, error, result, chosen)
+        mark[1] = 0
+        if True in row.flags or not _FLAGS.issuperset(map(type, row.flags)):
+            self._refuse_flags(row)
+        for p, view in enumerate(views):
+            rewards = row.rewards[p]
+            if not _NUMBERS.issuperset(map(type, rewards)):
+                rewards = row.rewards[p] = self._real(p, rewards)
+            if not self._writers[p](view.flat, row.obs[p]):
+                self._write_unusual(p, view, row.obs[p])
+            view.reward[:] = rewards
+            view.terminated.fill(False)
+            view.truncated.fill(False)
+            view.valid.fill(True)
+            return_, discounted, weight = self._summed[p]
+            return_ += view.reward
+            discounted += weight * view.reward
+            weight *= self.account.discount
+        if row.partly:
+            self._change(row, views)
+        self._check(row, views)
+
+    def _reset(self, e: int) -> Any:
+        """What the reset of an environment returned, maybe in advance."""
+        host = self.host
+        if e not in self._ahead:
+            return host.reset(e)
+        host.over[e], host.began[e], host.ledger[e, 2] = False, host.tick, host.tick
+        return self._ahead.pop(e)
+
+    def _seat(self, e: int, steps: Sequence[AgentStep], row: _Row, views: list[_Views]) -> None:
+        """Adds what became of an environment's agents to a row, seat by seat."""
+        at = {(step.policy, step.column): step for step in steps}
+        for p, n in enumerate(self.seats):
+            for b in range(e * n, e * n + n):
+                step = at.get((p, b))
+                if step is None:
+                    row.invalid.append((p, b))
+                    row.obs[p].append(column_of(views[p].before, b))
+                    row.rewards[p].append(0.0)
+                    continue
+                row.obs[p].append(step.obs)
+                row.rewards[p].append(step.reward)
+                if not step.valid:
+                    row.invalid.append((p, b))
+                    row.came.append(step)
+                elif step.terminated or step.truncated:
+                    row.ended.append((e, step))
+        if steps and self.host.over[e]:
+            row.over.append(e)
+
+    def _change(self, row: _Row, views: list[_Views]) -> None:
+        """Writes what is not the same in every row: seats that idle, agents that come and end, episodes that end."""
+        for p, b in row.invalid:
+            views[p].valid[b] = False
+        for e, step in row.ended:
+            view = views[step.policy]
+            view.terminated[step.column], view.truncated[step.column] = step.terminated, step.truncated
+            self._end(e, step)
+        for e in row.over:
+            self.account.close(e, self.host.tick - self.host.began[e])
+            self.idle[e] = self._batch_end or self.host.left[e] <= 0
+        for step in row.came:
+            views[step.policy].first[step.column] = True
+            self._begin(step)
+
+    def _begin(self, step: AgentStep) -> None:
+        self._sums[step.policy][:, step.column] = 0.0, 0.0, 1.0, self.host.tick
+
+    def _end(self, e: int, step: AgentStep) -> None:
+        return_, discounted, _, since = self._sums[step.policy][:, step.column].tolist()
+        length = self.host.tick - int(since)
+        self.account.end(e, step.agent, step.policy, return_, discounted, length, bool(step.terminated))
+
+    def _report(self, e: int, infos: Any, views: list[_Views] | None) -> None:
+        """Records the info keys that agents report."""
+        for agent, p, b in self.there.where[e]:
+            if info := infos.get(agent):
+                for key, value in self.account.report(e, agent, info).items():
+                    if views is not None and key in views[p].info:
+                        views[p].info[key][b] = value
+
+    def _fail(self, e: int, error: BaseException, result: Any, chosen: dict[str, Any]) -> NoReturn:
+        """Raises for an exception out of an environment, or out of the handling of its answer."""
+        host = self.host
+        if result is not None and (found := parallel_step_violation(result, list(chosen))):
+            host.refuse(e, "step", *found, chosen)
+        fail(host.where(e, "step"), error, chosen)
+
+    def _refuse_flags(self, row: _Row) -> NoReturn:
+        """Raises for the environment among those that were to go on whose flags say something else."""
+        for e, names in enumerate(self.there.alive):
+            if e not in row.partly:
+                flags, row.flags = row.flags[: 2 * len(names)], row.flags[2 * len(names) :]
+                wrong = [flag for flag in flags if type(flag) not in _FLAGS]
+                if wrong:
+                    kind = type(wrong[0]).__name__
+                    self.host.refuse(e, "step", None, f"terminations and truncations hold {kind}; return bools")
+                if any(flags):
+                    self.host.refuse(
+                        e,
+                        "step",
+                        names[flags.index(True) % len(names)],
+                        "it has ended, yet env.agents names it still, as if it were to act; take it out of env.agents "
+                        "in the step in which it ends",
+                    )
+        raise AssertionError("flags that no environment returned")
+
+    def _real(self, p: int, rewards: list[Any]) -> list[float]:
+        """Rewards as floats. Raises for one that is no real number."""
+        for b, reward in enumerate(rewards):
+            e, agent = self.there.at(p, b)
+            if message := describe_step_violation((None, reward, False, False, {})):
+                self.host.refuse(e, "step", agent, message)
+        return [float(reward) for reward in rewards]
+
+    def _write_unusual(self, p: int, view: _Views, found: list[Any]) -> None:
+        """Raises for an observation that broke the contract; writes them if one is only of an unusual but sound type."""
+        for b, obs in enumerate(found):
+            e, agent = self.there.at(p, b)
+            self.host.check_obs(e, "step", agent, p, obs)
+            write_tree(view.obs, b, obs)
+
+    def _check(self, row: _Row, views: list[_Views]) -> None:
+        """Raises for a reward that is not finite, a refused value, or a mask that leaves an agent no choice."""
+        host = self.host
+        everyone = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
+        look = everyone or 0 in host.episode
+        for p, view in enumerate(views):
+            if not math.hypot(*row.rewards[p]) < LARGEST_REWARD:
+                for b, reward in enumerate(row.rewards[p]):
+                    refuse_reward(host.where(*self._of(p, b)), reward, None)
+            unsound = look and not self._sound[p](view.obs)
+            if unsound or (self._masked[p] and not view.obs[MASK_KEY].any(1).all()):
+                for b in range(self._columns[p]):
+                    e, agent = self.there.at(p, b)
+                    if everyone or host.episode[e] == 0:
+                        host.check_obs(e, "step", agent, p, column_of(view.obs, b))
+                    if agent is not None and self._masked[p] and not view.obs[MASK_KEY][b].any():
+                        host.refuse(e, "step", agent, NO_CHOICE)
+
+    def _of(self, p: int, b: int) -> tuple[int, str, str | None]:
+        e, agent = self.there.at(p, b)
+        return e, "step", agent
+
+    def _start(self) -> None:
+        """Row 0 of the first batch: a reset of every environment that takes part, then random steps if asked for."""
+        for out, spec in zip(self._outs, self.specs):
+            out.first[0], out.prev_reward[0] = False, 0.0
+            tree_map(lambda x: x[0].fill(0), out.obs)
+            tree_assign(out.prev_action, 0, spec.null_action)
+        for e in range(len(self.host.envs)):
+            if not self.idle[e]:
+                self._put_row_0(e, self.there.open(e, self._reset(e)), {})
+                if self._decorrelate:
+                    self._random_steps(e)
+
+    def _put_row_0(self, e: int, steps: Sequence[AgentStep], actions: dict[str, Tree]) -> None:
+        """Writes what came of a reset or a step outside a batch into row 0, and adds up its rewards."""
+        host = self.host
+        for step in steps:
+            p, b, out = step.policy, step.column, self._outs[step.policy]
+            host.check_obs(e, "step" if step.valid else "reset", step.agent, p, step.obs)
+            write_tree(tree_map(lambda x: x[0], out.obs), b, step.obs)
+            out.first[0, b], out.prev_reward[0, b] = not step.valid, step.reward
+            null = self.specs[p].null_action
+            tree_assign(out.prev_action, (0, b), actions[step.agent] if step.valid else null)
+        self.add_up(e, steps)
+
+    def add_up(self, e: int, steps: Sequence[AgentStep]) -> None:
+        """Adds to the episode's sums what came of a reset or a step outside a batch."""
+        for step in steps:
+            sums = self._sums[step.policy][:, step.column]
+            if not step.valid:
+                self._begin(step)
+                continue
+            sums += step.reward, sums[2] * step.reward, sums[2] * (self.account.discount - 1), -1.0
+            if step.terminated or step.truncated:
+                self._end(e, step)
+
+    def _random_steps(self, e: int) -> None:
+        """Takes 1 to `max_decorrelation_steps` random steps in environment e, and leaves row 0 where they end."""
+        host, limit, slot = self.host, self._decorrelate, self.first_slot + e
+        sizes = [action_noise_size(spec.action) for spec in self.specs]
+        names, n = host.seating.agents, max(sizes)
+        u = uniform(host.seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), limit + 1, n * len(names))[:, 0]
+        for noise in u[1 : 2 + int(u[0, 0] * limit)]:
+            if host.over[e]:
+                host.left[e] += 1
+                self.account.forget(e)
+                self._put_row_0(e, self.there.open(e, self._reset(e)), {})
+                continue
+            drawn: dict[str, Tree] = {}
+            for agent, p, b in self.there.where[e]:
+                at = n * host.index[agent]
+                mask = self._outs[p].obs[MASK_KEY][0, b][None] if self._masked[p] else None
+                drawn[agent] = sample_action(self.specs[p].action, noise[None, at : at + sizes[p]], mask)
+            chosen = {agent: self._to_env[p](drawn[agent])[0] for agent, p, _ in self.there.where[e]}
+            result = host.step(e, chosen)
+            actions = {agent: tree_map(lambda x: x[0], x) for agent, x in drawn.items()}
+            self._put_row_0(e, self.there.answer(e, result, chosen), actions)

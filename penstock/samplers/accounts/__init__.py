@@ -1,0 +1,1 @@
+"""Accounts: what a sampler keeps of the episodes that it plays."""

@@ -1,0 +1,65 @@
+"""Episodes of an evaluation: the first k of each slot, out of batches that follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.batch import SampleBatch
+from penstock.envs.pools.pool import EnvPool
+from penstock.envs.seats import Seating
+from penstock.samplers.accounts.stats import EpisodeStats
+from penstock.samplers.episodes import Episodes, join_episodes, logged
+
+
+class Play:
+    """The first `counts[b]` episodes of each slot b, cut after `max_steps`, out of batches that follow each other."""
+
+    def __init__(self, counts: list[int], discount: float, max_steps: int) -> None:
+        self._counts, self._max_steps = counts, max_steps
+        self._stats = EpisodeStats(len(counts), discount)
+        self.found = Episodes()
+        self.left = list(counts)
+        """Episodes that each slot has yet to play."""
+
+    @property
+    def over(self) -> bool:
+        """No slot gets on: each has played its episodes, or its open one was cut and might never end."""
+        cut = self._stats.length >= self._max_steps
+        return all(stuck or not n for stuck, n in zip(cut.tolist(), self.left))
+
+    def add(self, batches: Sequence[SampleBatch]) -> None:
+        """Takes the rows of a batch; writes into its `truncated` where it cuts an episode."""
+        (batch,) = batches
+        time = np.arange(batch.spec.T)[:, None]
+        opened = np.maximum.accumulate(np.where(batch.first[:-1], time, -1), 0)
+        age = np.where(opened >= 0, time - opened, time + self._stats.length)
+        cut = batch.valid & (age == self._max_steps - 1) & ~np.logical_or(batch.terminated, batch.truncated)
+        np.logical_or(batch.truncated, cut, out=batch.truncated)
+        ended = self._stats.update(batch)
+        self._stats.length[cut[-1]] = self._max_steps  # the episode goes on, and its own end counts no more
+        ended = ended.no_longer_than(self._max_steps)
+        self.found = join_episodes([self.found, ended]).first_of_each_slot(self._counts)
+        self.left = (np.asarray(self._counts) - np.bincount(self.found.slot, minlength=len(self._counts))).tolist()
+
+
+class LogPlay:
+    """The same of environments of many agents, whose episodes are in the pool's log."""
+
+    def __init__(self, pool: EnvPool, counts: list[int], seating: Seating, max_steps: int) -> None:
+        self._pool, self._counts, self._seating, self._max_steps = pool, counts, seating, max_steps
+        self.found = Episodes()
+        self.left = list(counts)
+
+    @property
+    def over(self) -> bool:
+        """Every environment has played its episodes."""
+        return not any(self.left)
+
+    def add(self, batches: Sequence[SampleBatch]) -> None:
+        """Takes the log of the batch that has just been filled."""
+        assert self._pool.log is not None
+        ended = logged(self._pool.log, self._seating.agents, self._seating.policies)
+        self.found = join_episodes([self.found, ended]).first_of_each_slot(self._counts)
+        self.left = (np.asarray(self._counts) - np.bincount(self.found.slot, minlength=len(self._counts))).tolist()

@@ -1,0 +1,124 @@
+"""Environments of many agents in the live sampler: rows, states, episodes, evaluations, resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.core.errors import ConfigError
+from penstock.envs.make import EnvConfig
+from penstock.envs.toy import EchoAgents, EchoTurns
+from penstock.testing.samplers import EchoAgent
+from tests.envs.pools.plain_loop import seated
+from tests.samplers.many import Rows, agents_of, bits
+
+
+def turn_about(agent: str, episode: int, seed: int) -> str:
+    return "a" if (int(agent[-1]) + episode) % 2 else "b"
+
+
+ONE: Any = (1, ("s",), None, None)
+IDLE: Any = (2, ("s",), None, {"s": 3})  # a seat that idles for ever
+THREE: Any = (5, ("a", "b", "c"), {f"agent_{k}": "abcab"[k] for k in range(5)}, {"c": 2})
+DEALT: Any = (3, ("a", "b"), turn_about, {"a": 2, "b": 2})
+KINDS = {"parallel": EchoAgents, "turns": EchoTurns}
+
+
+def echoes(kind: str, who: Any, **config: Any) -> EnvConfig:
+    K, policies, mapping, seats = who
+    return seated(KINDS[kind], policies, mapping, seats, kwargs={"agents": K}, info_keys=("echo",), **config)
+
+
+@pytest.mark.parametrize("T", [1, 2, 5, 64])
+@pytest.mark.parametrize("who", [ONE, IDLE, THREE, DEALT], ids=["one", "idle", "three", "dealt"])
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+def test_every_row_state_and_episode_is_a_plain_loops(kind: str, who: Any, T: int) -> None:
+    config, rows = echoes(kind, who), Rows()
+    sampler = ps.SerialSampler(T=T, B=3).build(config, 5, first_slot=4)
+    sampler.initialize(agents_of(sampler), buffers=2)
+    for k in range(-(-120 // T)):
+        rows.take(*sampler.obtain_samples(k), k)
+    sampler.shutdown()
+    assert rows.agent_steps == rows.compare(config, 5, range(4, 7)) > 60
+    assert (rows.moved > 0) == (kind == "turns")
+    assert rows.steps <= rows.agent_steps
+    if kind == "turns":
+        assert rows.steps == rows.agent_steps
+
+
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+def test_evaluations_play_exact_numbers_of_episodes_and_leave_training_alone(kind: str) -> None:
+    config = echoes(kind, THREE)
+    quiet, busy = (ps.SerialSampler(T=7, B=2).build(config, 1) for _ in range(2))
+    for sampler in (quiet, busy):
+        sampler.initialize(agents_of(sampler))
+    for k in range(6):
+        found = busy.evaluate_agent(k, episodes=5 + k, deterministic=bool(k % 2), slots=4)
+        assert len(found) == 5 + k
+        counts = np.bincount(found.slot, minlength=4)
+        assert counts.max() - counts.min() <= 1
+        same = busy.evaluate_agent(k, episodes=5 + k, deterministic=bool(k % 2), slots=4)
+        assert found.return_.tobytes() == same.return_.tobytes()
+        assert bits(quiet.obtain_samples(k)[0]) == bits(busy.obtain_samples(k)[0])
+
+
+@pytest.mark.parametrize("T", [1, 5])
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+def test_a_resumed_sampler_goes_on_bit_for_bit(kind: str, T: int) -> None:
+    config = echoes(kind, DEALT)
+    whole = ps.SerialSampler(T=T, B=3).build(config, 2)
+    whole.initialize(agents_of(whole))
+    for k in range(9):
+        whole.obtain_samples(k)
+    state = whole.state_dict()
+    resumed = ps.SerialSampler(T=T, B=3).build(config, 2)
+    resumed.initialize(agents_of(resumed))
+    resumed.load_state_dict(state)
+    assert not resumed.cut_slots
+    for k in range(9, 20):
+        (one, episodes), (other, others) = whole.obtain_samples(k), resumed.obtain_samples(k)
+        assert bits(one) == bits(other)
+        assert episodes.return_.tobytes() == others.return_.tobytes()
+        assert episodes.policies["a"].length.tobytes() == others.policies["a"].length.tobytes()
+
+
+def test_agents_are_those_of_the_policies_or_an_error_names_them() -> None:
+    sampler = ps.SerialSampler(T=4, B=2).build(echoes("parallel", DEALT))
+    agents = agents_of(sampler)
+    with pytest.raises(ConfigError, match=r"one EchoAgent; expected an agent for each of the policies \['a', 'b'\]"):
+        sampler.initialize(agents["a"])
+    with pytest.raises(ConfigError, match=r"policies \['a', 'bee'\].*'bee'.*'b' is missing"):
+        sampler.initialize({"a": agents["a"], "bee": agents["b"]})
+    other = ps.SerialSampler(T=4, B=2).build("CartPole-v1")
+    with pytest.raises(ConfigError, match="the agent of policy 'b' was built for"):
+        sampler.initialize({"a": agents["a"], "b": EchoAgent(other.spec)})
+    shown = sampler.initialize(agents)
+    assert {*shown} == {"a", "b"} and shown["b"]["obs"].shape == (6,)
+    assert sampler.blank_batch().agent_steps == 4 * 2 * 4
+
+
+def test_an_agent_alone_is_taken_where_one_policy_plays_all_and_by_name_where_there_is_one_agent() -> None:
+    sampler = ps.SerialSampler(T=4, B=2).build(echoes("parallel", IDLE))
+    sampler.initialize(EchoAgent(sampler.specs["s"]))
+    assert {*sampler.obtain_samples(0)[0]} == {"s"}
+    one = ps.SerialSampler(T=4, B=2).build("CartPole-v1")
+    assert one.specs == {"shared": one.spec}
+    one.initialize({"a": EchoAgent(one.spec)})
+    assert one.obtain_samples(0)[0].spec == (4, 2)
+
+
+def test_metrics_are_the_teams_and_each_policys_and_agents() -> None:
+    sampler = ps.SerialSampler(T=64, B=2).build(echoes("parallel", DEALT))
+    sampler.initialize(agents_of(sampler))
+    episodes = sampler.obtain_samples(0)[1]
+    found = episodes.metrics()
+    for where, part in (("", episodes), ("b/", episodes.policies["b"]), ("agent/agent_1/", episodes.agents["agent_1"])):
+        assert found[f"rollout/{where}ep_rew_mean"] == part.return_.mean()
+        assert found[f"rollout/{where}ep_len_max"] == part.length.max()
+    assert episodes.return_.sum() == sum(part.return_.sum() for part in episodes.agents.values())
+    plain = type(episodes)(**episodes.to_plain())
+    assert plain.metrics() == found
+    assert plain.last(3).agents["agent_2"].return_.tolist() == episodes.last(3).agents["agent_2"].return_.tolist()
