@@ -84,17 +84,19 @@ def agents_violation(
     return None
 
 
-def turn_violation(result: Any, selected: Any, agents: Sequence[str], possible: Collection[str]) -> Violation:
+def turn_violation(
+    result: Any, selected: Any, agents: Sequence[str], possible: Collection[str], look: bool = True
+) -> Violation:
     """The first way in which a turn of an AEC environment, but for values of the observation, breaks PettingZoo's API.
 
     Args:
-        result: of `last()`. selected: `agent_selection`. agents: `env.agents`.
+        result: of `last()`. selected: `agent_selection`. agents: `env.agents`. look: there is a result.
     """
     if selected not in possible:
         return None, f"agent_selection is {selected!r}; expected one of possible_agents {list(possible)}"
     if selected not in agents:
         return selected, f"agent_selection names it though it is not in env.agents {list(agents)}: a dead agent must act"
-    if message := describe_step_violation(result):
+    if look and (message := describe_step_violation(result)):
         return selected, f"last(): {message}"
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -45,6 +45,8 @@ class AgentEnvs:
         self.ledger = np.zeros((E, 3), np.int64) if ledger is None else ledger
         self.envs, self.tick, self.seed = list[Any](), 0, 0
         self.episode = [-1] * E
+        self.step_of: Callable[[int], int] | None = None
+        """Steps that an environment has taken in its episode, where `tick` does not count them."""
         self.refused: Values = refused_values(config.checks)
         try:
             for e in range(E):
@@ -143,7 +145,7 @@ class AgentEnvs:
 
     def where(self, e: int, phase: str, agent: str | None = None) -> str:
         """Start of every message: slot, environment, method, episode, step, seed and agent."""
-        step = self.tick - self.began[e] - (phase == "step")
+        step = self.tick - self.began[e] - (phase == "step") if self.step_of is None else self.step_of(e)
         episode = self.episode[e]
         slot = self.slots.start + e
         text = slot_at(self.config.name, self.evaluation, slot, phase, episode, step, self._seeds[e][max(episode, 0)])

@@ -237,6 +237,13 @@ class EnvPool(Protocol):
         """True once the group's rows of this batch are complete; asked of pools that take turns."""
         return True
 
+    def moved(self, group: int) -> Ints:
+        """Slots of a group whose open turn moves to row 0 of the next batch; asked once the group has `finished`.
+
+        That batch begins with the recurrent state before the turn, and acting goes on from the one after it.
+        """
+        raise NotImplementedError
+
     def metrics(self) -> dict[str, float]:
         """Further `sampler/...` and `faults/...` metrics."""
         return {}

@@ -41,7 +41,9 @@ class Played:
     terminated: bool = False
 
     def discounted(self, gamma: float) -> float:
-        return sum(gamma**k * row[2] for k, row in enumerate(self.rows))
+        """What it earned before its first turn, and the rewards of its turns, each later one worth less."""
+        early = self.return_ - sum(row[2] for row in self.rows)
+        return early + sum(gamma**k * row[2] for k, row in enumerate(self.rows))
 
 
 def plain_parallel(env: Any, seed: int) -> tuple[dict[str, Played], int]:
@@ -228,8 +230,7 @@ def compare(driver: Driver, config: EnvConfig, seed: int = 0, gamma: float = 0.9
                 for k, (_, return_, discounted, own, terminated) in agents.items():
                     expected = played[env.possible_agents[k]]
                     assert (return_, own, terminated) == (expected.return_, len(expected.rows), expected.terminated)
-                    if expected.rows:
-                        np.testing.assert_allclose(discounted, expected.discounted(gamma), rtol=1e-12, atol=1e-12)
+                    np.testing.assert_allclose(discounted, expected.discounted(gamma), rtol=1e-12, atol=1e-12)
                 assert sum(x[1] for x in agents.values()) == sum(x.return_ for x in played.values())
     assert not driver.rows, "rows of episodes that nobody plays"
     assert logged == len(driver.episodes)

@@ -1,0 +1,45 @@
+"""TurnPool: every turn is that of a plain loop, in a random order, with ends and rewards off turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.tree import tree_leaves
+from penstock.envs.toy import EchoTurns
+from tests.envs.pools.plain_loop import Driver, compare, seated
+
+
+def turn_about(agent: str, episode: int, seed: int) -> str:
+    return "a" if (int(agent[-1]) + episode) % 2 else "b"
+
+
+SEATINGS: list[tuple[int, tuple[str, ...], Any, Any]] = [
+    (1, ("s",), None, None),
+    (2, ("s",), None, {"s": 3}),
+    (5, ("s",), None, None),
+    (2, ("a", "b"), {"agent_0": "a", "agent_1": "b"}, None),
+    (5, ("a", "b", "c"), {f"agent_{k}": "abcab"[k] for k in range(5)}, {"c": 2}),
+    (3, ("a", "b"), turn_about, {"a": 2, "b": 2}),
+]
+
+
+@pytest.mark.parametrize("T", [1, 2, 5, 64])
+@pytest.mark.parametrize(("K", "policies", "mapping", "seats"), SEATINGS)
+def test_every_row_is_the_plain_loops(K: int, policies: Any, mapping: Any, seats: Any, T: int) -> None:
+    config = seated(EchoTurns, policies, mapping, seats, kwargs={"agents": K}, checks="always", info_keys=("echo",))
+    one, two = (Driver(config, 3, T, buffers) for buffers in (1, 2))
+    for _ in range(-(-120 // T)):
+        one.play(1)
+        two.play(1)
+        names = ("obs", "first", "prev_action", "prev_reward", "terminated", "truncated", "valid", "info")
+        for x, y in zip(one.buffers[0], two.buffers[(two.k - 1) % 2]):
+            for a, b in zip(*(tree_leaves([getattr(out, name) for name in names]) for out in (x, y))):
+                assert np.nan_to_num(a).tobytes() == np.nan_to_num(b).tobytes()
+    taken = compare(one, config)
+    assert taken > 80
+    assert compare(two, config) == taken
+    held = sum(len(one.pool.moved(p)) for p in range(len(policies)))
+    assert one.moves == taken + held  # no turn is lost: it is a row, or open
