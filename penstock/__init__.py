@@ -51,7 +51,7 @@ _WHERE = {
     "GroupComm": "penstock.learn.comm",
     "IMPALA": "penstock.algos.impala",
     "Inputs": "penstock.core.batch",
-    "Iteration": "penstock.run.loop",
+    "Iteration": "penstock.run.iteration",
     "LearnerLostError": "penstock.core.errors",
     "Loss": "penstock.learn.algorithm",
     "MAPPO": "penstock.algos.mappo",
@@ -203,7 +203,8 @@ if TYPE_CHECKING:
     )
     from penstock.run.entry import load as load
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
-    from penstock.run.loop import Iteration as Iteration, Run as Run, resume as resume, train as train
+    from penstock.run.iteration import Iteration as Iteration
+    from penstock.run.loop import Run as Run, resume as resume, train as train
     from penstock.run.playing.evaluation import evaluate as evaluate
     from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from penstock.core.config import import_object
@@ -26,6 +27,34 @@ ALGOS = {
     "td3": "penstock.algos.td3:TD3",
 }
 """Built-in algorithms by the name that the command line knows."""
+
+
+def make_algo(name: str) -> Any:
+    """The default settings of a built-in algorithm, or of `module:NAME`: a class, settings, or a function of none.
+
+    So `my_module:ALGO` may be ps.Policies({...}), and `my_module:make` a function that returns it.
+
+    Raises:
+        ConfigError: an unknown name (the message says the nearest), or something that has no `build`.
+    """
+    found = import_object(name) if ":" in name else None
+    if isinstance(found, type) or not callable(found) or not _is_without_arguments(found):
+        found = find_algo(name)
+        return found() if isinstance(found, type) else found
+    made = found()
+    if not callable(getattr(made, "build", None)):
+        raise ConfigError(
+            f"{name}() returned {made!r:.80}; expected settings with build(spec, seed, device), as ps.PPO()"
+        )
+    return made
+
+
+def _is_without_arguments(found: Any) -> bool:
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def find_algo(name: str) -> Any:

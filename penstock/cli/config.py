@@ -42,11 +42,11 @@ def experiment_from(
     Raises:
         ConfigError: no such file, or a setting that is unknown or of the wrong type. CheckpointError: a damaged run.
     """
-    from penstock.run.files.stored import CONFIG, read_config  # it loads torch
+    from penstock.run.files.stored import CONFIG, Again, read_config  # it loads torch
 
     path = Path(path)
     if path.is_dir() or path.name == CONFIG:
-        exp = read_config(path if path.is_dir() else path.parent, trust).to_resume(env)
+        exp = read_config(path if path.is_dir() else path.parent, trust).to_resume(Again(env))
         _refuse_another(path, algo, exp.algo_name)
         return replace(exp, run=replace(exp.run, dir=None))
     if path.suffix != ".toml":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, import_modules, key_values, number_from_0
+from penstock.cli.options import Parser, dotted, import_modules, key_values, number_from_0
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """Trains an algorithm on an environment and leaves everything in a run directory.
 
-ALGO comes first: ppo, a2c, ... (penstock algos), or module:NAME of your own.
+ALGO comes first: ppo, a2c, ... (penstock algos), or module:NAME of your own: a class, or ps.Policies({...}).
 
   penstock train ppo --env CartPole-v1
   penstock train ppo --env Pendulum-v1 --algo.lr "linear(1e-3, 0)" --run.steps 200000 --run.seed 1 --run.dir runs/a
   penstock train dqn --env ALE/Pong-v5 --sampler cpu --sampler.workers 3
   penstock train ppo --env CartPole-v1 --sampler runners --sampler.runners 4 --sampler.inner cpu --sampler.backend ray
+  penstock train ppo --env pettingzoo:mpe2/simple_spread_v3
   penstock train my_module:MyAlgo --env MiniGrid-Empty-5x5-v0 --import minigrid --env-drop mission --seeds 1,2,3
 
   penstock train --config my_settings.toml --run.seed 2
@@ -35,7 +36,11 @@ Settings of the algorithm (--algo.X), the sampler (--sampler.X) and the run (--r
 def train_parser() -> Parser:
     """A parser of the options of `penstock train` that are not settings of algorithm, sampler and run."""
     parser = Parser("train", _DESCRIPTION, add_help=False, usage="penstock train ALGO --env ID [OPTIONS]")
-    parser.add_argument("--env", metavar="ID", help="Gymnasium id, or module:qualname of something that makes one")
+    parser.add_argument(
+        "--env",
+        metavar="ID",
+        help="Gymnasium id, pettingzoo:FAMILY/NAME, or module:qualname of something that makes an environment",
+    )
     parser.add_environment()
     parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")
     parser.add_argument(
@@ -159,16 +164,20 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     from penstock.core.config import override
 
     parts = ("algo", "sampler", "run")
+    by_path: dict[str, Any] = {}
+    known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
     words = [part for word in rest for part in word.split("=", 1)]
     for option, value in zip(words, words[1:]):
         if option == "--run.seed" and "," in value:
             raise ConfigError(f"--run.seed {value}: one run has one seed; for a run with each of them, --seeds {value}")
-    known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
     for option in rest:
         if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:
             train_parser().refuse(option, known)
     if any(option in ("-h", "--help") for option in rest):
         train_parser().print_help()
+    if hasattr(exp.algo, "algos"):  # several policies, whose settings lie in a dict: tyro has no form for that
+        by_path, rest = _of_policies(rest)
+        parts = ("sampler", "run")
     nested, rest = _nested(rest)
     cls = make_dataclass("Settings", [(name, type(getattr(exp, name))) for name in parts], frozen=True)
     default = cls(**{name: getattr(exp, name) for name in parts})
@@ -187,7 +196,17 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     )
     if unknown:
         train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known)
-    return override(given, nested)
+    return override(replace(exp, **{name: getattr(given, name) for name in parts}), {**nested, **by_path})
+
+
+def _of_policies(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of `--algo.algos.ID.X` and other settings of several policies by path; and the other words."""
+    own, others = list[str](), list[str]()
+    mine = False
+    for word in rest:
+        mine = word.startswith("--algo.") if word.startswith("--") else mine
+        (own if mine else others).append(word)
+    return dotted(own, train_parser()), others
 
 
 def _of_sampler(rest: Sequence[str]) -> dict[str, str]:
@@ -202,7 +221,11 @@ def _options(settings: Any, path: str) -> list[str]:
     found: list[str] = []
     for f in fields(settings):
         value, name = getattr(settings, f.name), f"{path}.{f.name}"
-        found += _options(value, name) if is_dataclass(value) else [name]
+        if isinstance(value, Mapping) and any(map(is_dataclass, value.values())):
+            for key, below in value.items():
+                found += _options(below, f"{name}.{key}")
+        else:
+            found += _options(value, name) if is_dataclass(value) else [name]
     return found
 
 

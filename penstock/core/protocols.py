@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from penstock.core.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MISSING = object()
 
 
 def required(method: F) -> F:
@@ -26,10 +27,9 @@ def require_members(value: Any, protocol: type, page: str) -> None:
         page: where the documentation shows an example, such as `docs/writing-an-algorithm.md`.
     """
     for name, signature in members(protocol).items():
-        member = getattr(value, name, None)
-        missing = member is None and not (hasattr(value, name) and signature.endswith("| None"))
+        member = getattr(value, name, _MISSING)
         if getattr(member, "__required__", False) or (
-            missing and not (isinstance(value, type) and signature.startswith(f"{name}:"))
+            member is _MISSING and not (isinstance(value, type) and signature.startswith(f"{name}:"))
         ):
             owner = value if isinstance(value, type) else type(value)
             raise ConfigError(

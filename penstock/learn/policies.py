@@ -19,7 +19,7 @@ from penstock.learn.algorithm import Algorithm
 from penstock.learn.policy_set import PolicySet
 
 SHARED = "shared"
-"""The id of the one policy of a plain algorithm that plays all agents of an environment."""
+"""The id of the one policy of a plain algorithm that plays all agents of an environment, or the only one."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,8 @@ class Policies:
                     "environment of many agents, e.g. pettingzoo:mpe2/simple_spread_v3"
                 )
             specs = dict.fromkeys(self.algos, spec)
+        elif len(self.algos) == 1 and list(spec) == [SHARED]:
+            specs = dict.fromkeys(self.algos, spec[SHARED])  # of a sampler of an environment of one agent
         else:
             specs = spec
         if set(specs) != set(self.algos):

@@ -18,7 +18,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
 from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
-from penstock.run.files.stored import CONFIG, StoredConfig, named, read_config, read_json, undamaged
+from penstock.run.files.stored import CONFIG, Again, StoredConfig, named, read_config, read_json, undamaged
 from penstock.run.files.trust import remember
 from penstock.run.trainer import Trainer
 from penstock.samplers import content, placed
@@ -69,9 +69,7 @@ def _built(exp: Experiment, run_dir: Path, init: str | Path | None, trust: bool)
 
 
 @contextlib.contextmanager
-def reopened(
-    run_dir: Path, changes: Mapping[str, Any] | None, env: Any, agent: AgentFn | None, eval_env: Any, trust: bool
-) -> Generator[Trainer]:
+def reopened(run_dir: Path, changes: Mapping[str, Any] | None, again: Again, trust: bool) -> Generator[Trainer]:
     """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
     changes = dict(changes or {})
     own = [key for key in changes if (key.startswith("run.") and key not in ("run.seed", "run.dir")) or key in _PLACES]
@@ -83,7 +81,7 @@ def reopened(
             f"for anything else start anew with init={str(run_dir)!r} (--init)"
         )
     config = read_config(run_dir, trust)
-    stored = config.to_resume(env, agent, eval_env)
+    stored = config.to_resume(again)
     exp = override(_placed(stored, changes), {key: changes[key] for key in own})
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     _check_each(exp)
@@ -95,7 +93,7 @@ def reopened(
         if not config.trusted:
             check_batch(exp, config)
             check_processes(exp, config)
-            _policy(config, checkpoint, agent)  # networks of forged sizes are refused before any is trained
+            _policy(config, checkpoint, again.agent)  # networks of forged sizes are refused before any is trained
         with named(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:

@@ -13,14 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.config import import_object
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
+from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import AnyPolicy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
+from penstock.run.files.stored import Again
 from penstock.run.gang.gang import Gang, Restarts
+from penstock.run.iteration import Iteration
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
@@ -49,6 +51,7 @@ def resume(
     env: Any = None,
     agent: AgentFn | None = None,
     eval_env: Any = None,
+    policy_mapping_fn: PolicyMap | None = None,
     trust: bool = False,
 ) -> Result:
     """Goes on with a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
@@ -57,14 +60,25 @@ def resume(
         changes: of `run.*` settings, e.g. {"run.steps": 400_000} to extend a finished run; and of the sampler where
             that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2};
             and {"algo.replay.shards": 3}.
-        env, agent, eval_env: environment or agent function again, where it could not be stored (a lambda).
+        env, agent, eval_env, policy_mapping_fn: environment, agent function or mapping again, where it could not be
+            stored (a lambda).
         trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
 
     Raises:
         CheckpointError: nothing good to go on from, or the run is not trusted. ConfigError: changes that would make
             it another experiment.
     """
-    return _to_the_end(Run.resume(run_dir, changes, env=env, agent=agent, eval_env=eval_env, trust=trust))
+    return _to_the_end(
+        Run.resume(
+            run_dir,
+            changes,
+            env=env,
+            agent=agent,
+            eval_env=eval_env,
+            policy_mapping_fn=policy_mapping_fn,
+            trust=trust,
+        )
+    )
 
 
 def _to_the_end(run: Run) -> Result:
@@ -72,34 +86,6 @@ def _to_the_end(run: Run) -> Result:
         for _ in run:
             pass
     return run.result
-
-
-@dataclass(repr=False, eq=False)
-class Iteration:
-    """One iteration of a run, after training and before it is logged."""
-
-    itr: int
-    """Its number from 1."""
-    env_steps: int
-    """Environment steps since the run began."""
-    metrics: ResultDict
-    """The row that is logged. Numbers added to it are logged too, even between two log intervals."""
-    batch: SampleBatch | MultiAgentBatch | None
-    """The batch that was collected last, valid until the next iteration; None where a resumed run only evaluates."""
-    episodes: Episodes
-    """The training episodes that ended in it."""
-    evaluation: Episodes | None
-    """The episodes of its evaluation; None if none was due."""
-    run: Run
-    """The run, for `stop`, `save` and `evaluate`."""
-
-    @property
-    def policy(self) -> AnyPolicy:
-        """The policy in training; a change to it is trained on."""
-        return self.run.policy
-
-    def __repr__(self) -> str:
-        return f"Iteration({self.itr}, {self.env_steps:,} steps, {len(self.metrics)} metrics)"
 
 
 class Run:
@@ -134,11 +120,13 @@ class Run:
         env: Any = None,
         agent: AgentFn | None = None,
         eval_env: Any = None,
+        policy_mapping_fn: PolicyMap | None = None,
         trust: bool = False,
     ) -> Run:
         """The run of a directory again, from its newest good checkpoint; arguments and errors as of `ps.resume`."""
+        again = Again(env, agent, eval_env, policy_mapping_fn)
         run = cls.__new__(cls)
-        run._prepare(reopened(Path(run_dir), changes, env, agent, eval_env, trust), resumed=True)
+        run._prepare(reopened(Path(run_dir), changes, again, trust), resumed=True)
         return run
 
     def _prepare(self, opening: contextlib.AbstractContextManager[Trainer], resumed: bool) -> None:

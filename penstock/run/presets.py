@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.algos import find_algo
+from penstock.algos import make_algo
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.envs.ids import import_path_of, is_raw
@@ -135,7 +135,7 @@ def with_preset(algo: str, env: str, found: Preset | None) -> Experiment:
         raise ConfigError(
             f"preset {found.name} is not one of {algo}, which has {own}; name another, or none for the defaults"
         )
-    settings = find_algo(algo)()
+    settings = make_algo(algo)
     changes = dict(found.changes) if found else {}
     sampler = sized(find_sampler("serial")(), settings.batch)
     try:

@@ -26,6 +26,7 @@ from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import SerialPool
 from penstock.learn.policy import Policy
+from penstock.learn.policy_set import PolicySet
 from penstock.run.entry import open_policy
 from penstock.run.files.stored import named
 from penstock.run.signals import die_of, ending_signals, handling
@@ -113,7 +114,13 @@ def record(
     }
     returns: list[float] = []
     stopped: list[int] = []
-    check_apart(config, exp.run.seed, exp.sampler_settings)
+    report = check_apart(config, exp.run.seed, exp.sampler_settings)
+    if report.agents is not None:
+        raise ConfigError(
+            f"{config.name} is an environment of many agents; a dataset holds the episodes of one, so none is recorded"
+        )
+    if isinstance(policy, PolicySet):
+        (policy,) = policy.values()
     native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
     B = exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1)
     with named(Path(run_dir)):

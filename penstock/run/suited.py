@@ -11,8 +11,10 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import Specs
 from penstock.envs.check import EnvReport
 from penstock.envs.make import EnvConfig
+from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet, each
+from penstock.run.experiment import Experiment
 from penstock.samplers.offline import check_teacher
 from penstock.samplers.sampler import SamplerSettings
 
@@ -28,6 +30,11 @@ def seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig, 
     config = algo.seat(config, report.agents)
     assert config.seating is not None
     return config, dict(zip(config.seating.policies, config.seating.specs))
+
+
+def specs_for(exp: Experiment, report: EnvReport) -> Specs:
+    """The spec that the algorithm of an experiment is built for, or {policy id: EnvSpec}."""
+    return seated(for_agents(exp.algo, report.agents), exp.env_config, report)[1]
 
 
 def check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:

@@ -19,7 +19,16 @@ from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError
 from penstock.core.files import write_atomic
 from penstock.core.machine import allowed_cpus, cpu_quota
-from penstock.run.bench.search import Synchronous, Verdict, base_sampler, bench, describe, settings_of, with_settings
+from penstock.run.bench.search import (
+    Synchronous,
+    Verdict,
+    base_sampler,
+    bench,
+    describe,
+    one_agents,
+    settings_of,
+    with_settings,
+)
 from penstock.run.experiment import Experiment
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
@@ -36,7 +45,7 @@ def auto_sampler(exp: Experiment) -> Synchronous:
     samplers that act where the agent learns are tried, so the choice changes nothing but speed.
     """
     require_device(exp.run.device, "run.device")
-    base, spec = base_sampler(exp), check_apart(exp.env_config, exp.run.seed, exp.sampler).spec
+    base, spec = base_sampler(exp), one_agents(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
     policy = exp.algo.build(spec, seed=exp.run.seed, device=exp.run.device)
     shapes = [[name, list(x.shape)] for name, x in policy.agent.state_dict().items()]
     key = _key(exp, base, [type(policy.agent).__qualname__, shapes])

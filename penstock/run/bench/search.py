@@ -18,6 +18,7 @@ from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.machine import Machine, counted, read_machine
 from penstock.core.spec import EnvSpec
+from penstock.envs.check import EnvReport
 from penstock.envs.pools.native import makes_vector_env
 from penstock.learn.policy import Policy
 from penstock.run.affinity import default_workers
@@ -87,7 +88,7 @@ def bench(
     deadline = started + budget_s
     require_device(exp.run.device, "run.device")
     base, machine = base_sampler(exp), read_machine()
-    spec = check_apart(exp.env_config, exp.run.seed, exp.sampler).spec
+    spec = one_agents(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
     with run_threads(exp):
         policy = exp.algo.build(spec, seed=exp.run.seed, device=exp.run.device)
         native = makes_vector_env(exp.env_config)
@@ -223,6 +224,16 @@ def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
             f"{workers} of {each} ({_us(costs.forward(each))} each)"
         )
     return why + (f" ({measured} of {of} settings fitted into the budget)" if measured < of else "")
+
+
+def one_agents(exp: Experiment, report: EnvReport) -> EnvSpec:
+    """The spec of an environment of one agent. Raises ConfigError for one of many, whose samplers are not measured."""
+    if report.agents is not None:
+        raise ConfigError(
+            f"{exp.env_config.name} is an environment of many agents, for which the fastest sampler is not measured; "
+            "name one: --sampler serial or cpu (ps.SerialSampler, ps.CpuSampler)"
+        )
+    return report.spec
 
 
 def _measure_parts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from penstock.core.files import read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
+from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.policies import for_agents
 from penstock.run.experiment import Experiment
@@ -33,6 +34,21 @@ _BEFORE = {"eval_max_steps": 200_000}
 
 
 @dataclass(frozen=True)
+class Again:
+    """What could not be stored with a run, such as a lambda, given again; None stands for what was stored."""
+
+    env: Any = None
+    agent: AgentFn | None = None
+    eval_env: Any = None
+    policy_mapping_fn: PolicyMap | None = None
+
+    def of_algo(self) -> dict[str, Any]:
+        """Those that belong to the settings of the algorithm, by name."""
+        given = {"agent": self.agent, "policy_mapping_fn": self.policy_mapping_fn}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
 class StoredConfig:
     """The content of a run's config.json, of which nothing was imported yet."""
 
@@ -47,9 +63,14 @@ class StoredConfig:
     """What it names may be imported and called."""
 
     def algorithm(self, agent: AgentFn | None = None) -> Any:
-        """The algorithm's settings, with `agent` in place of a stored one. Raises CheckpointError unless trusted."""
+        """The algorithm's settings, with `agent` in place of a stored one. Raises CheckpointError unless trusted.
+
+        Who plays whom is left out where it was not stored, as the policies have their ids anyway.
+        """
         with undamaged(self.path):
-            plain = _without_agent(self.plain, agent)["algo"]
+            plain = _without(self.plain, Again(agent=agent).of_algo())["algo"]
+            if "unstorable" in (plain.get("policy_mapping_fn") or {}):
+                plain = {**plain, "policy_mapping_fn": None}
             self._require_trust({"algo": plain}, files=False)
             algo = self._made(plain)
             if not hasattr(algo, "build"):
@@ -68,21 +89,20 @@ class StoredConfig:
                     "class": "penstock.samplers.serial:SerialSampler",
                     **{key: inmost[key] * (runners if key == "B" else 1) for key in ("T", "B") if key in inmost},
                 }
-            return self._experiment(plain, env, None, env, files=False)
+            return self._experiment(plain, Again(env, eval_env=env), files=False)
 
-    def to_resume(self, env: Any = None, agent: AgentFn | None = None, eval_env: Any = None) -> Experiment:
-        """The whole experiment, with `env`, `agent` and `eval_env` in place of those that could not be stored.
+    def to_resume(self, again: Again = Again()) -> Experiment:
+        """The whole experiment, with what is given again in place of what could not be stored.
 
         An EnvConfig replaces wrappers and keyword arguments as well.
         """
         with undamaged(self.path):
-            return self._experiment(self.plain, env, agent, eval_env, files=True)
+            return self._experiment(self.plain, again, files=True)
 
-    def _experiment(
-        self, plain: Mapping[str, Any], env: Any, agent: AgentFn | None, eval_env: Any, files: bool
-    ) -> Experiment:
+    def _experiment(self, plain: Mapping[str, Any], again: Again, files: bool) -> Experiment:
+        env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
-        plain = _without_agent({key: item for key, item in plain.items() if key not in dropped}, agent)
+        plain = _without({key: item for key, item in plain.items() if key not in dropped}, of_algo)
         plain = {**plain, "env": ""} if env is not None else as_before_ids(plain)
         if eval_env is not None:
             plain = {**plain, "eval_env": None, "eval_env_kwargs": {}}
@@ -93,14 +113,14 @@ class StoredConfig:
             raise TypeError("no Experiment in it")
         exp = exp if env is None else replace(exp, env=env)
         exp = exp if eval_env is None else replace(exp, eval_env=eval_env)
-        return exp if agent is None else override(exp, {"algo.agent": agent})
+        return override(exp, {f"algo.{name}": value for name, value in of_algo.items()})
 
     def _made(self, plain: Any) -> Any:
         try:
             return from_plain(plain)
         except ConfigError as error:
-            again = " to ps.resume(run_dir, env=..., agent=..., eval_env=...)" if "again" in str(error) else ""
-            raise ConfigError(f"{self.path}: {error}{again}") from error
+            call = " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...)"
+            raise ConfigError(f"{self.path}: {error}{call if 'again' in str(error) else ''}") from error
 
     def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
         found = [] if self.trusted else foreign(plain, files=files)
@@ -224,7 +244,6 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _without_agent(plain: Mapping[str, Any], agent: AgentFn | None) -> dict[str, Any]:
-    if agent is None:
-        return dict(plain)
-    return {**plain, "algo": {key: item for key, item in plain["algo"].items() if key != "agent"}}
+def _without(plain: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The plain experiment without these settings of its algorithm."""
+    return {**plain, "algo": {key: item for key, item in plain["algo"].items() if key not in names}}

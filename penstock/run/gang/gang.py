@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import select
@@ -20,7 +21,7 @@ import torch
 import penstock.core.errors as errors
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm, GroupComm, meet
-from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, each
 from penstock.run.experiment import Experiment
 from penstock.run.gang.process import RankProcess
 from penstock.run.gang.shared import SharedSampler, shared_step, shares
@@ -77,7 +78,7 @@ class Member:
             live.shutdown()
             raise
 
-    def join(self, policy: Policy, step: TrainingStepFn) -> TrainingStepFn:
+    def join(self, policy: AnyPolicy, step: TrainingStepFn) -> TrainingStepFn:
         """Has the policy train with those of the others; returns the step by which all train at once."""
         assert self._comm is not None
         policy.join(self._comm)
@@ -131,18 +132,23 @@ class Gang(Member):
                 super().comm(device)
         return super().comm(device)
 
-    def join(self, policy: Policy, step: TrainingStepFn) -> TrainingStepFn:
+    def join(self, policy: AnyPolicy, step: TrainingStepFn) -> TrainingStepFn:
         with self.explained():
             whole = super().join(policy, step)
-        assert policy.columns is not None
-        policy.columns.ask = lambda name, start, stop: self.tell("give", name=name, start=start, stop=stop)
+        for id_, own in each(policy).items():
+            assert own.columns is not None
+            own.columns.ask = functools.partial(self._ask, id_)
 
-        def ordered(policy: Policy, sampler: Any, itr: int) -> TrainingStep:
+        def ordered(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
             with self.explained():
                 self.tell("train")
                 return whole(policy, sampler, itr)
 
         return ordered
+
+    def _ask(self, policy: str, name: str, start: int, stop: int) -> None:
+        """Has the others give rows of their part of a policy's replay."""
+        self.tell("give", policy=policy, name=name, start=start, stop=stop)
 
     def tell(self, do: str, **how: Any) -> None:
         """Orders every other rank to do something, in which this one takes part."""

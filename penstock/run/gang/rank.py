@@ -18,6 +18,7 @@ import cloudpickle
 
 import penstock.core.errors as errors
 from penstock.learn.comm import Comm
+from penstock.learn.policy_set import each
 from penstock.run.checkpoints.checkpoint import load_checkpoint
 from penstock.run.gang.gang import Member
 from penstock.run.trainer import Trainer
@@ -85,8 +86,9 @@ def _follow(member: Follower, exp: Any, init: Any) -> None:
                 case "state":
                     trainer.state()
                 case "give":
-                    assert trainer.policy.replay_schedule is not None
-                    trainer.policy.replay_schedule.replay.give(order["name"], order["start"], order["stop"])
+                    schedule = each(trainer.policy)[order["policy"]].replay_schedule
+                    assert schedule is not None
+                    schedule.replay.give(order["name"], order["start"], order["stop"])
                 case "restore":
                     trainer.restore(load_checkpoint(Path(order["path"]), replay=True))
                 case _:

@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.wire import decode, encode
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
-from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy
 from penstock.run.gang.states import joined, numbered, part
 from penstock.samplers import sized
 from penstock.samplers.episodes import Episodes, join_episodes
@@ -141,7 +141,7 @@ class SharedSampler:
 def shared_step(step: TrainingStepFn) -> TrainingStepFn:
     """An iteration of every rank at once: environment steps and episodes are those of all."""
 
-    def of_all(policy: Policy, sampler: Any, itr: int) -> TrainingStep:
+    def of_all(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
         own = step(policy, sampler, itr)
         told = gathered(
             policy.comm,

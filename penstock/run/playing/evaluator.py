@@ -53,7 +53,8 @@ def seated_for(policy: AnyPolicy, config: EnvConfig, report: EnvReport) -> tuple
     if report.agents is None:
         return policy, config
     if not isinstance(policy, PolicySet):
-        policy = PolicySet({SHARED: policy}, [SHARED], settings=Policies({SHARED: policy.algorithm}))
+        algorithm: Any = policy.algorithm
+        policy = PolicySet({SHARED: policy}, [SHARED], settings=Policies({SHARED: algorithm}))
     return policy, policy.seat(config, report.agents)
 
 
@@ -72,4 +73,9 @@ def check_fits(config: EnvConfig, found: Specs, expected: Specs) -> None:
                 f"{config.name} has observation {describe(own.obs)}, action {describe(own.action)}{which}; the policy "
                 f"was built for {describe(spec.obs)} and {describe(spec.action)}: evaluate it in an environment with "
                 "these spaces, or add the wrappers that make them"
+            )
+        if own.agents != spec.agents:
+            raise ConfigError(
+                f"policy {name!r} plays {own.agents} agents of {config.name} at once, and was built for {spec.agents}; "
+                "evaluate it in an environment with as many"
             )

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.core.config import override, to_plain as settings_to_plain
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.files import write_atomic
+from penstock.core.spec import specs_to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.stored import CONFIG, config_bytes, read_config, read_json, require_plain_run, undamaged
@@ -278,7 +279,7 @@ def open_search(folder: Path, trust: bool = False, **given: Any) -> SearchQueue:
                 f"who wrote it: --trust, which is needed once, or {VARIABLE}={folder.absolute()}; see docs/security.md"
             )
         config = read_config(folder / SETTINGS / BASE, trust)
-        queue = make_queue(folder, config.to_resume(), config.spec.to_plain(), settings, **given)
+        queue = make_queue(folder, config.to_resume(), specs_to_plain(config.spec), settings, **given)
         queue.restore(plain)
     return queue
 

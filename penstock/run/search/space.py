@@ -13,7 +13,9 @@ import numpy as np
 
 from penstock.core.config import override, whole
 from penstock.core.errors import ConfigError, nearest
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import EnvSpec, Specs
+from penstock.learn.policies import for_agents
+from penstock.learn.policy_set import parameters
 from penstock.run.experiment import Experiment
 from penstock.run.launch.sweep import split_values
 
@@ -127,7 +129,7 @@ def check_space(space: Space, exp: Experiment) -> None:
                 raise ConfigError(f"--search {path}, at {value!r}: {error}") from error
 
 
-def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
+def check_explored(space: Space, exp: Experiment, spec: Specs) -> None:
     """Raises ConfigError for a setting that PBT cannot change in a run that has begun: it copies the whole state."""
     known = _shapes(exp, spec)
     for path, dimension in space.items():
@@ -145,10 +147,10 @@ def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:
                 )
 
 
-def _shapes(exp: Experiment, spec: EnvSpec) -> dict[str, list[int]]:
+def _shapes(exp: Experiment, spec: Specs) -> dict[str, list[int]]:
     """The shape of every tensor of the agent."""
-    policy = exp.algo.build(spec, seed=exp.run.seed)
-    return {name: list(getattr(x, "shape", ())) for name, x in policy.agent.state_dict().items()}
+    policy = for_agents(exp.algo, not isinstance(spec, EnvSpec)).build(spec, seed=exp.run.seed)
+    return {name: list(getattr(x, "shape", ())) for name, x in parameters(policy).items()}
 
 
 def _read(path: str, given: Any) -> Dimension:

@@ -14,7 +14,7 @@ from rich.console import Console
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.machine import read_machine
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import Specs, specs_to_plain
 from penstock.run.affinity import slices
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.experiment import Experiment
@@ -34,6 +34,7 @@ from penstock.run.search.queue import (
 from penstock.run.search.report import FoundTrial, SearchResult, number, write_preset
 from penstock.run.search.search import Mode, SearchSettings
 from penstock.run.search.space import check_explored, check_space, read_space
+from penstock.run.suited import specs_for
 from penstock.workers.checking import check_apart
 
 
@@ -166,7 +167,7 @@ def opened(exp: Experiment, settings: SearchSettings, folder: Path, **given: Any
             # Whether rungs wait until they are complete was settled when the search began.
             settings = replace(settings, synchronous=settings_of(plain).synchronous)
             require_same(folder, plain, settings, exp)
-            queue = make_queue(folder, exp, _spec_of(exp).to_plain(), settings, **given)
+            queue = make_queue(folder, exp, specs_to_plain(_spec_of(exp)), settings, **given)
             queue.restore(plain)
             yield queue
         return
@@ -178,7 +179,7 @@ def opened(exp: Experiment, settings: SearchSettings, folder: Path, **given: Any
     except OSError as error:
         raise CheckpointError(f"cannot read {folder}: {error.strerror or error}; choose another --dir") from error
     spec = _spec_of(exp)
-    queue = make_queue(folder, exp, spec.to_plain(), settings, **given)
+    queue = make_queue(folder, exp, specs_to_plain(spec), settings, **given)
     if settings.scheduler == "pbt":
         check_explored(queue.search.space, exp, spec)
     with RunLock(folder):
@@ -235,9 +236,9 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
     )
 
 
-def _spec_of(exp: Experiment) -> EnvSpec:
-    """The spec of the environment, which is checked in a process of its own. Raises EnvWorkerError."""
-    return check_apart(exp.env_config, exp.run.seed, exp.sampler_settings).spec
+def _spec_of(exp: Experiment) -> Specs:
+    """What the policies are built for, of an environment that is checked in a process of its own. Raises EnvWorkerError."""
+    return specs_for(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler_settings))
 
 
 def _unstorable(plain: Any) -> str | None:

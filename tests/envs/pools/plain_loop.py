@@ -19,7 +19,11 @@ from penstock.envs.shown import read_agents
 
 
 def seated(
-    env: Any, policies: tuple[str, ...] = ("shared",), mapping: PolicyMap | None = None, seats: Any = None, **config: Any
+    env: Any,
+    policies: tuple[str, ...] = ("shared",),
+    mapping: PolicyMap | None = None,
+    seats: Any = None,
+    **config: Any,
 ) -> EnvConfig:
     """The settings of an environment of many agents, seated."""
     made = EnvConfig(env, **config)

@@ -1,0 +1,198 @@
+"""Matches: runs, a random or a scripted policy play each other, each side in every seat for as many episodes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.agents.agent import Agent
+from penstock.core.config import import_object
+from penstock.core.errors import ConfigError
+from penstock.core.spec import EnvSpec, describe
+from penstock.envs.make import EnvConfig
+from penstock.envs.seats import AgentSpecs, seat_agents
+from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, PolicySet
+from penstock.run.entry import open_policy
+from penstock.run.playing.opponents import RandomAgent, ScriptedAgent
+from penstock.samplers.episodes import Episodes
+from penstock.samplers.serial import SerialSampler
+
+RANDOM = "random"
+_EVEN = 1e-9
+"""Returns that differ by no more are a draw."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """Episodes of one side against another; numbers are of the first side."""
+
+    sides: tuple[str, str]
+    won: int
+    drawn: int
+    lost: int
+    returns: tuple[float, float]
+    """Mean return of a side's agents, summed over them, over all episodes."""
+    points_by_seat: tuple[float, float]
+    """Share of points (a win 1, a draw 1/2) where it played the first agent, and where the other side did."""
+
+    @property
+    def episodes(self) -> int:
+        """How many were played."""
+        return self.won + self.drawn + self.lost
+
+    @property
+    def points(self) -> float:
+        """Points for each episode: 1 for a win, 1/2 for a draw."""
+        return (self.won + self.drawn / 2) / self.episodes
+
+    def turned(self) -> Match:
+        """The same of the other side."""
+        first, second = self.points_by_seat
+        return Match(
+            (self.sides[1], self.sides[0]),
+            self.lost,
+            self.drawn,
+            self.won,
+            (self.returns[1], self.returns[0]),
+            (1.0 - second, 1.0 - first),
+        )
+
+
+@dataclass(frozen=True)
+class Side:
+    """One who plays: the policies of a run, or an opponent without one."""
+
+    name: str
+    policy: AnyPolicy | None = None
+    script: Any = None
+    """The function of a scripted one; None with no policy: it acts at random."""
+
+    def agent(self, name: str, spec: EnvSpec) -> tuple[str, Agent]:
+        """The policy that plays an agent, by a name of its own, and what acts for it.
+
+        Raises:
+            ConfigError: it was built for other observations or actions.
+        """
+        if self.policy is None:
+            own = RandomAgent(spec) if self.script is None else ScriptedAgent(spec, self.script, self.name)
+            return f"{describe(spec.obs)}, {describe(spec.action)}", own
+        id_, policy = _playing(self.policy, name)
+        if (policy.spec.obs, policy.spec.action) != (spec.obs, spec.action):
+            raise ConfigError(
+                f"{self.name} was built for observation {describe(policy.spec.obs)}, action "
+                f"{describe(policy.spec.action)}, and agent {name!r} has {describe(spec.obs)}, {describe(spec.action)}"
+            )
+        return id_, policy.agent
+
+
+def open_side(named: str, which: str = "last", trust: bool = False) -> Side:
+    """A side by its name: a run directory, `random`, or `module:function` of an observation."""
+    if named == RANDOM:
+        return Side(named)
+    if ":" in named and not Path(named).exists():
+        script = import_object(named)
+        if not callable(script):
+            raise ConfigError(f"--against {named} is {script!r:.80}; expected a function of one observation")
+        return Side(named, script=script)
+    return Side(named, open_policy(Path(named), which, None, None, trust)[0])
+
+
+def play(
+    sides: tuple[Side, Side],
+    config: EnvConfig,
+    agents: AgentSpecs,
+    episodes: int,
+    *,
+    seed: int = 0,
+    deterministic: bool = True,
+    slots: int = 16,
+    max_steps: int = 27_000,
+) -> Match:
+    """A match of exactly so many episodes of the environment, half of them with the seats changed.
+
+    The first side plays every second agent from the first on, and the other side the rest; then the other way round.
+
+    Raises:
+        ConfigError: fewer than two agents or episodes, or a side that does not fit an agent.
+    """
+    if len(agents.specs) < 2 or episodes < 2:
+        raise ConfigError(
+            f"a match of {episodes} episodes with {len(agents.specs)} agents; expected 2 or more of both, so that each "
+            "side has an agent, in every seat"
+        )
+    results: list[np.ndarray[Any, Any]] = []  # returns [n, 2] of both sides, as first and as second
+    for turned in (False, True):
+        count = episodes // 2 if turned else episodes - episodes // 2
+        how = {"deterministic": deterministic, "slots": slots, "max_steps": max_steps}
+        results.append(_returns(sides, config, agents, turned, count, seed, how))
+    both = np.concatenate(results)
+    won, lost = both[:, 0] > both[:, 1] + _EVEN, both[:, 1] > both[:, 0] + _EVEN
+    points = [_points(x) for x in results]
+    return Match(
+        (sides[0].name, sides[1].name),
+        int(won.sum()),
+        int((~won & ~lost).sum()),
+        int(lost.sum()),
+        (float(both[:, 0].mean()), float(both[:, 1].mean())),
+        (points[0], points[1]),
+    )
+
+
+def play_all(sides: Sequence[Side], config: EnvConfig, agents: AgentSpecs, episodes: int, **how: Any) -> list[Match]:
+    """Matches of every two of the sides; arguments as of `play`."""
+    pairs = [(sides[i], sides[j]) for i in range(len(sides)) for j in range(i + 1, len(sides))]
+    return [play(pair, config, agents, episodes, **how) for pair in pairs]
+
+
+def _points(returns: np.ndarray[Any, Any]) -> float:
+    ahead = returns[:, 0] - returns[:, 1]
+    return float(np.where(np.abs(ahead) <= _EVEN, 0.5, ahead > 0).mean())
+
+
+def _returns(
+    sides: tuple[Side, Side],
+    config: EnvConfig,
+    agents: AgentSpecs,
+    turned: bool,
+    episodes: int,
+    seed: int,
+    how: Mapping[str, Any],
+) -> np.ndarray[Any, Any]:
+    """[episodes, 2] returns of both sides' agents, summed."""
+    side_of = [(k + turned) % 2 for k in range(len(agents.specs))]
+    mapping: dict[str, str] = {}
+    acting: dict[str, Agent] = {}
+    for (name, spec), side in zip(agents.specs.items(), side_of):
+        id_, agent = sides[side].agent(name, spec)
+        mapping[name] = f"{'AB'[side]} {id_}"
+        acting[mapping[name]] = agent
+    seating = seat_agents(agents, tuple(acting), mapping)
+    copies: dict[str, Agent] = {}
+    for spec, (id_, agent) in zip(seating.specs, acting.items()):
+        copies[id_] = copy.deepcopy(agent)
+        copies[id_].spec = spec  # it plays other seats than it was trained in, which says nothing of what it sees
+    sampler = SerialSampler(T=1, B=1).build(replace(config, seating=seating), seed)
+    try:
+        sampler.initialize(copies)
+        found: Episodes = sampler.evaluate_agent(0, episodes, **how)
+    finally:
+        sampler.shutdown()
+    assert found.parts is not None
+    own = np.array(side_of)
+    return np.stack([found.parts.return_[:, own == side].sum(1) for side in (0, 1)], 1)
+
+
+def _playing(policy: AnyPolicy, agent: str) -> tuple[str, Policy]:
+    """Who of a run plays an agent, by its id: by the run's mapping where it is a dict, else the first that learns."""
+    if not isinstance(policy, PolicySet):
+        return "", policy
+    mapping = getattr(policy.settings, "policy_mapping_fn", None)
+    if isinstance(mapping, Mapping) and agent in mapping:
+        return mapping[agent], policy[mapping[agent]]
+    return next(iter(policy.trained.items()))

@@ -1,0 +1,76 @@
+"""Opponents without a run: one that acts at random, and a function of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import Inputs
+from penstock.core.errors import ConfigError, words_of
+from penstock.core.spec import MASK_KEY, EnvSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.actions import action_noise_size, sample_action
+
+Script = Callable[[Any], Any]
+"""(observation of one agent, arrays [*O] as it is shown them) -> its action."""
+
+
+class RandomAgent(Agent):
+    """Acts uniformly at random among the legal actions."""
+
+    evaluates_with_noise = True
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.spec, self.noise_size = spec, action_noise_size(spec.action)
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        rows = len(inputs.first)
+        uniforms = np.full((rows, self.noise_size), 0.5) if noise is None else noise.cpu().numpy()
+        mask = inputs.obs[MASK_KEY].cpu().numpy() if isinstance(inputs.obs, dict) and MASK_KEY in inputs.obs else None
+        drawn = sample_action(self.spec.action, uniforms, None if mask is None else mask.reshape(rows, -1))
+        return tree_map(torch.from_numpy, drawn), {}, None
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Any:
+        """Raises ConfigError: it learns nothing."""
+        raise ConfigError("a RandomAgent is an opponent, which learns nothing")
+
+
+class ScriptedAgent(Agent):
+    """Acts by a function of one observation, which must always return the same for the same.
+
+    Args:
+        name: of the function, for messages.
+    """
+
+    noise_size = 0
+
+    def __init__(self, spec: EnvSpec, script: Script, name: str) -> None:
+        super().__init__()
+        self.spec, self._script, self._name = spec, script, name
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        obs = tree_map(lambda x: x.cpu().numpy(), inputs.obs)
+        taken = [self._asked(tree_map(lambda x, i=i: x[i].copy(), obs)) for i in range(len(inputs.first))]
+        leaves = zip(tree_leaves(self.spec.action), zip(*map(tree_leaves, taken)))
+        stacked = [torch.from_numpy(np.stack([np.asarray(x, leaf.dtype) for x in xs])) for leaf, xs in leaves]
+        whole = iter(stacked)
+        return tree_map(lambda leaf: next(whole), self.spec.action), {}, None
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Any:
+        """Raises ConfigError: it learns nothing."""
+        raise ConfigError(f"{self._name} is an opponent, which learns nothing")
+
+    def _asked(self, obs: Any) -> Tree:
+        try:
+            found = self._script(obs)
+        except Exception as error:
+            raise ConfigError(f"{self._name}(obs) raised {words_of(error)}; it was given {obs!r:.300}") from error
+        if len(tree_leaves(found)) != len(tree_leaves(self.spec.action)):
+            raise ConfigError(f"{self._name}(obs) returned {found!r:.80}; expected one action")
+        return found
