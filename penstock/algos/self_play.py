@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +34,6 @@ from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.seats import AgentSpecs
 from penstock.learn.algorithm import Optimizers, ResultDict, TrainingStep
 from penstock.learn.policies import Policies
-from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import PolicySet
 from penstock.learn.settings import Settings
 from penstock.learn.train_ops import train_one_step
@@ -85,7 +85,6 @@ class PastSelves(Agent):
         self.register_buffer("serial", torch.tensor([0] * size + [-1]))
         self.register_buffer("chance", torch.tensor([0.0] * size + [1.0]))
         self.register_buffer("played", torch.zeros(3, dtype=torch.int64))
-        self.open_return = torch.zeros(0, dtype=torch.float64)
 
     @property
     def size(self) -> int:
@@ -136,13 +135,6 @@ class PastSelves(Agent):
                 if x.shape == theirs[name].shape:
                     x.copy_(theirs[name])
 
-    def get_extra_state(self) -> Tensor:
-        """The returns so far of open episodes [B], so that a resumed run counts them exactly."""
-        return self.open_return
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.open_return = state.clone()
-
     def _member(self, place: int) -> Agent:
         return self.members[place]  # pyright: ignore[reportReturnType]
 
@@ -158,28 +150,34 @@ def _where(rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
 
-def results(agent: PastSelves, batch: SampleBatch) -> tuple[Tensor, Tensor]:
-    """[S] matches against each place of the pool that ended in a batch of the opponent's, and [S] main's score in them.
+def results(agent: PastSelves, batch: SampleBatch, episodes: Any) -> tuple[Tensor, Tensor]:
+    """[S] matches against each place of the pool that ended in a batch, and [S] main's score in them.
 
-    Games are of two sides with opposite rewards: where the opponent's undiscounted return is below 0 main won, at 0 it
-    drew. Returns go on from batch to batch; an episode that a fault cut, or whose opponent is in the pool no more, is
-    not counted.
+    Main wins where its undiscounted return is the larger one; equal ones are a draw. A game that ended before both
+    agents had moved was no match, nor was one that a fault cut, or whose opponent is in the pool no more.
 
     Args:
-        batch: tensors, the columns of all learners.
+        batch: of numpy arrays, the opponent's. episodes: `penstock.Episodes` that ended in it.
     """
-    if agent.open_return.shape != batch.valid.shape[1:]:
-        agent.open_return = torch.zeros(batch.spec.B, dtype=torch.float64)
-    open_, games, score = agent.open_return, torch.zeros_like(agent.games), torch.zeros_like(agent.games)
+    games, score = np.zeros(agent.size), np.zeros(agent.size)
+    parts, serials = episodes.parts, agent.serial[:-1].tolist()
     ended = batch.valid & (batch.terminated | batch.truncated)
-    for t in range(batch.spec.T):
-        open_ = torch.where(batch.first[t], 0.0, open_) + torch.where(batch.valid[t], batch.reward[t], 0.0).double()
-        won = 0.5 - 0.5 * open_.sign()
-        met = (batch.info["serial"][t].unsqueeze(1) == agent.serial[:-1]) & (agent.serial[:-1] > 0)  # [B, S]
-        met &= ended[t].unsqueeze(1)
-        games, score = games + met.sum(0), score + (met * won.unsqueeze(1)).sum(0)
-    agent.open_return = open_
-    return games, score
+    for e in np.unique(episodes.slot):
+        mine = np.flatnonzero(episodes.slot == e)
+        policy, length, return_ = (getattr(parts, name)[mine] for name in ("policy", "length", "return_"))
+        at = [np.argmax(policy == parts.policies.index(name), -1) for name in (MAIN, OPPONENT)]
+        every = np.arange(len(mine))
+        (moves, won), (replies, lost) = ((length[every, k], return_[every, k]) for k in at)
+        rows = np.flatnonzero(ended[:, e])
+        if len(rows) != np.count_nonzero(replies):
+            continue
+        met = np.zeros(len(mine), np.int64)
+        met[replies > 0] = batch.info["serial"][rows, e]
+        for serial, ours, theirs in zip(met[moves > 0], won[moves > 0], lost[moves > 0]):
+            if serial > 0 and serial in serials:
+                games[serials.index(serial)] += 1.0
+                score[serials.index(serial)] += 0.5 + 0.5 * np.sign(ours - theirs)
+    return torch.from_numpy(games), torch.from_numpy(score)
 
 
 def count(agent: PastSelves, games: Tensor, score: Tensor, cfg: SelfPlay) -> None:
@@ -236,22 +234,13 @@ def metrics(agent: PastSelves) -> ResultDict:
     return {f"self_play/{name}": value for name, value in (numbers | rates).items()}
 
 
-def _all_columns(policy: Policy, batch: SampleBatch) -> SampleBatch:
-    """The opponent's batch as tensors on its device, the columns of all learners side by side."""
-    tensors = as_tensors(batch, policy.device)
-    if policy.columns is None:
-        return tensors
-    policy.columns.fit(batch.spec.B)
-    return policy.columns.batch(tensors)
-
-
 def _no_optimizer(agent: PastSelves, settings: Any) -> Optimizers:
     return {"all": torch.optim.SGD([agent.anchor], lr=0.0)}
 
 
 @dataclass(frozen=True)
 class Sides:
-    """A `policy_mapping_fn`: main plays one agent, the opponent all others; which one, the episode's seed decides."""
+    """A `policy_mapping_fn`: main plays one agent and the opponent the other; which one, the episode's seed decides."""
 
     agents: tuple[str, ...]
 
@@ -314,18 +303,19 @@ class SelfPlay:
         return bool(getattr(self.algo, "takes_stale", False))
 
     @property
-    def algos(self) -> Mapping[str, Settings]:
+    def algos(self) -> Mapping[str, Any]:
         """The algorithm of each policy."""
         return {MAIN: self.algo, OPPONENT: self.algo}
 
     def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:
-        """The environment with a seat for main and the others for the opponent, as `Policies.seat`."""
+        """The environment with a seat for main and one for the opponent, as `Policies.seat`."""
         config = as_env_config(env)
         agents = check_env(config, steps=1).agents if agents is None else agents
-        if agents is None or len(agents.specs) < 2:
+        if agents is None or len(agents.specs) != 2:
+            seen = "one agent" if agents is None else f"the agents {list(agents.specs)}"
             raise ConfigError(
-                f"SelfPlay in {config.name}, an environment of one agent; expected two or more that play each other, "
-                "e.g. pettingzoo:classic/tictactoe_v3"
+                f"SelfPlay in {config.name}, an environment of {seen}; expected one of two that play each other, e.g. "
+                "pettingzoo:classic/tictactoe_v3"
             )
         return self._policies(tuple(agents.specs)).seat(config, agents)
 
@@ -357,21 +347,25 @@ class SelfPlay:
         batch, episodes = sampler.obtain_samples(itr)
         sampled = time.perf_counter()
         assert isinstance(batch, MultiAgentBatch)
-        found = {**train_one_step(policies, batch), **self.after_batch(policies, batch)}
+        found = {**train_one_step(policies, batch), **self.after_batch(policies, batch, episodes)}
         return TrainingStep(found, episodes, batch.env_steps, sampled - started, time.perf_counter() - sampled)
 
-    def after_batch(self, policies: PolicySet, batch: MultiAgentBatch) -> ResultDict:
-        """Counts the matches that ended in a batch that main has trained on, and sets the members and their chances."""
-        policy, main = policies[OPPONENT], policies[MAIN].agent
-        agent: Any = policy.agent
+    def after_batch(self, policies: PolicySet, batch: MultiAgentBatch, episodes: Any) -> ResultDict:
+        """Counts the matches that ended in a batch that main has trained on, and sets the members and their chances.
+
+        Args:
+            episodes: those of the batch, as `obtain_samples` returned them.
+        """
+        main, agent = policies[MAIN].agent, policies[OPPONENT].agent
+        assert isinstance(agent, PastSelves)
         with torch.no_grad():
-            count(agent, *results(agent, _all_columns(policy, batch[OPPONENT])), self)
+            found = torch.stack(results(agent, batch[OPPONENT], episodes))
+            games, score = policies.comm.all_reduce(found).to(agent.games.device)
+            count(agent, games, score, self)
             snapshot(agent, main, self)
             agent.copy_main(main)
             matchmake(agent, self)
         return metrics(agent)
 
     def _policies(self, agents: tuple[str, ...]) -> Policies:
-        others = len(agents) - 1
-        algos: Any = {MAIN: self.algo, OPPONENT: self.algo}
-        return Policies(algos, Sides(agents), {MAIN: 1, OPPONENT: others}, (MAIN,))
+        return Policies(self.algos, Sides(agents), {MAIN: 1, OPPONENT: 1}, (MAIN,))
