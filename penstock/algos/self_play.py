@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -118,6 +118,10 @@ class PastSelves(Agent):
     def forward(self, inputs: Inputs, state: Tree = None) -> Any:
         inner = None if state is None else state.get("inner")
         return self._member(-1)(inputs.flat() if state is not None and inner is None else inputs, inner)
+
+    def values(self, batch: SampleBatch) -> Tensor:
+        inner = None if batch.state is None else batch.state.get("inner")
+        return self._member(-1).values(replace(batch, state=inner))
 
     def set_slots(self, B: int) -> None:
         for member in self.members:
