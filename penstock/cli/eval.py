@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from penstock.cli.options import Parser, played_env, whole_number
+from penstock.core.errors import ConfigError
 
 
 def run(argv: list[str]) -> int:
@@ -17,8 +19,18 @@ def run(argv: list[str]) -> int:
         "--max-steps", type=whole_number, metavar="N", help="cut longer episodes (default: the run's eval_max_steps)"
     )
     parser.add_argument("--slots", type=whole_number, metavar="N", help="environments side by side (default 16)")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="WHOM",
+        help="play matches against other runs, random, or module:function of an observation; --episodes each, "
+        "with the seats changed for half of them",
+    )
     args = parser.parse_args(argv)
     env, kwargs = played_env(args)
+    if args.against:
+        return _matches(args, env, kwargs)
     from penstock.run.playing.evaluation import evaluate_run, record_video
     from penstock.run.progress import print_summary
 
@@ -34,8 +46,54 @@ def run(argv: list[str]) -> int:
     }
     if args.max_steps and (cut := episodes.without_end(args.max_steps)):
         rows["cut"] = f"{cut} at {args.max_steps:,} steps"
+    for kind, parts in (("policy", episodes.policies), ("agent", episodes.agents)):
+        for name, own in parts.items() if len(parts) > 1 else ():
+            if len(own):
+                rows[f"return, {kind} {name}"] = f"{own.mean_return:,.2f} +- {own.return_.std():,.2f}"
     rows |= {name: f"{value:,.3f}" for name, value in episodes.reported().items()}
     print_summary(f"evaluation of {args.run}", rows)
     if args.video:
         print(f"video: {record_video(args.run, args.video_episodes, **opened)}")
+    return 0
+
+
+def _matches(args: Any, env: Any, kwargs: Any) -> int:
+    """Plays the run against others, prints a table, and draws a picture where there are several."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from penstock.run.playing.matches import match_runs
+
+    if args.video:
+        raise ConfigError("--video with --against; a video is of the run's own evaluation: leave one of them out")
+    found = match_runs(
+        args.run,
+        args.against,
+        args.episodes,
+        env=env,
+        env_kwargs=kwargs,
+        which=args.which,
+        seed=args.seed,
+        deterministic=not args.stochastic,
+        slots=args.slots,
+        max_steps=args.max_steps,
+        trust=args.trust,
+    )
+    titles = ("one", "other", "episodes", "won", "drawn", "lost", "points", "first", "second", "return", "of the other")
+    table = Table(*titles, title="matches, in numbers of the one", title_justify="left")
+    for match in found:
+        numbers = (match.points, *match.points_by_seat)
+        table.add_row(
+            *match.sides,
+            *(f"{n:,}" for n in (match.episodes, match.won, match.drawn, match.lost)),
+            *(f"{x:.3f}" for x in numbers),
+            *(f"{x:,.3f}" for x in match.returns),
+        )
+    console = Console()
+    console.print(table, soft_wrap=not console.is_terminal)
+    if len(found) > 1:
+        from penstock.run.playing.matrix import draw_matrix
+
+        out = Path(args.run) / "plots" / "matches.png"
+        print(f"picture: {draw_matrix(found, out, f'{args.episodes} episodes each')}")
     return 0

@@ -95,7 +95,10 @@ def turn_violation(
     if selected not in possible:
         return None, f"agent_selection is {selected!r}; expected one of possible_agents {list(possible)}"
     if selected not in agents:
-        return selected, f"agent_selection names it though it is not in env.agents {list(agents)}: a dead agent must act"
+        return (
+            selected,
+            f"agent_selection names it though it is not in env.agents {list(agents)}: a dead agent must act",
+        )
     if look and (message := describe_step_violation(result)):
         return selected, f"last(): {message}"
     return None

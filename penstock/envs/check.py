@@ -22,6 +22,7 @@ from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.check_agents import check_agents
 from penstock.envs.closing import close_env
 from penstock.envs.contract import (
     Checks,
@@ -31,7 +32,9 @@ from penstock.envs.contract import (
     refused_values,
 )
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
+from penstock.envs.pettingzoo import is_agents_env
 from penstock.envs.seats import AgentSpecs
+from penstock.envs.shown import read_agents
 from penstock.envs.spaces import action_dtypes, env_spec
 
 _PRELUDE_STEPS = 3
@@ -43,7 +46,7 @@ class EnvReport:
     """The findings of `check_env` about an environment."""
 
     spec: EnvSpec
-    """Observation and action of one slot."""
+    """Observation and action of one slot; of many agents those of the first."""
     reproducible: bool
     """True if a second instance, with the same seeds and actions, returned the same bits."""
     has_state: bool
@@ -57,7 +60,7 @@ class EnvReport:
     out_of_bounds: str | None = None
     """The first value seen outside its space, as a message; None if there was none, or `checks` looks at no bounds."""
     agents: AgentSpecs | None = None
-    """Of an environment of many agents the specs of each; None for one agent."""
+    """What each agent sees and does; None in an environment of one."""
 
 
 @dataclass
@@ -89,6 +92,8 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
     try:
         if isinstance(made, gym.vector.VectorEnv):
             return check_vector_env(made)
+        if is_agents_env(made):
+            return _report_on_agents(config, seed, steps)
         spec = env_spec(made)
         record = _Record()
         _play(made, spec, checks, seed, 0, steps, record)
@@ -104,6 +109,13 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
     step_s = statistics.median(record.step_s or [0.0])
     reset_s = statistics.median(record.reset_s)
     return EnvReport(spec, reproducible, has_state, steps, reset_s, step_s, record.out_of_bounds)
+
+
+def _report_on_agents(config: EnvConfig, seed: int, steps: int) -> EnvReport:
+    found = read_agents(config)
+    reproducible, has_state, reset_s, step_s, outside = check_agents(config, found, seed, steps)
+    spec = next(iter(found.specs.values()))
+    return EnvReport(spec, reproducible, has_state, steps, reset_s, step_s, outside, found)
 
 
 def _play(

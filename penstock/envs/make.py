@@ -236,7 +236,10 @@ def _expect_env(made: Any, what: str) -> AnyEnv:
     elif any(base.__module__.split(".")[0] == "gym" for base in cls.__mro__):
         hint = f"; {_OLD_GYM}"
     elif callable(getattr(made, "step", None)) and callable(getattr(made, "reset", None)):
-        hint = "; derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of yours or of shimmy (wrappers=, --wrappers)"
+        hint = (
+            "; derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of "
+            "yours or of shimmy (wrappers=, --wrappers)"
+        )
     raise ConfigError(
         f"{what} gave {cls.__module__}.{cls.__qualname__}; expected a gymnasium.Env or gymnasium.vector.VectorEnv{hint}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.noise import env_seed
@@ -25,6 +25,15 @@ class AgentSpecs:
     """Observation and action of each of its `possible_agents`, in their order."""
     turns: bool
     """Agents act one after the other (AEC), not all at once (Parallel)."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Numbers, text, lists and dicts; `from_plain` brings it back."""
+        return {"specs": [[agent, spec.to_plain()] for agent, spec in self.specs.items()], "turns": self.turns}
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> AgentSpecs:
+        """The inverse of `to_plain`."""
+        return AgentSpecs({agent: EnvSpec.from_plain(spec) for agent, spec in plain["specs"]}, bool(plain["turns"]))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ _SHOWN = (
     ("critic loss", "train/critic_loss"),
 )
 _ON_A_LINE = 3
+_MOST_PARTS = 8
+"""Numbers of single policies and agents in the panel, at most."""
 _ANY_WIDTH = 100_000
 
 
@@ -139,9 +141,8 @@ class Progress:
             f"{clock(elapsed)} elapsed",
             f"{clock(self._left())} left",
         ]
-        parts += [
-            f"{label} {_number(self._metrics[key])}" for label, key in _SHOWN[:_ON_A_LINE] if key in self._metrics
-        ]
+        shown = [*_SHOWN[:_ON_A_LINE], *(each for each in _of_parts(self._metrics) if each[0].startswith("return"))]
+        parts += [f"{label} {_number(self._metrics[key])}" for label, key in shown if key in self._metrics]
         return Text("  ".join(parts))
 
     def _panel(self, elapsed: float) -> RenderableType:
@@ -161,12 +162,25 @@ class Progress:
         for _ in range(2):
             body.add_column(style="dim", no_wrap=True)
             body.add_column(justify="right", min_width=9, no_wrap=True)
-        cells = [(label, _number(self._metrics[key])) for label, key in _SHOWN if key in self._metrics]
+        shown = [*_SHOWN, *_of_parts(self._metrics)]
+        cells = [(label, _number(self._metrics[key])) for label, key in shown if key in self._metrics]
         half = -(-len(cells) // 2)
         for i in range(half):
             body.add_row(*cells[i], *(cells[half + i] if half + i < len(cells) else ("", "")))
         parts = [head, times, *([Text(), body] if cells else [])]
         return Panel(Group(*parts), title=Text(self._title, style="bold"), title_align="left", padding=(0, 1))
+
+
+def _of_parts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Labels and names of the metrics of single policies, and of agents, where a run has several: `train/ID/loss`."""
+    found: list[tuple[str, str]] = []
+    for label, name in _SHOWN:
+        kind, _, stat = name.partition("/")
+        for key in metrics:
+            head, *middle, tail = key.split("/")
+            if (head, tail) == (kind, stat) and middle:
+                found.append((f"{label} of {' '.join(middle)}", key))
+    return found[:_MOST_PARTS]
 
 
 def print_summary(title: str, rows: Mapping[str, str]) -> None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Held, Noise, Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.pools.pool import Group, Ints
+from penstock.envs.pools.pool import EnvPool, Group, Ints
 
 
 class GroupViews:
@@ -168,6 +169,18 @@ class TurnViews:
             closed = torch.from_numpy(self._valid[self._last, np.arange(self.n)]).to(self.device)
             for now, before in zip(tree_leaves(state["now"]), tree_leaves(state["before"])):
                 before[closed] = now[closed]
+
+
+def views_of(
+    pool: EnvPool, agents: Sequence[Agent], batches: Sequence[SampleBatch], device: torch.device | None = None
+) -> list[Any]:
+    """The views of each of a pool's groups in these batches, where the agents are or on another device."""
+    kind = TurnViews if pool.takes_turns else GroupViews
+    out: list[Any] = []
+    for policy, slots in pool.groups:
+        agent, null = agents[policy], pool.specs[policy].null_action
+        out.append(kind(batches[policy], slots, null, device or agent_device(agent), agent.noise_size))
+    return out
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:

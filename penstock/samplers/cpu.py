@@ -21,6 +21,7 @@ from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.serial import Reset
 from penstock.samplers.actor import WorkerActors
 from penstock.samplers.collector import Server
+from penstock.samplers.episodes import DISCOUNT
 from penstock.samplers.live import LiveSampler
 from penstock.workers.control import MAX_GROUPS
 from penstock.workers.faults import FaultPolicy, Faults
@@ -42,13 +43,14 @@ class WorkerSampler:
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
     B: Count = 16
-    """Slots: environments stepped side by side, usually 4 or more for each worker; 16 to 1024 where a device acts."""
+    """Slots: environments stepped side by side, usually 4 or more for each worker; 16 to 1024 where a device acts. Of
+    many agents each has a column for every seat."""
     workers: Count = 2
     """Processes, usually one for each core, less one where an action server acts; any number gives the same batches,
     and none is started that would have no slot. Native batched environments step in threads of their own: leave the
     default."""
     groups: Groups = 1
-    """Groups of slots that take turns, 1 to 8, each worker having some slots of each; always 1 for a CpuSampler."""
+    """Groups of slots that alternate, 1 to 8, each worker having some slots of each; always 1 for a CpuSampler."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
     max_decorrelation_steps: Whole = 0
@@ -147,6 +149,8 @@ class WorkerSampler:
                 exclusive=exclusive,
                 max_decorrelation_steps=self.max_decorrelation_steps,
                 first_slot=first_slot,
+                discount=DISCOUNT if self.discount is None else self.discount,
+                journal_steps=self.journal_steps,
             )
             return LiveSampler(
                 self.spec,

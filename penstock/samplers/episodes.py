@@ -132,7 +132,7 @@ class Episodes:
 
     def last(self, n: int) -> Episodes:
         """Returns the n that ended last."""
-        return self._at(slice(max(len(self) - n, 0), None))
+        return self.at(slice(max(len(self) - n, 0), None))
 
     def first_of_each_slot(self, counts: Sequence[int]) -> Episodes:
         """The first `counts[b]` episodes of each slot b."""
@@ -140,7 +140,7 @@ class Episodes:
         for b in range(len(counts)):
             mine = self.slot == b
             rank[mine] = np.arange(mine.sum())
-        return self._at(rank < np.asarray(counts, np.int64)[self.slot])
+        return self.at(rank < np.asarray(counts, np.int64)[self.slot])
 
     def without_end(self, steps: int) -> int:
         """How many an evaluation cut at this many steps; an end by a time limit of the same length counts too."""
@@ -148,7 +148,7 @@ class Episodes:
 
     def no_longer_than(self, steps: int) -> Episodes:
         """Those of at most this many steps."""
-        return self._at(self.length <= steps)
+        return self.at(self.length <= steps)
 
     def metrics(
         self, name: str = "rollout/ep_{key}_{stat}", return_: str = "rew", length: str = "len"
@@ -190,7 +190,8 @@ class Episodes:
             if len(values)
         }
 
-    def _at(self, index: Any) -> Episodes:
+    def at(self, index: Any) -> Episodes:
+        """Those of an index, a slice or a mask [E]."""
         columns = {key: values[index] for key, values in self.columns.items()}
         parts = None if self.parts is None else self.parts.at(index)
         return Episodes(*(getattr(self, name)[index] for name in _PER_EPISODE), columns=columns, parts=parts)

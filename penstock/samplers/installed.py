@@ -11,7 +11,6 @@ from torch import Tensor
 
 from penstock.agents.acting import check_acting, examples
 from penstock.agents.agent import Agent
-from penstock.agents.parameters import agent_device
 from penstock.core.batch import MultiAgentBatch, SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share
@@ -19,7 +18,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
 from penstock.envs.pools.pool import EnvPool
 from penstock.envs.seats import Seating
-from penstock.samplers.collector import GroupViews, Server, TurnViews
+from penstock.samplers.collector import Server, views_of
 from penstock.samplers.sampler import SOLE, Agents, AnyBatch
 
 
@@ -196,7 +195,7 @@ class Buffers:
             self.batches = share(slab, self.batches, f"{buffers} batches of {spec}")[1]
         where = None if server is None else server.device
         self.views: list[list[Any]] = [
-            [] if self._remote else self._views(self.filled(buffer), where) for buffer in range(buffers)
+            [] if self._remote else views_of(pool, agents, self.filled(buffer), where) for buffer in range(buffers)
         ]
         self.states: list[Tree] = rows if self._remote else [None] * len(pool.groups)
         if not self._remote:
@@ -206,14 +205,6 @@ class Buffers:
         """The batches of one buffer, one for each policy."""
         P = len(self.agents)
         return self.batches[buffer * P : (buffer + 1) * P]
-
-    def _views(self, batches: Sequence[SampleBatch], where: torch.device | None) -> list[Any]:
-        kind = TurnViews if self.pool.takes_turns else GroupViews
-        out: list[Any] = []
-        for policy, slots in self.pool.groups:
-            agent, null = self.agents[policy], self.pool.specs[policy].null_action
-            out.append(kind(batches[policy], slots, null, where or agent_device(agent), agent.noise_size))
-        return out
 
     def forget_slots(self, slots: list[int]) -> None:
         """Recurrent states of these slots as before an episode; of many agents of all seats in these environments."""

@@ -21,6 +21,7 @@ from penstock.envs.ids import entry_to_ship, take_shipped
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.messages import last
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
+from penstock.envs.seats import AgentSpecs
 from penstock.workers import control
 from penstock.workers.faults import Fault, Faults
 from penstock.workers.host import Host, describe, run_process
@@ -78,7 +79,8 @@ def _apart(config: EnvConfig, parts: bytes, seed: int, settings: Any) -> EnvRepo
     if "error" in found:
         raise Fault(found["error"]["kind"], found["error"]["text"]).error()
     spec: Any = EnvSpec.from_plain(found["spec"])
-    return EnvReport(**{**found, "spec": spec})
+    agents: Any = found["agents"] and AgentSpecs.from_plain(found["agents"])
+    return EnvReport(**{**found, "spec": spec, "agents": agents})
 
 
 def _here(config: EnvConfig, seed: int, why: str) -> EnvReport:
@@ -124,7 +126,9 @@ class CheckingProcess(Host):
                 self.render(watched, message.seed)
         except PenstockError as error:
             return {"error": describe(error)}
-        return {f.name: getattr(report, f.name) for f in fields(report)} | {"spec": report.spec.to_plain()}
+        agents = None if report.agents is None else report.agents.to_plain()
+        found = {f.name: getattr(report, f.name) for f in fields(report)}
+        return found | {"spec": report.spec.to_plain(), "agents": agents}
 
     def serve(self) -> None:
         self.sleep_until(lambda: self.block[control.COMMAND] != self.block[control.DONE_COMMAND])

@@ -9,18 +9,22 @@ import time
 import warnings
 from typing import Any
 
+import numpy as np
+
 from penstock.core import trace
 from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
 from penstock.core.slab import view
 from penstock.core.tree import tree_map
 from penstock.envs.ids import take_shipped
+from penstock.envs.pools.making import LocalPool, pool_for
 from penstock.envs.pools.pool import PoolState
 from penstock.envs.pools.serial import SerialPool
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.host import Host, run_process
 from penstock.workers.messages import Attach, Boot, Call, MakePool, SetState, Start, TakeOver
+from penstock.workers.shares import Account, columns
 
 
 class SamplingProcess(Host):
@@ -30,11 +34,14 @@ class SamplingProcess(Host):
 
     def __init__(self, boot: Boot, start: Start) -> None:
         super().__init__(boot, start)
-        self.pools: dict[int, list[SerialPool | None]] = {}
+        self.pools: dict[int, list[LocalPool | None]] = {}
         self.shares: dict[int, tuple[slice | None, ...]] = {}
-        self.batches: dict[int, list[list[SampleBatch | None]]] = {}
+        self.batches: dict[int, list[list[list[SampleBatch]]]] = {}
+        """By pool, buffer and part the columns of each policy."""
+        self.turns: dict[int, list[Any]] = {}
+        """By pool and part the lines [e, 3] of `shares.Account`; None where agents take none."""
         self.actors: dict[int, Any] = {}
-        self.active: list[SerialPool | None] = []
+        self.active: list[LocalPool | None] = []
 
     def serve(self) -> None:
         block = self.block
@@ -60,12 +67,16 @@ class SamplingProcess(Host):
                     step(g)
 
     def step(self, g: int) -> None:
-        """One row of a group's slots; the last worker of the group to finish wakes the learner."""
+        """One row of a part's slots; the last worker of the part to finish wakes the learner."""
         block, pool = self.block, self.active[g]
         assert pool is not None
         sent = block[control.SENT + g]
         started = time.perf_counter_ns()
-        pool.send(0, sent - 1)
+        if pool.takes_turns:
+            self.sweep(g, pool, sent - 1)
+        else:
+            for group in range(len(pool.groups)):
+                pool.send(group, sent - 1)
         block[control.BUSY_NS] += time.perf_counter_ns() - started
         block[control.DONE + g] = sent
         fence()
@@ -97,15 +108,35 @@ class SamplingProcess(Host):
                     each.prepare()
         return True
 
+    def sweep(self, g: int, pool: LocalPool, sweep: int) -> None:
+        """One turn of every environment of a part that has room, and the turns that wait then."""
+        if not pool.finished(0):
+            for group in range(len(pool.groups)):
+                pool.send(group, sweep)
+            self.publish(g, pool)
+
+    def publish(self, g: int, pool: LocalPool) -> None:
+        """Writes which turns wait, for the learner, who acts for them."""
+        number = self.block[control.POOL]
+        turns, slots = self.turns[number][g], self.shares[number][g]
+        assert slots is not None
+        turns[:, 0] = -1
+        for policy, seats in enumerate(pool.seats):
+            mine, rows = pool.pending(policy)
+            if len(mine):
+                line = np.empty((len(mine), 3), np.int64)
+                line[:, 0], line[:, 1], line[:, 2] = policy, mine + slots.start * seats, rows
+                turns[mine // seats] = line
+
     def bind(self) -> None:
         block = self.block
         number, buffer = block[control.POOL], block[control.BUFFER]
         self.active = self.pools[number]
         for g, pool in enumerate(self.active):
             if pool is not None:
-                out = self.batches[number][buffer][g]
-                assert out is not None
-                pool.bind([out])
+                pool.bind(self.batches[number][buffer][g])
+                if pool.takes_turns:
+                    self.publish(g, pool)
             block[control.DONE + g] = 0
 
     def read(self, message: Any) -> Any:
@@ -120,8 +151,8 @@ class SamplingProcess(Host):
         if isinstance(mail, SetState):
             rows = self.batches[mail.pool][mail.buffer]
             return [
-                None if pool is None or row is None else pool.set_state(state, [row], journal)
-                for pool, row, state, journal in zip(pools, rows, mail.states, mail.journals)
+                None if pool is None else pool.set_state(state, mine, journal)
+                for pool, mine, state, journal in zip(pools, rows, mail.states, mail.journals)
             ]
         assert isinstance(mail, Call)
         answers = [
@@ -137,10 +168,10 @@ class SamplingProcess(Host):
         take_shipped(mail.entry)
         ledger = view(self.boot.slabs[mail.slab], mail.ledger)
         mark: Any = self.block[control.MARK : control.MARK + control.MARK_WORDS]
-        pools: list[SerialPool | None] = [
+        pools: list[LocalPool | None] = [
             None
             if slots is None
-            else SerialPool(
+            else pool_for(
                 mail.config,
                 mail.seed,
                 slice(mail.first_slot + slots.start, mail.first_slot + slots.stop),
@@ -149,29 +180,43 @@ class SamplingProcess(Host):
                 evaluation=mail.evaluation,
                 mark=mark,
                 ledger=None if mail.keep else ledger[slots],
+                discount=mail.discount,
+                journal_steps=mail.journal_steps,
             )
             for slots in mail.shares
         ]
         for pool, slots in zip(pools, mail.shares):
             if pool is not None:
-                pool.ledger = ledger[slots]
+                (pool if isinstance(pool, SerialPool) else pool.host).ledger = ledger[slots]
         self.pools[mail.pool], self.shares[mail.pool] = pools, mail.shares
-        spec = next((pool.spec for pool in pools if pool is not None), None)
+        spec = next((pool.specs[0] for pool in pools if pool is not None), None)
         return None if spec is None else spec.to_plain()
 
     def attach(self, mail: Attach) -> None:
         fd = self.boot.slabs[mail.slab]
         batches = [view(fd, batch) for batch in mail.batches]
-        shares = self.shares[mail.pool]
+        shares, pools = self.shares[mail.pool], self.pools[mail.pool]
+        seats = next((pool.seats for pool in pools if pool is not None), ())
+        buffers = [batches[k : k + len(seats)] for k in range(0, len(batches), max(len(seats), 1))]
         self.batches[mail.pool] = [
-            [None if slots is None else batch[:, slots] for slots in shares] for batch in batches
+            [
+                [] if slots is None else [batch[:, columns(slots, n)] for batch, n in zip(buffer, seats)]
+                for slots in shares
+            ]
+            for buffer in buffers
         ]
+        if mail.account is not None:
+            account: Account = view(fd, mail.account)
+            self.turns[mail.pool] = [None if slots is None else account.turns[slots] for slots in shares]
+            for pool, slots in zip(pools, shares):
+                if pool is not None and not isinstance(pool, SerialPool):
+                    pool.account.log = tree_map(lambda x, s=slots: x[s], account.log)
         if mail.acting is not None and shares[0] is not None:
-            actor = import_object(mail.acting.actor)
+            actor, mine = import_object(mail.acting.actor), [buffer[0] for buffer in self.batches[mail.pool]]
             parameters = view(self.boot.slabs[mail.parameter_slab], mail.acting.parameters)
-            mine = [b[0] for b in self.batches[mail.pool] if b[0] is not None]
-            states = tree_map(lambda x: x[shares[0]], view(fd, mail.states))
-            self.actors[mail.pool] = actor(self.pools[mail.pool][0], mail.acting.agent, parameters, mine, states)
+            mine_of = [columns(shares[0], n) for n in seats]
+            states = [tree_map(lambda x, b=b: x[b], state) for b, state in zip(mine_of, view(fd, mail.states))]
+            self.actors[mail.pool] = actor(pools[0], mail.acting.agents, parameters, mine, states)
 
     def take_over(self, number: int, buffer: int) -> None:
         for g, pool in enumerate(self.pools[number]):

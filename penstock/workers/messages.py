@@ -45,7 +45,7 @@ class Start:
 
 @dataclass(frozen=True)
 class MakePool:
-    """Message: make the environments of a pool (0 training, 1 evaluation) for `shares[group]`, slices of its slots."""
+    """Message: make the environments of a pool (0 training, 1 evaluation) for `shares[part]`, slices of its slots."""
 
     pool: int
     config: EnvConfig
@@ -62,30 +62,37 @@ class MakePool:
     """True for a replacement: it goes on from the ledger instead of clearing it."""
     entry: Any = None
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
+    discount: float = 0.99
+    """Of the episodes that a pool of many agents logs."""
+    journal_steps: int = 100_000
+    """Steps that a pool of many agents keeps to replay open episodes."""
 
 
 class Acting(NamedTuple):
-    """The agent that a worker acts with, its parameters, and the class that runs the loop."""
+    """The agents that a worker acts with, one for each policy, their parameters, and the class that runs the loop."""
 
     actor: str
-    """`module:class` that runs the loop in a worker, made from (pool, agent, parameters, batches, states): its
+    """`module:class` that runs the loop in a worker, made from (pool, agents, parameters, batches, states): its
     `collect(block, itr, mode)` fills the buffer that the command names."""
-    agent: Any
-    """As it can be pickled, with parameters on the CPU."""
+    agents: list[Any]
+    """As they can be pickled, with parameters on the CPU."""
     parameters: Tree
-    """Arrays by name, which the actor makes the agent's own."""
+    """For each agent arrays by name, which the actor makes its own."""
 
 
 @dataclass(frozen=True)
 class Attach:
-    """Message: the batches to write; with an agent also places of its recurrent states [B, ...]."""
+    """Message: the batches to write; with agents also places of their recurrent states [B, ...]."""
 
     pool: int
     slab: int
     batches: list[SampleBatch]
+    """One policy after the other in each buffer."""
     states: Tree = None
     acting: Acting | None = None
-    """The agent to act with, its `parameters` places in `parameter_slab`; None: the worker only steps."""
+    """The agents to act with, their `parameters` places in `parameter_slab`; None: the worker only steps."""
+    account: Tree = None
+    """Places of the `shares.Account` of environments of many agents."""
     parameter_slab: int = 0
 
 
@@ -99,7 +106,7 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class Call:
-    """Message: call a method of every SerialPool of a pool with the arguments of its group."""
+    """Message: call a method of every local pool of a pool with the arguments of its part."""
 
     pool: int
     method: str
@@ -108,7 +115,7 @@ class Call:
 
 @dataclass(frozen=True)
 class SetState:
-    """Message: bring the slots of each group back; see `EnvPool.set_state`."""
+    """Message: bring the slots of each part back; see `EnvPool.set_state`."""
 
     pool: int
     buffer: int

@@ -1,7 +1,9 @@
 """An EnvPool whose slots are stepped by worker processes, straight into the batch in shared memory.
 
-Each worker owns some columns of every group, so that it steps one group while another is served. Rows are handed over
-by counters: the learner writes the actions of a row and then `SENT`, the worker writes its answers and then `DONE`.
+Each worker owns some slots of every part, so that it steps one part while another is served. A part has a group for
+each policy, and steps once all of them are served. Rows are handed over by counters: the learner writes the actions of
+a row and then `SENT`, the worker writes its answers and then `DONE`. Where agents take turns the worker also writes
+which turns wait, and a sweep is handed over as a row is.
 A worker that dies leaves the rows that it had finished; the rest of its columns is not valid in that batch, and its
 replacement goes on with the next episodes in the next one.
 """
@@ -23,11 +25,11 @@ from penstock.core.tree import Tree, tree_map
 from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
-from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, slots_of
+from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState
 from penstock.envs.pools.serial import STEPPING, Reset
 from penstock.workers import control
 from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver
-from penstock.workers.shares import at_work, carry_columns, cut, even_split, part
+from penstock.workers.shares import Account, at_work, carry_columns, columns, cut, cut_turns, even_split, part_of
 from penstock.workers.supervisor import Workers
 
 TRAINING, EVALUATION = 0, 1
@@ -40,8 +42,10 @@ class ProcessPool(EnvPool):
     """B slots of one of a sampler's two pools, spread over its workers; `Supervised` by the workers' supervisor.
 
     Args:
-        number: TRAINING or EVALUATION. first_slot: number of the first slot among those of all samplers of the run.
-        exclusive: never have two groups stepping at a time.
+        number: TRAINING or EVALUATION. B: slots; of many agents a slot is an environment, with columns for all seats.
+        groups: parts that step by themselves. exclusive: never have two of them stepping at a time.
+        first_slot: number of the first slot among those of all samplers of the run.
+        discount, journal_steps: as of `pool_for`.
     """
 
     remote = True
@@ -60,29 +64,44 @@ class ProcessPool(EnvPool):
         max_decorrelation_steps: int = 0,
         exclusive: bool = False,
         first_slot: int = 0,
+        discount: float = 0.99,
+        journal_steps: int = 100_000,
     ) -> None:
         self._workers, self._number, self._config, self.seed = workers, number, config, seed
+        self._account_of = discount, journal_steps
         self.evaluation, self._first_slot = number == EVALUATION, first_slot
         self._reset: Reset = reset
         self._decorrelate, self._exclusive = max_decorrelation_steps, exclusive
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         starts = np.cumsum([0, *even_split(B, groups)]).tolist()
-        self.groups = tuple(Group(0, slice(a, b)) for a, b in zip(starts, starts[1:]))
-        self.shares = [[part(group.slots, workers.count, w) for group in self.groups] for w in range(workers.count)]
+        self._B = B
+        self._parts = [slice(a, b) for a, b in zip(starts, starts[1:])]
+        seating = config.seating
+        self.seats = (1,) if seating is None else seating.seats
+        self.takes_turns = seating is not None and seating.turns
+        self.groups = tuple(
+            Group(policy, columns(slots, n)) for slots in self._parts for policy, n in enumerate(self.seats)
+        )
+        """Of one part after the other; in each of one policy after the other."""
+        self.shares = [[part_of(slots, workers.count, w) for slots in self._parts] for w in range(workers.count)]
+        """Slots of each worker in each part."""
         self._owners = [w for w in range(workers.count) if any(self.shares[w])]
         # As before every first episode: a worker may die before it has written its own lines.
         self._ledger_places, self.ledger = share(
             workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0]), (B, 1)), "the ledger"
         )
-        self._batches: list[SampleBatch] = []
+        self._batches: list[list[SampleBatch]] = []  # of each buffer, one for each policy
+        self._shared: Account | None = None
         self._attached: Attach | None = None
-        self.parameters: Tree = None
-        """Of the agents that act in the workers, in shared memory; to be written only between two batches."""
+        self.parameters: list[Tree] = []
+        """Of each agent that acts in the workers, in shared memory; to be written only between two batches."""
         self._current = self._previous = -1
-        self._members: list[list[tuple[Any, int]]] = [[] for _ in self.groups]
+        self._members: list[list[tuple[Any, int]]] = [[] for _ in self._parts]
         self._active: set[int] = set()
+        self._served = [0] * len(self._parts)  # policies whose actions of the next row are there
         self._out: list[tuple[int, int]] = []
         self._queue: deque[tuple[int, int]] = deque()
+        self._back: deque[int] = deque()  # groups of a part that has stepped
         self._found = -1
         self.wait_s = 0.0
         """Seconds that the loop has waited for environments."""
@@ -94,8 +113,11 @@ class ProcessPool(EnvPool):
         else:
             workers.supervised[1:] = [self]  # in place of one with another number of slots
             made = [a and a[0] for a in workers.call([[self._make(w, False)] for w in range(workers.count)])]
-        self.spec = one_spec([EnvSpec.from_plain(spec) for spec in made if spec is not None], config.name)
-        self.specs = (self.spec,)
+        if seating is None:
+            self.specs = (one_spec([EnvSpec.from_plain(spec) for spec in made if spec is not None], config.name),)
+        else:
+            self.specs = seating.specs
+        self.spec = self.specs[0]
 
     # What the supervisor asks: see `Supervised`.
 
@@ -115,9 +137,9 @@ class ProcessPool(EnvPool):
             return f"between steps of {self._config.name}, slots {columns}"
         slot = mark[3] + mark[0] - self._first_slot
         action = None
-        if mark[1] == STEPPING and self._current >= 0:
-            batch = self._batches[self._current]
-            g = next(g for g, group in enumerate(self.groups) if slot < group.slots.stop)
+        if mark[1] == STEPPING and self._current >= 0 and self._config.seating is None:
+            (batch,) = self._batches[self._current]
+            g = next(g for g, slots in enumerate(self._parts) if slot < slots.stop)
             row = max(block[control.ROWS] if self._collecting else block[control.DONE + g], 0)
             if row < batch.spec.T:
                 action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
@@ -135,7 +157,7 @@ class ProcessPool(EnvPool):
         for g, slots in enumerate(self.shares[w]):
             if slots is not None:
                 row = block[control.ROWS] if self._collecting else block[control.DONE + g]
-                self._cut(slots, row)
+                self._cut(slots, None if self.takes_turns else row)
                 if not self._collecting:
                     self._members[g] = [m for m in self._members[g] if m[1] != w]
 
@@ -157,56 +179,80 @@ class ProcessPool(EnvPool):
             self._config,
             self.seed,
             B,
-            groups=min(len(self.groups), B),
+            groups=min(len(self._parts), B),
             exclusive=self._exclusive,
             first_slot=first_slot,
+            discount=self._account_of[0],
         )
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
-        (out,) = outs
-        self._open(out)
+        self._open(outs)
         blocks = self._workers.control.blocks
         for block in blocks:  # before the command: a worker steps where SENT is above DONE
             for g in range(control.MAX_GROUPS):
                 block[control.SENT + g] = 0
         self._command(control.BIND)
         self._members = [
-            [(blocks[w], w) for w in sorted(self._active) if self.shares[w][g]] for g in range(len(self.groups))
+            [(blocks[w], w) for w in sorted(self._active) if self.shares[w][g]] for g in range(len(self._parts))
         ]
+        self._served = [0] * len(self._parts)
         self._out.clear()
         self._queue.clear()
+        self._back.clear()
 
     def send(self, group: int, row: int) -> None:
-        if self._exclusive and self._out:
-            self._queue.append((group, row))
-            return
-        for block, _ in self._members[group]:
-            block[control.SENT + group] = row + 1
+        part, P = group // len(self.seats), len(self.seats)
+        self._served[part] += 1
+        if self._served[part] == P:
+            self._served[part] = 0
+            if self._exclusive and self._out:
+                self._queue.append((part, row))
+            else:
+                self._step(part, row)
+
+    def _step(self, part: int, row: int) -> None:
+        """Has the workers step a part."""
+        for block, _ in self._members[part]:
+            block[control.SENT + part] = row + 1
         control.fence()
-        for block, w in self._members[group]:
+        for block, w in self._members[part]:
             if block[control.SLEEPS]:
                 self._workers.ring(w)
-        self._out.append((group, row + 1))
+        self._out.append((part, row + 1))
 
     def recv(self) -> int:
+        if self._back:
+            return self._back.popleft()
         started = time.perf_counter()
         self._workers.wait(self._ready)
         self.wait_s += time.perf_counter() - started
-        group = self._out.pop(self._found)[0]
+        part, P = self._out.pop(self._found)[0], len(self.seats)
         if self._queue:
-            self.send(*self._queue.popleft())
-        return group
+            self._step(*self._queue.popleft())
+        self._back.extend(range(part * P + 1, part * P + P))
+        return part * P
 
-    def collect(self, out: SampleBatch, itr: int, mode: int) -> None:
-        """Has every worker run the loop over its own columns of `out`, with its own agent."""
+    def pending(self, group: int) -> tuple[Ints, Ints]:
+        assert self._shared is not None
+        part, policy = divmod(group, len(self.seats))
+        turns = self._shared.turns[self._parts[part]]
+        mine = turns[turns[:, 0] == policy]
+        return mine[:, 1], mine[:, 2]
+
+    def finished(self, group: int) -> bool:
+        assert self._shared is not None
+        return bool((self._shared.turns[self._parts[group // len(self.seats)], 0] < 0).all())
+
+    def collect(self, outs: Sequence[SampleBatch], itr: int, mode: int) -> None:
+        """Has every worker run the loop over its own columns of `outs`, with its own agents."""
         self._collecting = True
-        self._open(out)
+        self._open(outs)
         started = time.perf_counter()
         trace.timed(trace.WAIT, self._command)(control.COLLECT, ITR=itr, MODE=mode)
         self.wait_s += time.perf_counter() - started
 
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
-        out: list[tuple[list[Tree], list[float]]] = [([], [])] * slots_of(self)
+        out: list[tuple[list[Tree], list[float]]] = [([], [])] * self._B
         for w, answer in enumerate(self._call("warmup", lambda slots: None if slots is None else ())):
             for slots, mine in zip(self.shares[w], answer or ()):
                 if slots is not None and mine is not None:
@@ -249,7 +295,7 @@ class ProcessPool(EnvPool):
 
         cut: list[int] = []
         for w, answer in enumerate(self._workers.call([message(shares) for shares in self.shares])):
-            found: list[Any] = answer[0] if answer else [None] * len(self.groups)
+            found: list[Any] = answer[0] if answer else [None] * len(self._parts)
             for slots, lost in zip(self.shares[w], found):
                 if slots is not None:  # without an answer it died, and the open episodes with it
                     mine = range(slots.start, slots.stop)
@@ -264,22 +310,27 @@ class ProcessPool(EnvPool):
     def place(
         self, batches: list[SampleBatch], states: Tree, acting: Acting | None = None
     ) -> tuple[list[SampleBatch], Tree]:
-        """Moves the buffers into shared memory, and with `acting` also recurrent states and the agent's parameters."""
-        n, T = self._number, batches[0].spec.T
-        B = slots_of(self)
-        where, (self._batches, states) = share(
-            self._workers.slabs[2 * n], (batches, states), f"{len(batches)} batch(es) of T={T}, B={B}"
+        """Moves the buffers into shared memory, and with `acting` also recurrent states and the agents' parameters."""
+        n, T, P, seating = self._number, batches[0].spec.T, len(self.seats), self._config.seating
+        account = None if seating is None else Account.allocate(seating, self._B, T, self.info_keys)
+        where, (batches, states, self._shared) = share(
+            self._workers.slabs[2 * n],
+            (batches, states, account),
+            f"{len(batches) // P} batch(es) of T={T}, B={self._B}",
         )
-        attach = Attach(n, 2 * n, where[0])
+        self._batches = [batches[k : k + P] for k in range(0, len(batches), P)]
+        self.log = None if self._shared is None else self._shared.log
+        attach = Attach(n, 2 * n, where[0], account=where[2])
         if acting is not None:
             parameters, self.parameters = share(
-                self._workers.slabs[PARAMETERS], acting.parameters, "the agent's parameters"
+                self._workers.slabs[PARAMETERS], acting.parameters, "the agents' parameters"
             )
-            attach = Attach(n, 2 * n, where[0], where[1], acting._replace(parameters=parameters), PARAMETERS)
+            acting = acting._replace(parameters=parameters)
+            attach = Attach(n, 2 * n, where[0], where[1], acting, where[2], PARAMETERS)
         self._current = self._previous = -1
         self._attached = attach
         self._workers.call([[attach] if any(shares) else None for shares in self.shares])
-        return self._batches, states
+        return batches, states
 
     def disown(self, slot: int, row: int, message: str) -> list[int]:
         """Called for a row of the batch that broke the contract; its worker counts as failed from that row on.
@@ -291,26 +342,26 @@ class ProcessPool(EnvPool):
         self._workers.condemn(w, message)
         mine = [s for s in self.shares[w] if s is not None]
         for slots in mine:
-            self._cut(slots, row)
+            self._cut(slots, 0 if self.takes_turns else row)  # turns of others are not in step with that row
         return [b for s in mine for b in range(s.start, s.stop)]
 
     def metrics(self) -> dict[str, float]:
         return self._workers.faults.metrics()
 
     def _ready(self) -> bool:
-        for i, (group, row) in enumerate(self._out):
-            for block, _ in self._members[group]:
-                if block[control.DONE + group] != row:
+        for i, (part, row) in enumerate(self._out):
+            for block, _ in self._members[part]:
+                if block[control.DONE + part] != row:
                     break
             else:
                 self._found = i
                 return True
         return False
 
-    def _open(self, out: SampleBatch) -> None:
-        """Makes `out` the batch to write; columns without a worker are carried over and not valid."""
+    def _open(self, outs: Sequence[SampleBatch]) -> None:
+        """Makes `outs` the batches to write; columns without a worker are carried over and not valid."""
         self._workers.settle()
-        self._previous, self._current = self._current, self._index(out)
+        self._previous, self._current = self._current, self._index(outs[0])
         self._active = {w for w in self._workers.live if w in self._owners}
         for w in self._owners:
             if w not in self._active:
@@ -319,7 +370,7 @@ class ProcessPool(EnvPool):
     def _command(self, code: int, **words: int) -> None:
         """A command to all workers of the batch, once more to the replacements of those that died before row 0."""
         called = sorted(self._active)
-        T = self._batches[self._current].spec.T
+        T = self._batches[self._current][0].spec.T
         self._binding = True
         while called:
             self._unbound = set()
@@ -340,11 +391,14 @@ class ProcessPool(EnvPool):
         for slots in self.shares[w]:
             if slots is not None:
                 if self._previous >= 0:
-                    carry_columns(self._batches[self._previous], self._batches[self._current], slots)
+                    for before, out, n in zip(self._batches[self._previous], self._batches[self._current], self.seats):
+                        carry_columns(before, out, columns(slots, n))
                 self._cut(slots, 0)
+                if self._shared is not None:
+                    self._shared.log.count[slots] = 0
 
     def _call(self, method: str, args: Callable[[slice | None], tuple[Any, ...] | None]) -> list[Any]:
-        """Calls every worker's SerialPools; for each worker the answers by group, None if it died of it."""
+        """Calls every worker's local pools; for each worker the answers by part, None if it died of it."""
         answers = self._workers.call(
             [
                 [Call(self._number, method, tuple(args(s) for s in shares))] if any(shares) else None
@@ -353,14 +407,21 @@ class ProcessPool(EnvPool):
         )
         return [answer and answer[0] for answer in answers]
 
-    def _cut(self, slots: slice, row: int) -> None:
-        """Marks these columns of the current batch invalid from this row on."""
-        lost = cut(self._batches[self._current], slots, row, self.spec.null_action)
+    def _cut(self, slots: slice, row: int | None) -> None:
+        """Marks the columns of these slots invalid in the current batch, from a row on; None: after the last turn."""
+        lost = 0
+        for batch, spec, n in zip(self._batches[self._current], self.specs, self.seats):
+            if row is None:
+                lost += cut_turns(batch, columns(slots, n), spec.null_action)
+            else:
+                lost += cut(batch, columns(slots, n), row, spec.null_action)
+        if self._shared is not None:
+            self._shared.turns[slots] = -1
         if lost:
             self._workers.faults.counts["lost_steps"] += lost
 
     def _index(self, out: SampleBatch) -> int:
-        return next(i for i, batch in enumerate(self._batches) if batch is out)
+        return next(i for i, batches in enumerate(self._batches) if batches[0] is out)
 
     def _previous_of(self, w: int) -> int:
         """The last buffer of which this worker wrote row 0."""
@@ -381,4 +442,5 @@ class ProcessPool(EnvPool):
             self._first_slot,
             keep,
             entry_to_ship(self._config.name),
+            *self._account_of,
         )

@@ -10,9 +10,12 @@ import numpy as np
 from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
 from penstock.core.noise import env_seed
 from penstock.core.slab import share
-from penstock.core.tree import Tree, tree_assign, tree_leaves
+from penstock.core.tree import Tree, struct, tree_assign, tree_leaves
+from penstock.envs.pools.many import most_episodes
 from penstock.envs.pools.messages import last, slot_at
+from penstock.envs.pools.pool import EpisodeLog
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING
+from penstock.envs.seats import Seating
 
 
 class Shared(NamedTuple):
@@ -30,12 +33,33 @@ class Shared(NamedTuple):
         return share(self.ledgers[evaluation], np.zeros((B, 3), np.int64), "the ledger")[1]
 
 
+@struct
+class Account:
+    """The part of environments of many agents that is in no batch, by the environments of one ProcessPool."""
+
+    log: EpisodeLog
+    """Episodes that ended since `bind`."""
+    turns: Any
+    """[E, 3] int64 of the turn that waits for an action: policy, column of its batch and row; policy -1: there is none."""
+
+    @staticmethod
+    def allocate(seating: Seating, E: int, T: int, info_keys: Sequence[str]) -> Account:
+        """Empty, for batches of T rows."""
+        most = most_episodes(seating, T)
+        return Account(EpisodeLog.allocate(E, most, len(seating.agents), info_keys), np.full((E, 3), -1, np.int64))
+
+
+def columns(envs: slice, seats: int) -> slice:
+    """The columns of some environments in the batch of a policy with so many seats in each."""
+    return slice(envs.start * seats, envs.stop * seats)
+
+
 def even_split(n: int, parts: int) -> list[int]:
     """Sizes that differ by at most one, the larger ones first."""
     return [n // parts + (i < n % parts) for i in range(parts)]
 
 
-def part(group: slice, workers: int, w: int) -> slice | None:
+def part_of(group: slice, workers: int, w: int) -> slice | None:
     """The columns of worker w in a group; None if there are too few for it."""
     sizes = even_split(group.stop - group.start, workers)
     start = group.start + sum(sizes[:w])
@@ -59,6 +83,19 @@ def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
     for column in tree_leaves(batch.info.get("env")):
         column[row:, slots] = np.nan
     return (T - row) * (slots.stop - slots.start)
+
+
+def cut_turns(batch: SampleBatch, slots: slice, null_action: Tree) -> int:
+    """Invalidates what follows the last whole row of each of these columns, whose rows are turns.
+
+    Returns:
+        the number of rows that were begun and are lost.
+    """
+    T = batch.spec.T
+    for b in range(slots.start, slots.stop):
+        whole = np.flatnonzero(batch.valid[:, b])
+        cut(batch, slice(b, b + 1), int(whole[-1]) + 1 if len(whole) else 0, null_action)
+    return T * (slots.stop - slots.start) - int(batch.valid[:, slots].sum())
 
 
 def carry_columns(source: SampleBatch, out: SampleBatch, slots: slice) -> None:

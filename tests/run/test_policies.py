@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import penstock as ps
 from penstock.core.errors import ConfigError
@@ -49,3 +53,88 @@ def test_several_policies_with_one_agent_are_refused(tmp_path: Path) -> None:
     algo = ps.Policies({"a": PPO, "b": PPO}, {"x": "a", "y": "b"})
     with pytest.raises(ConfigError, match="an environment of one agent"):
         ps.train(ps.Experiment("CartPole-v1", algo, SAMPLER, run_config(tmp_path / "run")))
+
+
+BITS, NIM = "penstock.envs.toy:TeamBits", "penstock.envs.toy:Nim"
+ONE_EACH = {"agent_0": "a", "agent_1": "b"}
+
+
+def swapped(agent: str, episode: int, seed: int) -> str:
+    return "ab"[(int(agent[-1]) + episode) % 2]
+
+
+def two(mapping: object = None, **changes: object) -> ps.Policies:
+    given: dict[str, object] = {"seats": {"a": 1, "b": 1}} | changes
+    return ps.Policies({"a": PPO, "b": DQN}, mapping or swapped, **given)  # pyright: ignore
+
+
+def test_a_plain_algorithm_plays_all_agents_by_one_policy(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = ps.train(ps.Experiment(BITS, PPO, SAMPLER, run_config(run)))
+    assert result.env_steps == 128 + 128 % 36  # 9 rows an episode in each of 4 environments, one of them a reset
+    assert {"train/value_loss", "rollout/agent/agent_1/ep_rew_mean"} <= result.metrics.keys()
+    assert not [name for name in result.metrics if "shared" in name]
+    stored = json.loads((run / "config.json").read_text())
+    assert stored["experiment"]["algo"]["class"] == "penstock.algos.ppo:PPO"
+    assert stored["spec"]["policies"]["shared"]["agents"] == 2
+    found = ps.load(run)
+    assert isinstance(found, ps.PolicySet) and list(found) == ["shared"]
+    played = ps.evaluate(run, episodes=5)
+    assert len(played) == 5 and played.length.tolist() == [8] * 5
+    again = ps.evaluate(found, BITS, 5, seed=0)
+    assert ps.evaluate(found["shared"], BITS, 5, seed=0).return_.tolist() == again.return_.tolist()
+    assert ps.resume(run, {"run.steps": 160}).env_steps >= 160
+
+
+@pytest.mark.parametrize("env", [BITS, NIM], ids=["at once", "turns"])
+@pytest.mark.parametrize("sampler", [SAMPLER, ps.CpuSampler(T=5, B=4, workers=2)], ids=["serial", "cpu"])
+def test_a_run_of_two_policies_goes_on_in_the_bits_of_one_that_never_stopped(
+    env: str, sampler: ps.SerialSampler, same_run: Same, tmp_path: Path
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    mapping = ONE_EACH if env == NIM else swapped
+    result = ps.train(ps.Experiment(env, two(mapping), sampler, run_config(whole, 200, checkpoint_interval=30)))
+    ps.train(ps.Experiment(env, two(mapping), sampler, run_config(cut, 100, checkpoint_interval=30, eval_episodes=0)))
+    ps.resume(cut, {"run.steps": 200, "run.eval_episodes": 3})
+    same_run(whole, cut)
+    assert {"train/a/value_loss", "train/b/loss", "rollout/b/ep_rew_mean", "eval/a/mean_reward"} <= set(result.metrics)
+    files = sorted(x.name for x in find_checkpoint(whole).iterdir())
+    assert any(name.startswith("replay-") for name in files)
+    assert {name.partition("/")[0] for name in load_file(find_checkpoint(whole) / "policy.safetensors")} == {"a", "b"}
+
+
+def test_a_mapping_that_cannot_be_stored_is_asked_for_again(same_run: Same, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    unnamed = lambda *asked: swapped(*asked)  # noqa: E731
+    ps.train(ps.Experiment(BITS, two(swapped), SAMPLER, run_config(whole, 128, eval_episodes=0)))
+    ps.train(ps.Experiment(BITS, two(unnamed), SAMPLER, run_config(cut, 64, eval_episodes=0)))
+    with pytest.raises(ConfigError, match="policy_mapping_fn=..."):
+        ps.resume(cut, {"run.steps": 128})
+    assert list(ps.load(cut)) == ["a", "b"]  # pyright: ignore[reportArgumentType]
+    ps.resume(cut, {"run.steps": 128}, policy_mapping_fn=unnamed)
+    same_run(whole, cut)
+
+
+def test_a_run_ends_by_a_metric_of_one_policy_and_starts_from_anothers_networks(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    algo = two(ONE_EACH, policies_to_train=("b",))
+    stop = {"eval/b/mean_reward": -1.0}
+    config = run_config(first, 100_000, stop=stop, eval_interval=32)
+    result = ps.train(ps.Experiment(BITS, algo, SAMPLER, config))
+    assert result.stopped_by == "stop rule" and result.env_steps < 200
+    assert not [name for name in result.metrics if name.startswith("train/a/")]
+    second = ps.train(
+        ps.Experiment(BITS, algo, SAMPLER, run_config(tmp_path / "second", 32, eval_episodes=0)), init=first
+    )
+    before, after = ps.load(first)["a"], second.policy["a"]  # pyright: ignore[reportIndexIssue]
+    state = after.agent.state_dict()
+    assert all(torch.equal(x, state[name]) for name, x in before.agent.state_dict().items())
+    wrong = ps.Experiment(BITS, two(ONE_EACH), SAMPLER, run_config(tmp_path / "w", stop={"rollout/c/ep_rew_mean": 1.0}))
+    with pytest.raises(ConfigError, match="rollout/c/ep_rew_mean"):
+        ps.train(wrong)
+
+
+def test_a_sampler_that_one_of_the_policies_cannot_learn_from_is_refused(tmp_path: Path) -> None:
+    exp = ps.Experiment(BITS, two(ONE_EACH), ps.RunnerSampler(2, ps.SerialSampler(T=4, B=1), mode="ready"))
+    with pytest.raises(ConfigError, match="policy 'a': sampler.mode='ready'"):
+        ps.train(replace(exp, run=run_config(tmp_path / "run")))

@@ -206,3 +206,19 @@ def test_clock(seconds: float, text: str) -> None:
 )
 def test_number(value: float, text: str) -> None:
     assert module._number(value) in (text, "123.4" if value == 123.45 else text)
+
+
+def test_numbers_of_policies_and_agents_stand_beside_those_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(100, "plain", "PPO and DQN") as progress:
+        progress.update(
+            100,
+            {
+                "rollout/ep_rew_mean": 3.0,
+                "rollout/red/ep_rew_mean": 1.0,
+                "rollout/agent/x/ep_rew_mean": 2.0,
+                "train/red/loss": 4.0,
+            },
+        )
+    said = capsys.readouterr().out
+    assert "return 3  return of red 1  return of agent x 2" in said
+    assert "loss" not in said

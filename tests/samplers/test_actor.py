@@ -35,10 +35,10 @@ class Parts:
         self.batches = [
             allocate_batch(self.pool.spec, BatchSpec(T, b), info, state, self.pool.info_keys) for _ in range(2)
         ]
-        self.states = tree_map(lambda x: x.numpy().copy(), self.agent.initial_state(b))
+        self.states = [tree_map(lambda x: x.numpy().copy(), self.agent.initial_state(b))]
         self.parameters = {name: x.detach().numpy().copy() for name, x in parameters_of(self.agent).items()}
         self.block = [0] * control.WORDS
-        self.actor = Actor(self.pool, self.agent, self.parameters, self.batches, self.states)
+        self.actor = Actor(self.pool, [self.agent], [self.parameters], [[batch] for batch in self.batches], self.states)
 
     def collect(self, itr: int, mode: int = Purpose.ACT, buffer: int = 0) -> SampleBatch:
         self.block[control.BUFFER] = buffer
@@ -86,7 +86,7 @@ def test_recurrent_states_stay_in_their_memory_and_go_on_with_the_next_batch() -
     assert not tree_leaves(first.state)[0].any(), "the state before an episode"
     assert after["age"].shape == (3,)
     assert after["age"].any()
-    parts.states["age"][...] = 77  # the learner writes there, such as when a run is resumed
+    parts.states[0]["age"][...] = 77  # the learner writes there, such as when a run is resumed
     assert parts.collect(2, buffer=0).state["age"].tolist() == [77, 77, 77]
 
 

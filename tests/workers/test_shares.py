@@ -20,7 +20,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.serial import MAKING, RESETTING, STEPPING
 from penstock.envs.toy.plumbing import SeedEcho
-from penstock.workers.shares import at_work, carry_columns, cut, even_split, part
+from penstock.workers.shares import at_work, carry_columns, cut, even_split, part_of
 from tests.workers.first_batches import TWO_KINDS, no_process_is_left, refuse
 
 __all__ = ["no_process_is_left"]
@@ -59,8 +59,8 @@ def test_sizes_differ_by_at_most_one_and_the_larger_come_first(n: int, parts: in
 
 
 def test_the_columns_of_each_worker_in_a_group() -> None:
-    assert [part(slice(4, 11), 3, w) for w in range(3)] == [slice(4, 7), slice(7, 9), slice(9, 11)]
-    assert [part(slice(4, 6), 3, w) for w in range(3)] == [slice(4, 5), slice(5, 6), None]
+    assert [part_of(slice(4, 11), 3, w) for w in range(3)] == [slice(4, 7), slice(7, 9), slice(9, 11)]
+    assert [part_of(slice(4, 6), 3, w) for w in range(3)] == [slice(4, 5), slice(5, 6), None]
 
 
 CONFIG = EnvConfig("CartPole-v1")

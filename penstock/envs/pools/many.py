@@ -155,9 +155,7 @@ class AgentEnvs:
         """Raises for a break of the contract."""
         raise EnvContractError(f"{self.where(e, phase, agent)}: {message}{last(action)}")
 
-    def check_obs(
-        self, e: int, phase: str, agent: str | None, policy: int, obs: Any, action: Any = None
-    ) -> None:
+    def check_obs(self, e: int, phase: str, agent: str | None, policy: int, obs: Any, action: Any = None) -> None:
         """Raises if what an agent is shown breaks the spec of its policy."""
         refuse_obs(self.where(e, phase, agent), obs, self.seating.specs[policy].obs, action, self.refused)
 
@@ -281,3 +279,8 @@ def seating_of(config: EnvConfig) -> Seating:
             "algo=ps.Policies({...})"
         )
     return config.seating
+
+
+def most_episodes(seating: Seating, T: int) -> int:
+    """Episodes of one environment that can end in a batch of T rows: each has a step, or in turns a move."""
+    return T * sum(seating.seats) + 1 if seating.turns else (T + 1) // 2

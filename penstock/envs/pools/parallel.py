@@ -110,7 +110,9 @@ class ParallelEnvs:
         self.where[e] = where = [(agent, *there[agent]) for agent in now]
         self.full[e] = None
         if now and len(now) == sum(self.seats):
-            names = [[agent for agent, q, _ in sorted(where, key=itemgetter(2)) if q == p] for p in range(len(self.seats))]
+            names = [
+                [agent for agent, q, _ in sorted(where, key=itemgetter(2)) if q == p] for p in range(len(self.seats))
+            ]
             key = tuple(map(tuple, names))
             if key not in self._readers:
                 self._readers[key] = [_reader(each) for each in names]

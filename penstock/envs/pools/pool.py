@@ -242,7 +242,7 @@ class EnvPool(Protocol):
 
         That batch begins with the recurrent state before the turn, and acting goes on from the one after it.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} takes no turns")
 
     def metrics(self) -> dict[str, float]:
         """Further `sampler/...` and `faults/...` metrics."""

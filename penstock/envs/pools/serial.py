@@ -107,7 +107,7 @@ class SerialPool(EnvPool):
         self._unstarted = True
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * B
 
-    def take_over(self, previous: SampleBatch | None) -> None:
+    def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
         """Takes the place of a pool whose worker died, from the ledger and the batch before (None: there is none).
 
         Every slot resets into its next episode in the row that comes next.
@@ -115,7 +115,7 @@ class SerialPool(EnvPool):
         self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
         self.left = [math.inf if n < 0 else n for n in left]
         self.idle = [n == 0 for n in left]
-        self._unstarted, self._out, self._row_views = previous is None, previous, []
+        self._unstarted, self._out, self._row_views = previous is None, previous[0] if previous else None, []
 
     def prepare(self) -> None:
         """With `batch_end`: resets ended slots before the next batch is asked for, while others compute."""

@@ -118,7 +118,9 @@ class SimultaneousPool(EnvPool):
         self.there.restart()
         self.idle = [left <= 0 for left in self.host.left]
         """Environments that take no part for now."""
-        self._sums = [np.zeros((4, B)) for B in self._columns]  # return, discounted, weight of the next, tick of opening
+        self._sums = [
+            np.zeros((4, B)) for B in self._columns
+        ]  # return, discounted, weight of the next, tick of opening
         self._summed = [(sums[0], sums[1], sums[2]) for sums in self._sums]
         self._ahead: dict[int, Any] = {}
         self._sent, self._given = 0, -1

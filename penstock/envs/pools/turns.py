@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.spec import MASK_KEY
-from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
+from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.agents_contract import NO_CHOICE, agents_violation, turn_violation
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
@@ -50,7 +50,7 @@ class _Column:
 class _Player:
     """An agent in the open episode of its environment."""
 
-    __slots__ = ("column", "discounted", "turns", "return_", "weight")
+    __slots__ = ("column", "discounted", "return_", "turns", "weight")
 
     def __init__(self) -> None:
         self.column: _Column | None = None
@@ -251,7 +251,8 @@ class TurnPool(EnvPool):
             slots, rows = self.pending(p)
             if len(slots):
                 envs = (slots // self.seats[p]).tolist()
-                for e, action in zip(envs, self._to_env[p](tree_map(lambda x: x[rows, slots], out.action))):
+                at = rows, slots
+                for e, action in zip(envs, self._to_env[p](tree_map(lambda x, at=at: x[at], out.action))):
                     chosen[e] = action
         mark[1], mark[3], mark[5] = STEPPING, host.slots.start, self.evaluation
         for e, column in enumerate(self._waiting):
@@ -289,6 +290,7 @@ class TurnPool(EnvPool):
                 if host.left[e] <= 0:
                     return
                 self._open(e)
+            result = None
             try:
                 agents = env.agents
                 if agents != self._agents[e]:
@@ -303,7 +305,7 @@ class TurnPool(EnvPool):
             except EnvWorkerError:
                 raise
             except (Exception, SystemExit) as error:
-                self._fail(e, error)
+                self._fail(e, error, result)
             if (
                 (reward.__class__ is not float and reward.__class__ not in _NUMBERS)
                 or (terminated.__class__ is not bool and terminated.__class__ not in _FLAGS)
@@ -365,7 +367,15 @@ class TurnPool(EnvPool):
             self._waiting[e] = column
 
     def _close_row(
-        self, column: _Column, player: _Player, agent: str, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+        self,
+        column: _Column,
+        player: _Player,
+        agent: str,
+        obs: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Any,
     ) -> None:
         """The turn that was open is a row."""
         p, b, c = column.policy, column.index, column.cursor
@@ -443,11 +453,11 @@ class TurnPool(EnvPool):
             self.host.refuse(e, "step", *found)
         return float(result[1])
 
-    def _fail(self, e: int, error: BaseException) -> NoReturn:
+    def _fail(self, e: int, error: BaseException, result: Any) -> NoReturn:
         """Raises for an exception on the way to a turn."""
         env = self.host.envs[e]
         selected = getattr(env, "agent_selection", None)
-        if found := turn_violation(None, selected, self._agents[e], self.host.index, look=False):
+        if found := turn_violation(result, selected, self._agents[e], self.host.index, look=result is not None):
             self.host.refuse(e, "step", *found)
         fail(self.host.where(e, "step", selected), error, None)
 

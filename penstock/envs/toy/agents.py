@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -18,7 +18,7 @@ class ParallelToy:
         agents: how many there may be. seen: the observation space of each. moves: choices of an action.
     """
 
-    metadata: dict[str, Any] = {"name": "penstock_parallel_toy", "render_modes": []}
+    metadata: ClassVar[dict[str, Any]] = {"name": "penstock_parallel_toy", "render_modes": []}
     render_mode: str | None = None
 
     def __init__(self, agents: int, seen: spaces.Space[Any], moves: int) -> None:
@@ -84,7 +84,7 @@ class TurnToy:
         agents: how many there may be. seen: the observation space of each. moves: choices of an action.
     """
 
-    metadata: dict[str, Any] = {"name": "penstock_turn_toy", "render_modes": [], "is_parallelizable": False}
+    metadata: ClassVar[dict[str, Any]] = {"name": "penstock_turn_toy", "render_modes": [], "is_parallelizable": False}
     render_mode: str | None = None
 
     def __init__(self, agents: int, seen: spaces.Space[Any], moves: int) -> None:

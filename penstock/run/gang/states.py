@@ -96,22 +96,23 @@ def _live(states: Sequence[State]) -> State:
         "agent_states": _side_by_side([x["agent_states"] for x in states]),
         "stats": _stats(states),
         "journal": [slot for x in states for slot in x["journal"]],
-        "out_of_bounds": sum(x["out_of_bounds"] for x in states),
+        "out_of_bounds": _sum([x["out_of_bounds"] for x in states]),
     }
 
 
 def _part_of_live(state: State, own: slice, rank: int) -> State:
     if not state["collected"]:
         return state
+    total = len(state["pool"]["episode"])
     pool = {**state["pool"], **{name: list(state["pool"][name])[own] for name in PER_SLOT}}
     return {
         **state,
         "pool": pool if rank == 0 else {**pool, "faults": {}},
-        "row": {name: _columns(x, own) for name, x in state["row"].items()},
-        "agent_states": _columns(state["agent_states"], own),
+        "row": {name: _seats(x, own, total) for name, x in state["row"].items()},
+        "agent_states": _seats(state["agent_states"], own, total),
         "stats": _part_of_stats(state, own),
         "journal": list(state["journal"])[own],
-        "out_of_bounds": state.get("out_of_bounds", 0) if rank == 0 else 0,
+        "out_of_bounds": tree_map(lambda x: x if rank == 0 else 0, state.get("out_of_bounds", 0)),
     }
 
 
@@ -136,10 +137,7 @@ def numbered(episodes: Episodes, first: int) -> Episodes:
 
 def _of_slots(episodes: Episodes, own: slice) -> Episodes:
     mine = (episodes.slot >= own.start) & (episodes.slot < own.stop)
-    plain = episodes.to_plain()
-    columns: Any = {name: x[mine] for name, x in plain.pop("columns").items()}
-    kept: dict[str, Any] = {name: x[mine] for name, x in plain.items()}
-    return numbered(Episodes(**kept, columns=columns), -own.start)
+    return numbered(episodes.at(mine), -own.start)
 
 
 def _axes(blank: SampleBatch) -> list[int]:
@@ -157,8 +155,20 @@ def _columns(tree: Tree, own: slice) -> Tree:
     return tree_map(lambda x: x[own], tree)
 
 
+def _seats(tree: Tree, own: slice, total: int) -> Tree:
+    """The columns of some of `total` environments, of which each has as many as a policy has seats: one, or more."""
+    return tree_map(lambda x: x[own.start * (len(x) // total) : own.stop * (len(x) // total)], tree)
+
+
+def _sum(counts: Sequence[Any]) -> Any:
+    """The sum of numbers, or of those of each policy."""
+    return tree_map(lambda *xs: sum(xs), *counts)
+
+
 def _stats(states: Sequence[State]) -> State:
     stats = [x["stats"] for x in states]
+    if not stats[0]:  # of many agents, whose pool keeps the sums
+        return {}
     names = dict.fromkeys(name for x in stats for name in x["columns"])
     columns = {
         name: np.concatenate([x["columns"].get(name, np.full(len(x["return"]), np.nan)) for x in stats])
@@ -170,5 +180,7 @@ def _stats(states: Sequence[State]) -> State:
 
 def _part_of_stats(state: Mapping[str, Any], own: slice) -> State:
     stats = state["stats"]
+    if not stats:
+        return {}
     columns = {name: x[own] for name, x in stats["columns"].items()}
     return {**{name: stats[name][own] for name in ("return", "length", "discounted")}, "columns": columns}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError
 from penstock.core.noise import env_seed
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, as_env_config
@@ -80,7 +81,7 @@ def evaluate_run(
     trust: bool = False,
 ) -> tuple[Episodes, int]:
     """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
-    policy, step, exp, config = _opened(run_dir, which, env, env_kwargs, trust)
+    policy, step, exp, config = opened(run_dir, which, env, env_kwargs, trust)
     policy, config = seated_for(policy, config, check_apart(config, exp.run.seed, exp.sampler_settings))
     how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
     evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
@@ -97,7 +98,7 @@ def _limits(slots: int | None, max_steps: int | None, usual_slots: int, usual_st
     }
 
 
-def _opened(
+def opened(
     run_dir: str | Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool
 ) -> tuple[AnyPolicy, int, Experiment, EnvConfig]:
     """Policy, step, experiment, and the environment to play in: `env`, else that of the run's evaluations."""
@@ -123,9 +124,12 @@ def record_video(
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
-    policy, step, exp, config = _opened(run_dir, which, env, kwargs, trust)
+    policy, step, exp, config = opened(run_dir, which, env, kwargs, trust)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
-    check_apart(config, exp.run.seed, exp.sampler_settings)
+    report = check_apart(config, exp.run.seed, exp.sampler_settings)
+    if report.agents is not None:
+        policy, config = seated_for(policy, config, report)
+        return _film(policy, config, exp, step, episodes, path)
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):
         live.close()
@@ -151,6 +155,52 @@ def record_video(
         if writer is not None:
             writer.close()
     return path
+
+
+def _film(policy: AnyPolicy, config: EnvConfig, exp: Experiment, step: int, episodes: int, path: Path) -> Path:
+    """As `record_video`, of many agents: the episodes of an evaluation, with a frame for each reset and step."""
+    filming = Filming(path)
+    evaluator = Evaluator(replace(config, wrappers=(*config.wrappers, filming)), exp.run.seed, 1)
+    try:
+        evaluator.play(policy, step, episodes, slots=1, max_steps=exp.run.eval_max_steps)
+    except EnvWorkerError:
+        if filming.error is not None:
+            raise filming.error from None
+        raise
+    finally:
+        evaluator.close()
+        filming.close()
+    return path
+
+
+class Filming:
+    """A wrapper that adds a frame to a video after each reset and step of the environment that it is given."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: VideoWriter | None = None
+        self.error: PenstockError | None = None
+        """What filming itself has raised, which to the environment's host is an error of the environment."""
+
+    def __call__(self, env: Any) -> Any:
+        """The same environment, filmed from now on."""
+        for name in ("reset", "step"):
+            setattr(env, name, functools.partial(self._filmed, env, getattr(env, name)))
+        return env
+
+    def _filmed(self, env: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = call(*args, **kwargs)
+        try:
+            self._writer = _write_frame(env, self._writer, self._path)
+        except PenstockError as error:
+            self.error = error
+            raise
+        return found
+
+    def close(self) -> None:
+        """Ends the video."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWriter:

@@ -19,9 +19,11 @@ from penstock.envs.seats import AgentSpecs, seat_agents
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.entry import open_policy
+from penstock.run.playing.evaluation import opened
 from penstock.run.playing.opponents import RandomAgent, ScriptedAgent
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
+from penstock.workers.checking import check_apart
 
 RANDOM = "random"
 _EVEN = 1e-9
@@ -116,7 +118,8 @@ def play(
 ) -> Match:
     """A match of exactly so many episodes of the environment, half of them with the seats changed.
 
-    The first side plays every second agent from the first on, and the other side the rest; then the other way round.
+    The first side plays every second agent from the first on, and the other side the rest; then the other way round,
+    in episodes of the same seeds.
 
     Raises:
         ConfigError: fewer than two agents or episodes, or a side that does not fit an agent.
@@ -148,6 +151,49 @@ def play_all(sides: Sequence[Side], config: EnvConfig, agents: AgentSpecs, episo
     """Matches of every two of the sides; arguments as of `play`."""
     pairs = [(sides[i], sides[j]) for i in range(len(sides)) for j in range(i + 1, len(sides))]
     return [play(pair, config, agents, episodes, **how) for pair in pairs]
+
+
+def match_runs(
+    run_dir: str | Path,
+    against: Sequence[str],
+    episodes: int = 100,
+    *,
+    env: Any = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    which: str = "last",
+    seed: int | None = None,
+    deterministic: bool = True,
+    slots: int | None = None,
+    max_steps: int | None = None,
+    trust: bool = False,
+) -> list[Match]:
+    """Matches of a run against each opponent, and of these against each other, in the run's evaluation environment.
+
+    Args:
+        against: run directories, `random`, or `module:function`. which: checkpoint of every run.
+        env, env_kwargs, seed, slots, max_steps: as of `penstock.evaluate`.
+
+    Raises:
+        ConfigError: an environment of one agent, a name that stands for nothing, or see `play`.
+    """
+    policy, _, exp, config = opened(run_dir, which, env, env_kwargs, trust)
+    report = check_apart(config, exp.run.seed, exp.sampler_settings)
+    if report.agents is None:
+        raise ConfigError(f"{config.name} is an environment of one agent; a match needs one of two or more")
+    names = [str(run_dir), *against]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--against names an opponent twice: {names}")
+    sides = [Side(str(run_dir), policy), *(open_side(name, which, trust) for name in against)]
+    return play_all(
+        sides,
+        config,
+        report.agents,
+        episodes,
+        seed=exp.run.seed if seed is None else seed,
+        deterministic=deterministic,
+        slots=exp.run.eval_slots if slots is None else slots,
+        max_steps=exp.run.eval_max_steps if max_steps is None else max_steps,
+    )
 
 
 def _points(returns: np.ndarray[Any, Any]) -> float:
