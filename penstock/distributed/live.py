@@ -84,6 +84,8 @@ class RunnersLive:
             self.workers.close()
             raise
         self.spec, self.info_keys = self.workers.spec, self.workers.info_keys
+        self.specs = self._lives[0].specs
+        """By policy id; of environments of one agent one, under `shared`."""
         self._agent: Agent | None = None
         self._last: SampleBatch | None = None
         self._lag: dict[str, float] = {}

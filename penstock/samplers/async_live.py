@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from penstock.samplers.async_process import (
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.installed import Installed, last_row
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed
+from penstock.samplers.sampler import Agents, AnyBatch
 from penstock.workers import control
 from penstock.workers.descriptors import read_all
 from penstock.workers.shares import at_work
@@ -80,14 +81,16 @@ class AsyncLive:
         self._results: dict[int, Episodes] = {}
         self._metrics: dict[str, float] = {}
         self._opened = np.zeros(inner.spec.B, np.int64)
-        self._batches: list[SampleBatch] = []
+        self._batches: list[list[SampleBatch]] = []  # of each buffer, one for each policy
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
         made = workers.start(self)[0][0]
         self.spec = EnvSpec.from_plain(made["spec"])
         self.info_keys = tuple(made["info_keys"])
         """Keys of the env info in every batch."""
-        self._installed = Installed(self.spec, self.batch_spec, self.info_keys, first_slot, total_slots)
+        self._installed = Installed(self.spec, self.batch_spec, self.info_keys, first_slot, total_slots, config.seating)
+        self.specs: Mapping[str, EnvSpec] = self._installed.specs
+        """By policy id; of environments of one agent one, under `shared`."""
 
     # What the supervisor asks: see `Supervised`.
 
@@ -105,8 +108,8 @@ class AsyncLive:
             return f"the process of {self._name}, in {phase}"
         ledger = np.frombuffer(os.pread(self._workers.slabs[LEDGERS[evaluation]], 24, 24 * slot), np.int64).tolist()
         action = None
-        if doing == STEPPING and self._in_batch(block) and not evaluation:
-            batch, row = self._batches[block[control.DONE] % len(self._batches)], self._row(mark)
+        if doing == STEPPING and self._in_batch(block) and not evaluation and not self._installed.many:
+            (batch,), row = self._batches[block[control.DONE] % len(self._batches)], self._row(mark)
             action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
         return at_work(self._env_name, self._evaluation_seed if evaluation else self._seed, mark, ledger, action)
 
@@ -118,50 +121,58 @@ class AsyncLive:
         done = self._block[control.DONE]
         if self._attached is None or not self._batches:
             return
-        B, T = self.batch_spec.B, self.batch_spec.T
+        B, T, installed = self.batch_spec.B, self.batch_spec.T, self._installed
         mark = self._block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
-        if self._in_batch(self._block) and mark[4]:
+        if self._in_batch(self._block) and mark[4] and not installed.turns:
             stepped = self._row(mark) * B + (mark[0] if mark[1] else B)
             self._workers.faults.counts["lost_steps"] += stepped
-        row = self._batches[(done - 1) % len(self._batches)]
+        rows = [last_row(batch) for batch in self._batches[(done - 1) % len(self._batches)]]
         # More episodes than these cannot have begun in the batch that was lost.
-        pool = PoolState.resetting((self._opened + T + 1).tolist(), restarts=done)
+        most = T * sum(installed.seats) + 1 if installed.turns else T + 1
+        pool = PoolState.resetting((self._opened + most).tolist(), restarts=done)
+        outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.policies
         state = {
             "collected": done > 0,
             "pool": pool.to_plain(),
-            "row": last_row(row),
-            "agent_states": tree_map(lambda x: x.cpu().numpy(), self._installed.agent.initial_state(B)),
+            "row": dict(zip(ids, rows)) if installed.many else rows[0],
+            "agent_states": None,
             "stats": EpisodeStats(B, 0.0).state_dict(),
             "journal": Journal(B, 0).state_dict(),
-            "out_of_bounds": int(self._metrics.get("env/out_of_bounds", 0)),
+            "out_of_bounds": {**dict.fromkeys(ids, 0), ids[0]: outside} if installed.many else outside,
         }
-        self._opened += T + 1
+        self._opened += most
         self._continues = SetInner(state, done)
 
     # The live sampler.
 
-    def initialize(self, agent: Agent) -> dict[str, Any]:
-        """Takes the agent whose parameters are published; returns examples of one step, as `Sampler.initialize`."""
-        shown = self._installed.take(agent)
+    def initialize(self, agents: Agents) -> dict[str, Any]:
+        """Takes the agents whose parameters are published; returns examples of one step, as `Sampler.initialize`."""
+        shown = self._installed.take(agents)
+        taken, ids = self._installed.agents, self._installed.policies
         n = self._depth + 2
         example = [batch for _ in range(n) for batch in self._installed.allocate()]
-        arrays = {name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()}
+        arrays = [{name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()} for agent in taken]
         where, there = share(self._workers.slabs[PARAMETERS], [arrays] * (n + 1), f"{n + 1} copies of the parameters")
-        self._published = [{name: torch.from_numpy(x) for name, x in version.items()} for version in there]
+        self._published = [
+            [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in version] for version in there
+        ]
         size = 1 << 16
-        size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self.info_keys))
-        self._attached = AttachInner(copy.deepcopy(agent).cpu(), where, n, self._depth, self._exact, size)
+        size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self.info_keys)) * self._installed.accounts
+        copies = [copy.deepcopy(agent).cpu() for agent in taken]
+        given = dict(zip(ids, copies)) if self._installed.many else copies[0]
+        self._attached = AttachInner(given, where, n, self._depth, self._exact, size)
         self._workers.call([[self._attached]])
-        self._batches = view(self._workers.slabs[BATCHES], places(example)[0])
+        there = view(self._workers.slabs[BATCHES], places(example)[0])
+        self._batches = [there[k : k + len(ids)] for k in range(0, len(there), len(ids))]
         return shown
 
-    def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
+    def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """Batch `itr`, which is valid until the next call, and the episodes that ended in it.
 
         Raises:
             EnvWorkerError: an environment raised or broke its contract. ConfigError: `itr` is not the next one.
         """
-        agent = self._installed.agent
+        agents = self._installed.agents
         if itr != self._next and self._released:
             raise ConfigError(
                 f"obtain_samples({itr}) where batch {self._next} is next: an AsyncSampler works ahead, so batches "
@@ -169,21 +180,24 @@ class AsyncLive:
             )
         if not self._released:
             self._block[control.DONE] = self._next = self._first = itr  # before anything was asked for
-        self._publish(agent, itr)
+        self._publish(agents, itr)
         self._release(itr)
         self._workers.wait(lambda: self._ready(itr))
         self._take_results()
-        batch = self._batches[itr % len(self._batches)]
+        batches, episodes = self._batches[itr % len(self._batches)], self._results.pop(itr)
         self._next = itr + 1
-        self._opened += batch.first[1:].sum(0)
-        lag = itr - batch.version[batch.valid]
+        if self._installed.many:
+            self._opened += np.bincount(episodes.slot, minlength=len(self._opened))
+        else:
+            self._opened += batches[0].first[1:].sum(0)
+        lag = itr - np.concatenate([batch.version[batch.valid] for batch in batches])
         if len(lag):
             self._metrics |= {
                 "sampler/lag": float(lag.mean()),
                 "sampler/lag_min": float(lag.min()),
                 "sampler/lag_max": float(lag.max()),
             }
-        return batch, self._results.pop(itr)
+        return self._installed.together(batches), episodes
 
     def evaluate_agent(
         self,
@@ -195,8 +209,7 @@ class AsyncLive:
         max_steps: int = EVAL_MAX_STEPS,
     ) -> Episodes:
         """As `LiveSampler.evaluate_agent`, with the present parameters, after the batch in the making."""
-        agent = self._installed.agent
-        self._write(agent, -1)
+        self._write(self._installed.agents, -1)
         self._block[STOP] = 0
 
         def watch() -> None:
@@ -211,11 +224,11 @@ class AsyncLive:
         return {**self._metrics, **self._workers.faults.metrics()}
 
     @property
-    def last_batch(self) -> SampleBatch:
+    def last_batch(self) -> AnyBatch:
         """The buffer that the last `obtain_samples` returned."""
-        return self._batches[(self._next - 1) % len(self._batches)]
+        return self._installed.together(self._batches[(self._next - 1) % len(self._batches)])
 
-    def blank_batch(self) -> SampleBatch:
+    def blank_batch(self) -> AnyBatch:
         """A batch of zeros in which every row is valid, for timing."""
         return self._installed.blank_batch()
 
@@ -286,12 +299,13 @@ class AsyncLive:
         """The row of the batch that a SerialPool steps: its ticks count those of all batches."""
         return (mark[4] - 1) % self.batch_spec.T
 
-    def _publish(self, agent: Agent, version: int) -> None:
-        self._write(agent, version % (self._depth + 2))
+    def _publish(self, agents: Sequence[Agent], version: int) -> None:
+        self._write(agents, version % (self._depth + 2))
         self._block[NEWEST] = version
 
-    def _write(self, agent: Agent, place: int) -> None:
-        copy_parameters(agent, self._published[place])
+    def _write(self, agents: Sequence[Agent], place: int) -> None:
+        for agent, there in zip(agents, self._published[place]):
+            copy_parameters(agent, there)
 
     def _release(self, itr: int) -> None:
         self._released = itr + self._depth + 1

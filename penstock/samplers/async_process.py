@@ -6,18 +6,19 @@ It collects batch DONE while DONE is below SENT, and obeys messages in between.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
 from penstock.core.slab import view
 from penstock.core.tree import Tree
 from penstock.core.wire import encode
 from penstock.envs.ids import take_shipped
 from penstock.envs.make import EnvConfig
+from penstock.samplers.sampler import Agents
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.descriptors import write_all
@@ -47,10 +48,11 @@ class MakeInner:
 
 @dataclass(frozen=True)
 class AttachInner:
-    """Message: the agent, the places of its parameters' versions (the last is for evaluations), and the depth."""
+    """Message: the agents, the places of their parameters' versions (the last is for evaluations), and the depth."""
 
-    agent: Agent
+    agents: Agents
     parameters: list[Tree]
+    """Of every version the arrays of each agent."""
     buffers: int
     depth: int
     exact: bool
@@ -123,8 +125,9 @@ class AsyncHost(Host):
 
     def load(self, place: int) -> None:
         with torch.no_grad():
-            for name, x in parameters_of(self.agent).items():
-                x.copy_(self.versions[place][name])
+            for agent, version in zip(self.agents, self.versions[place]):
+                for name, x in parameters_of(agent).items():
+                    x.copy_(version[name])
 
     def read(self, message: Any) -> Any:
         if isinstance(message, MakeInner):
@@ -142,12 +145,14 @@ class AsyncHost(Host):
             return {"spec": self.inner.spec.to_plain(), "info_keys": list(self.inner.info_keys)}
         if isinstance(message, AttachInner):
             torch.set_num_threads(1)
-            self.agent, self.rules = message.agent, message
+            given, self.rules = message.agents, message
+            self.agents = list(given.values()) if isinstance(given, Mapping) else [given]
             fd = self.boot.slabs[PARAMETERS]
-            self.versions: list[dict[str, torch.Tensor]] = [
-                {name: torch.from_numpy(x) for name, x in view(fd, where).items()} for where in message.parameters
+            self.versions: list[list[dict[str, torch.Tensor]]] = [
+                [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in view(fd, where)]
+                for where in message.parameters
             ]
-            self.inner.initialize(message.agent, message.buffers)
+            self.inner.initialize(given, message.buffers)
             return None
         if isinstance(message, Evaluate):
             self.load(-1)

@@ -51,6 +51,10 @@ class Installed:
         self.seats = (1,) if seating is None else seating.seats
         """Slots of each policy in one environment."""
         self._specs = (spec,) if seating is None else seating.specs
+        self.specs: Mapping[str, EnvSpec] = dict(zip(self.policies, self._specs))
+        """By policy id."""
+        self.accounts = 1 if seating is None else 1 + len(seating.agents)
+        """Of how many an episode keeps returns: of the environment, and of each of many agents."""
         self.turns = seating is not None and seating.turns
         """Agents act one after the other."""
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots

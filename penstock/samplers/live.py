@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.samplers.accounts.playing import LogPlay, Play
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
 from penstock.samplers.installed import Buffers, Installed, last_row
-from penstock.samplers.sampler import SOLE, Agents, AnyBatch
+from penstock.samplers.sampler import Agents, AnyBatch
 from penstock.samplers.traced import loop
 
 EVAL_T = 64
@@ -57,17 +57,17 @@ class LiveSampler:
     ) -> None:
         require_members(pool, EnvPool, "docs/writing-a-sampler.md")
         self.batch_spec, self.spec = batch_spec, pool.specs[0]
-        seating = config.seating
-        self.specs: dict[str, EnvSpec] = dict(zip((SOLE,) if seating is None else seating.policies, pool.specs))
-        """By policy id; of environments of one agent one, under `shared`."""
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""
         self.pool, self._config, self._seed = pool, config, seed
         self._discount = DISCOUNT if discount is None else discount
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
+        seating = config.seating
         try:
             self._installed = Installed(self.spec, batch_spec, pool.info_keys, first_slot, total_slots, seating)
+            self.specs: Mapping[str, EnvSpec] = self._installed.specs
+            """By policy id; of environments of one agent one, under `shared`."""
         except ConfigError:
             pool.close()
             raise

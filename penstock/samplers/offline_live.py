@@ -59,6 +59,8 @@ class OfflineLive:
         self.info_keys = evaluator.info_keys
         """Keys of the env info in every batch; NaN where the dataset has no such column."""
         self._installed = Installed(self.spec, batch_spec, self.info_keys, first_slot, total_slots)
+        self.specs = self._installed.specs
+        """By policy id: one, under `shared`."""
         self._first_slot, slots = first_slot, self._installed.total_slots
         self._order: tuple[int, Any] = (-1, None)
         self._begun = False

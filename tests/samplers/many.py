@@ -80,11 +80,11 @@ class Rows:
                 assert (held["age"][t, b], held["return"][t, b]) == (age, total), (t, b)
                 age += 1
 
-    def compare(self, config: EnvConfig, seed: int, slots: range, discount: float = 0.99, cut: bool = False) -> int:
+    def compare(self, config: EnvConfig, seed: int, slots: range, discount: float = 0.99, cut: int = 0) -> int:
         """Raises AssertionError unless rows and episodes are those of plain loops with the same actions.
 
         Args:
-            slots: numbers of the environments. cut: rows may be missing at the ends of episodes that a fault cut.
+            slots: numbers of the environments. cut: episodes of each that faults may have cut, whose rows end early.
 
         Returns:
             the number of rows.
@@ -96,14 +96,11 @@ class Rows:
             for i, e in enumerate(episodes.slot.tolist()):
                 found[e].append((episodes, i))
         for e, slot in enumerate(slots):
-            n = played = 0
-            while played <= len(found[e]):
+            played = 0
+            for n in range(len(found[e]) + cut + 1):
                 rows, returns, steps = self._replay(env, env_seed(seed, slot, n), config)
-                n += 1
                 if steps is None:
                     assert cut or played == len(found[e]), "an episode that never ended is none of the last"
-                    if not cut or n > len(found[e]) + 50:
-                        break
                     continue
                 episodes, i = found[e][played]
                 played += 1
@@ -119,7 +116,8 @@ class Rows:
                         if own and sum(own) == returns[name]:  # nothing was paid before the first turn
                             expected = sum(discount**t * r for t, r in enumerate(own))
                             np.testing.assert_allclose(parts.discounted_return[i, j], expected, 1e-12, 1e-12)
-        assert cut or not any(self.rows.values()), "rows of episodes that nobody plays"
+            assert played == len(found[e])
+        assert not any(self.rows.values()), "rows of episodes that nobody plays"
         return taken
 
     def _replay(

@@ -73,7 +73,8 @@ class Remote:
 
     def __init__(self, pool: Any) -> None:
         self.groups, self.bind, self.send, self.recv = pool.groups, pool.bind, pool.send, pool.recv
-        self.warmup = pool.warmup
+        self.warmup, self.seats, self.takes_turns = pool.warmup, pool.seats, pool.takes_turns
+        self.pending, self.finished = pool.pending, pool.finished
 
 
 def test_an_action_server_notes_what_it_serves_sends_and_waits_for(notes: Notes) -> None:
