@@ -13,9 +13,14 @@ import penstock as ps
 from penstock import ops
 from penstock.agents.acting import examples
 from penstock.algos.mappo import MAPPO, CentralCriticAgent
+from penstock.algos.qmix import QMIX
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.envs.make import EnvConfig
+from penstock.envs.shown import read_agents
+from penstock.envs.toy import Nim, TeamBits, TwoStepMatrix
+from penstock.learn.policies import Policies
 from penstock.learn.policy import Policy, as_tensors
 from penstock.testing import check_agent
 
@@ -115,3 +120,38 @@ def test_what_it_cannot_do_is_said() -> None:
         with pytest.raises(ConfigError, match="with a critic that sees more than the actor"):
             replace(MAPPO(), net=net).build(SPEC, 0)
     assert MAPPO.observes_state
+
+
+def test_agents_are_shown_the_joint_observation_where_it_is_asked_for() -> None:
+    def of(algo: Any) -> Policies:
+        return Policies({"a": algo})
+
+    many = of(MAPPO())
+    given = many.seat(TeamBits)
+    assert given.state == "joint"
+    assert given.seating is not None
+    (spec,) = given.seating.specs
+    assert spec == replace(read_agents(replace(given, seating=None)).specs["agent_0"], agents=2)
+    assert spec.obs["state"].shape == (2,)
+    assert many.seat(EnvConfig(TwoStepMatrix, state="env")).seating.specs[0].obs["state"].shape == (3,)  # pyright: ignore
+    assert of(ps.PPO()).seat(TeamBits).state == ""
+    assert of(QMIX(mixer="vdn")).seat(TeamBits).state == ""
+    with pytest.raises(ConfigError, match=r"policy 'a': QMIX in .*Nim, whose agents take turns"):
+        of(QMIX()).seat(Nim)
+
+
+def test_a_team_of_two_learns_its_bits() -> None:
+    """At random a step pays 1/4 to each; 2 agents, 8 steps."""
+    sampler = ps.SerialSampler(T=32, B=8)
+    team: Any = MAPPO(lr=5e-3, epochs=4, minibatch=128)
+    algo = Policies({"team": team})
+    live = sampler.build(algo.seat(TeamBits), seed=0)
+    policies = algo.build(live.specs)
+    live.initialize(policies.agents)
+    found = [0.0]
+    for itr in range(16):
+        batch, episodes = live.obtain_samples(itr)
+        ps.train_one_step(policies, batch)
+        found.append(episodes.mean_return)
+    live.shutdown()
+    assert found[-1] > 14.0
