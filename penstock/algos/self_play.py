@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
+from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs, MultiAgentBatch, SampleBatch
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
@@ -258,8 +259,8 @@ class SelfPlay:
 
     __new__ = known_names
 
-    algo: Settings
-    """The algorithm that main learns by, e.g. `ps.PPO()`."""
+    algo: Settings = field(default_factory=PPO)
+    """The algorithm that main learns by, e.g. `ps.PPO(lr=1e-3)`."""
     pool: Count = 10
     """Past selves that are kept, usually 5 to 50."""
     interval: Count = 10
@@ -305,11 +306,6 @@ class SelfPlay:
     def takes_stale(self) -> bool:
         """True if the algorithm does."""
         return bool(getattr(self.algo, "takes_stale", False))
-
-    @property
-    def algos(self) -> Mapping[str, Any]:
-        """The algorithm of each policy."""
-        return {MAIN: self.algo, OPPONENT: self.algo}
 
     def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:
         """The environment with a seat for main and one for the opponent, as `Policies.seat`."""
@@ -372,4 +368,5 @@ class SelfPlay:
         return metrics(agent)
 
     def _policies(self, agents: tuple[str, ...]) -> Policies:
-        return Policies(self.algos, Sides(agents), {MAIN: 1, OPPONENT: 1}, (MAIN,))
+        algos: Any = {MAIN: self.algo, OPPONENT: self.algo}
+        return Policies(algos, Sides(agents), {MAIN: 1, OPPONENT: 1}, (MAIN,))

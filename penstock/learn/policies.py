@@ -142,7 +142,8 @@ class Policies:
     def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:
         """The environment with a seat for every agent, for `sampler.build`; one of a single agent is left as it is.
 
-        Where an algorithm has `observes_state` and `env.state` asks for nothing, agents are shown the joint observation.
+        Where an algorithm has `observes_state`, and `EnvConfig.state` asks for nothing, they are shown the joint
+        observation.
 
         Args:
             agents: what it says of its agents, as of `penstock.check_env(env).agents`; None: it is made to ask it.
