@@ -87,7 +87,9 @@ def random_move(obs: Any, rng: np.random.Generator) -> int:
     return int(rng.choice(np.flatnonzero(obs["action_mask"])))
 
 
-def against(trainer: ps.Trainer, other: Callable[[Any, np.random.Generator], int], games: int = 100) -> dict[str, float]:
+def against(
+    trainer: ps.Trainer, other: Callable[[Any, np.random.Generator], int], games: int = 100
+) -> dict[str, float]:
     """Games won and lost by main's likeliest moves, half of them as the first to move."""
     env: Any = replace(trainer.exp.env_config).make()
     rng, main = np.random.default_rng(0), trainer.policy["main"]  # pyright: ignore

@@ -14,8 +14,9 @@ def run(argv: list[str]) -> int:
     import_modules(args.imports)
     from penstock.core.errors import nearest
     from penstock.envs.ids import known_ids
+    from penstock.envs.pettingzoo import installed_ids
 
-    known = known_ids()
+    known = [*known_ids(), *installed_ids()]
     ids = [name for name in known if args.filter.lower() in name.lower()]
     for name in ids:
         print(name)

@@ -8,6 +8,8 @@ from typing import Any
 from penstock.cli.options import Parser, played_env, whole_number
 from penstock.core.errors import ConfigError
 
+_ANY_WIDTH = 100_000
+
 
 def run(argv: list[str]) -> int:
     """Evaluates by the arguments; returns the exit code."""
@@ -79,8 +81,20 @@ def _matches(args: Any, env: Any, kwargs: Any) -> int:
         max_steps=args.max_steps,
         trust=args.trust,
     )
-    titles = ("one", "other", "episodes", "won", "drawn", "lost", "points", "first", "second", "return", "of the other")
-    table = Table(*titles, title="matches, in numbers of the one", title_justify="left")
+    titles = (
+        "of",
+        "against",
+        "episodes",
+        "won",
+        "drawn",
+        "lost",
+        "points",
+        "as first",
+        "as second",
+        "return",
+        "theirs",
+    )
+    table = Table(*titles)
     for match in found:
         numbers = (match.points, *match.points_by_seat)
         table.add_row(
@@ -90,7 +104,8 @@ def _matches(args: Any, env: Any, kwargs: Any) -> int:
             *(f"{x:,.3f}" for x in match.returns),
         )
     console = Console()
-    console.print(table, soft_wrap=not console.is_terminal)
+    wide = console.measure(table, options=console.options.update(width=_ANY_WIDTH)).maximum
+    Console(width=max(console.width, wide)).print(table)
     if len(found) > 1:
         from penstock.run.playing.matrix import draw_matrix
 

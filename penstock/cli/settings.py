@@ -49,6 +49,11 @@ def train_parser() -> Parser:
         help="how often observations are checked for NaN and bounds (default sampled)",
     )
     parser.add_argument(
+        "--env-state",
+        choices=("env", "joint"),
+        help="of many agents: show critics the environment's state, or what all agents see, under `state`",
+    )
+    parser.add_argument(
         "--sampler",
         metavar="NAME",
         help="serial, cpu, gpu, alternating, no-overlap-alternating, async, async-serial, async-cpu, async-gpu, "
@@ -140,6 +145,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
         env_checks=args.env_checks or exp.env_checks,
         env_drop=(*exp.env_drop, *args.env_drop),
         env_text=args.env_text or exp.env_text,
+        env_state=args.env_state or exp.env_state,
         eval_env=args.eval_env or exp.eval_env,
         eval_env_kwargs={**exp.eval_env_kwargs, **key_values(args.eval_env_kwargs, "--eval-env-kwargs")},
     )

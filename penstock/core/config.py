@@ -181,6 +181,8 @@ def import_object(path: str) -> Any:
 def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
     key, *rest = keys
     if isinstance(settings, Mapping):
+        if rest and key not in settings and any(map(dataclasses.is_dataclass, settings.values())):
+            raise ConfigError(f"unknown setting {path!r}: there is no {key!r}; {nearest(key, settings)}")
         below = _override_one(settings.get(key, {}), rest, path, value) if rest else value
         return {**settings, key: below}
     if _is_named_tuple(type(settings)):

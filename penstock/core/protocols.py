@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from penstock.core.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MISSING = object()
 
 
 def required(method: F) -> F:
@@ -27,9 +26,11 @@ def require_members(value: Any, protocol: type, page: str) -> None:
         page: where the documentation shows an example, such as `docs/writing-an-algorithm.md`.
     """
     for name, signature in members(protocol).items():
-        member = getattr(value, name, _MISSING)
+        member = getattr(value, name, None)
+        if member is None and signature.endswith("| None") and hasattr(value, name):
+            continue
         if getattr(member, "__required__", False) or (
-            member is _MISSING and not (isinstance(value, type) and signature.startswith(f"{name}:"))
+            member is None and not (isinstance(value, type) and signature.startswith(f"{name}:"))
         ):
             owner = value if isinstance(value, type) else type(value)
             raise ConfigError(

@@ -25,7 +25,7 @@ from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.contract import describe_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.pettingzoo import takes_turns
-from penstock.envs.pools.many import seating_of
+from penstock.envs.pools.many.hosting import seating_of
 from penstock.envs.pools.simultaneous import SimultaneousPool
 from penstock.envs.pools.turns import TurnPool
 from penstock.envs.seats import AgentSpecs, seat_agents

@@ -6,6 +6,9 @@ Nothing here needs PettingZoo itself unless an id names it: any class with the m
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import pkgutil
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -103,3 +106,18 @@ def agents_of(env: AgentsEnv, name: str) -> tuple[str, ...]:
             "metrics and seats"
         )
     return tuple(agents)
+
+
+def installed_ids() -> list[str]:
+    """The ids of all environments of the families that are installed; none of their modules is imported."""
+    found: list[str] = []
+    for family in _KNOWN:
+        home = _HOMES.get(family, family)
+        try:
+            spec = importlib.util.find_spec(home)
+        except ModuleNotFoundError:
+            continue
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        names = (module.name for module in pkgutil.iter_modules(places))
+        found += [f"{PREFIX}{family}/{name}" for name in names if re.fullmatch(r"\w+_v\d+", name)]
+    return sorted(found)

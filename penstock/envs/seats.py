@@ -125,6 +125,14 @@ class Seats:
         self._at[agent] = found = home if home in free else free[0]
         return found
 
+    def put(self, agent: str, policy: int, seat: int) -> None:
+        """Seats an agent where it sat before a run was resumed."""
+        self._at[agent] = policy, seat
+
+    def of(self, agent: str) -> tuple[int, int]:
+        """Policy and seat of an agent that sits."""
+        return self._at[agent]
+
     def leave(self, agent: str) -> None:
         """Frees the agent's seat."""
         self._at.pop(agent, None)

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.core.config import import_object, override
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.make import EnvConfig
+from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.policy_set import AnyPolicy, parameters
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
@@ -93,7 +94,7 @@ def reopened(run_dir: Path, changes: Mapping[str, Any] | None, again: Again, tru
         if not config.trusted:
             check_batch(exp, config)
             check_processes(exp, config)
-            _policy(config, checkpoint, again.agent)  # networks of forged sizes are refused before any is trained
+            _policy(config, checkpoint, again)  # networks of forged sizes are refused before any is trained
         with named(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
@@ -159,6 +160,7 @@ def load(
     which: str = "last",
     *,
     agent: AgentFn | None = None,
+    policy_mapping_fn: PolicyMap | None = None,
     device: str = "cpu",
     trust: bool = False,
 ) -> AnyPolicy:
@@ -168,11 +170,12 @@ def load(
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
-        agent: the agent function again, where it could not be stored (a lambda).
+        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda).
         trust: the algorithm and agent that the run names may be imported; not needed for built-in ones, and for your
             own runs (docs/security.md).
     """
-    return _load(read_config(Path(run_dir), trust), which, agent, device)[0]
+    again = Again(agent=agent, policy_mapping_fn=policy_mapping_fn)
+    return _load(read_config(Path(run_dir), trust), which, again, device)[0]
 
 
 def open_policy(
@@ -193,16 +196,16 @@ def open_policy(
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
 
 
-def _load(stored: StoredConfig, which: str, agent: AgentFn | None = None, device: str = "cpu") -> tuple[AnyPolicy, int]:
+def _load(stored: StoredConfig, which: str, again: Again = Again(), device: str = "cpu") -> tuple[AnyPolicy, int]:
     """The policy of a run, and the step of the checkpoint that it is of."""
-    stored.algorithm(agent)  # first what may not be imported, then what cannot be read
+    stored.algorithm(again)  # first what may not be imported, then what cannot be read
     checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))
-    return _policy(stored, checkpoint, agent, device), checkpoint.step
+    return _policy(stored, checkpoint, again, device), checkpoint.step
 
 
-def _policy(stored: StoredConfig, checkpoint: Checkpoint, agent: AgentFn | None, device: str = "cpu") -> AnyPolicy:
+def _policy(stored: StoredConfig, checkpoint: Checkpoint, again: Again, device: str = "cpu") -> AnyPolicy:
     """The policy in a checkpoint; one of a stranger's run makes no tensor that is larger than all that are stored."""
-    algo = stored.algorithm(agent)
+    algo = stored.algorithm(again)
     with undamaged(stored.path):
         seed = int(stored.plain["run"]["seed"])
     if stored.trusted:

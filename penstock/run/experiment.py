@@ -12,7 +12,7 @@ from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
-from penstock.envs.make import Checks, EnvConfig
+from penstock.envs.make import Checks, EnvConfig, StateOf
 
 if TYPE_CHECKING:
     from penstock.learn.algorithm import Algorithm
@@ -123,6 +123,8 @@ class Experiment:
     """Keys of a Dict observation that are left out."""
     env_text: Whole = 0
     """Bytes that every text in the observation is shown as; 0: text is refused."""
+    env_state: StateOf = ""
+    """Of many agents a state that critics see under `state`: `env`, the environment's own, or `joint`, what all see."""
     eval_env: str | Callable[..., Any] | EnvConfig | None = None
     """Environment of evaluations, which choose the best checkpoint; None: as in training.
 
@@ -150,7 +152,7 @@ class Experiment:
             )
         if self.sampler not in (None, "auto"):
             require_members(self.sampler, SamplerSettings, "docs/writing-a-sampler.md")
-        names = ("env_kwargs", "wrappers", "info_keys", "imports", "env_drop", "env_text")
+        names = ("env_kwargs", "wrappers", "info_keys", "imports", "env_drop", "env_text", "env_state")
         given = [name for name in names if getattr(self, name)] + ["env_checks"] * (self.env_checks != "sampled")
         if isinstance(self.env, EnvConfig) and given:
             raise ConfigError(f"env is an EnvConfig and {', '.join(given)} given beside it; put them into it")
@@ -171,6 +173,7 @@ class Experiment:
             self.env_checks,
             self.env_drop,
             self.env_text,
+            state=self.env_state,
         )
 
     @property

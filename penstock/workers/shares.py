@@ -11,7 +11,7 @@ from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
 from penstock.core.noise import env_seed
 from penstock.core.slab import share
 from penstock.core.tree import Tree, struct, tree_assign, tree_leaves
-from penstock.envs.pools.many import most_episodes
+from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.messages import last, slot_at
 from penstock.envs.pools.pool import EpisodeLog
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING

@@ -11,3 +11,8 @@ def test_envs(cli: Cli) -> None:
     said = cli("envs", "CartPol-v1x")
     assert said.code == 2
     assert "did you mean 'CartPole-v1'" in said.out
+
+
+def test_environments_of_many_agents_are_listed(cli: Cli) -> None:
+    said = cli("envs", "simple_spread")
+    assert said.code == 0 and said.out.split() == ["pettingzoo:mpe2/simple_spread_v3"]

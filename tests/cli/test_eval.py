@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from tests.cli.short import QUIET, Cli
 
 
@@ -64,3 +65,30 @@ def test_a_strangers_environment_needs_trust_and_one_of_ones_own_does_not(
     assert "--wrappers a:b without --env" in said.err
     assert cli("record", "run", "--dataset", "data", "--episodes", "1", "--trust").code == 0
     assert cli("eval", "run", "--episodes", "1").code == 0
+
+
+@pytest.fixture(scope="module")
+def players(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one policy that plays both sides of a game."""
+    run = tmp_path_factory.mktemp("players") / "run"
+    config = ps.RunConfig(steps=64, dir=run, progress="off", tensorboard=False, eval_episodes=0)
+    ps.train(ps.Experiment("penstock.envs.toy:Nim", ps.PPO(), ps.SerialSampler(T=8, B=4), config))
+    return run
+
+
+def test_matches(cli: Cli, players: Path) -> None:
+    said = cli("eval", str(players), "--against", "random", "tests.run.playing.test_matches:perfect", "--episodes", "8")
+    assert said.code == 0
+    rows = [line.split("│")[1:-1] for line in said.out.splitlines() if line.startswith("│")]
+    assert [row[1].strip() for row in rows] == ["random", *["tests.run.playing.test_matches:perfect"] * 2]
+    assert all(int(row[3]) + int(row[4]) + int(row[5]) == int(row[2]) == 8 for row in rows)
+    assert (players / "plots" / "matches.png").stat().st_size > 5_000
+    assert cli("eval", str(players), "--against", "random", "--episodes", "1").code == 2
+    assert cli("eval", str(players), "--against", "nobody").code == 5
+    assert cli("eval", str(players), "--against", "random", "--video").code == 2
+
+
+def test_an_environment_of_many_agents_is_told_agent_by_agent(cli: Cli, players: Path, trained: Path) -> None:
+    said = cli("eval", str(players), "--episodes", "4")
+    assert said.code == 0 and "return, agent agent_0" in said.out and "return, policy" not in said.out
+    assert "one agent" in cli("eval", str(trained), "--against", "random").err

@@ -279,3 +279,23 @@ def test_auto_takes_the_batch_of_the_options_and_is_stored_as_what_it_chose(
     assert "measuring" not in again.out
     assert config(tmp_path / "y")["sampler"] == sampler
     assert cli(*options, "--run.dir", "y").code == 2
+
+
+def test_policies_of_ones_own_with_options_by_path(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "two_sides.py").write_text(
+        "import penstock as ps\n"
+        "TWO = ps.Policies({'a': ps.PPO(), 'b': ps.PPO()}, {'agent_0': 'a', 'agent_1': 'b'})\n"
+        "def make():\n    return TWO\n"
+        "def nothing():\n    return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    of = ("--env", "penstock.envs.toy:TeamBits", *QUIET, "--run.dir")
+    run = tmp_path / "run"
+    said = cli("train", "two_sides:TWO", *of, str(run), "--algo.algos.b.lr", "0.5", "--run.seed", "3")
+    assert said.code == 0, said.err
+    assert config(run)["algo"]["algos"]["b"]["lr"] == 0.5 and config(run)["run"]["seed"] == 3
+    assert config(run)["algo"]["algos"]["a"]["lr"] == 3e-4
+    assert cli("train", "two_sides:make", *of, str(tmp_path / "made")).code == 0
+    assert "nothing() returned None" in cli("train", "two_sides:nothing", *of, str(tmp_path / "x")).err
+    assert "there is no 'c'" in cli("train", "two_sides:TWO", *of, str(tmp_path / "x"), "--algo.algos.c.lr", "1").err
+    assert cli("train", "two_sides:TWO", "--env", "CartPole-v1", *QUIET, "--run.dir", str(tmp_path / "x")).code == 2

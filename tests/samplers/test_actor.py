@@ -84,8 +84,8 @@ def test_recurrent_states_stay_in_their_memory_and_go_on_with_the_next_batch() -
     for x, y in zip(tree_leaves(second.state), tree_leaves(after)):
         assert x.tolist() == y.tolist()
     assert not tree_leaves(first.state)[0].any(), "the state before an episode"
-    assert after["age"].shape == (3,)
-    assert after["age"].any()
+    assert after[0]["age"].shape == (3,)
+    assert after[0]["age"].any()
     parts.states[0]["age"][...] = 77  # the learner writes there, such as when a run is resumed
     assert parts.collect(2, buffer=0).state["age"].tolist() == [77, 77, 77]
 

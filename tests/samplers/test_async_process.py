@@ -144,7 +144,7 @@ def test_an_evaluation_has_the_parameters_of_now_and_can_be_stopped() -> None:
     evaluate = there.host.inner.evaluate_agent
 
     def listens(itr: int, episodes: int, deterministic: bool, give_up: Any, slots: int, max_steps: int) -> Any:
-        heard.append((itr, episodes, deterministic, give_up(), slots, max_steps, there.host.agent.unused.item()))
+        heard.append((itr, episodes, deterministic, give_up(), slots, max_steps, there.host.agents[0].unused.item()))
         return evaluate(itr, episodes, deterministic)
 
     there.host.inner.evaluate_agent = listens

@@ -125,12 +125,12 @@ class Pool:
     """Stands for a ProcessPool whose workers act."""
 
     def __init__(self) -> None:
-        self.parameters: dict[str, Any] = {"unused": np.zeros(1, np.float32)}
+        self.parameters: list[Any] = [{"unused": np.zeros(1, np.float32)}]
         self.collected: list[Any] = []
         self.placed: list[Any] = []
 
     def collect(self, *args: Any) -> None:
-        self.collected.append((*args, self.parameters["unused"].tolist()))
+        self.collected.append((*args, self.parameters[0]["unused"].tolist()))
 
     def place(self, *args: Any) -> Any:
         self.placed.append(args)
@@ -146,7 +146,10 @@ def test_parameters_are_published_before_workers_collect() -> None:
     cpu.WorkerActors().serve(pool, [agent], ["batch"], None, [], Noise(1, Purpose.EVALUATE, 9))  # type: ignore
     agent.unused.data.fill_(4.0)
     cpu.WorkerActors().serve(pool, [agent], ["batch"], None, [], None)  # type: ignore
-    assert pool.collected == [("batch", 9, Purpose.EVALUATE, [3.0]), ("batch", 0, DETERMINISTIC, [4.0])]
+    assert pool.collected == [
+        (["batch"], 9, Purpose.EVALUATE, [3.0]),
+        (["batch"], 0, DETERMINISTIC, [4.0]),
+    ]
 
 
 def test_workers_get_a_copy_of_the_agent_and_its_parameters_as_arrays() -> None:
@@ -155,6 +158,7 @@ def test_workers_get_a_copy_of_the_agent_and_its_parameters_as_arrays() -> None:
     assert cpu.WorkerActors().place(pool, ["batch"], "states", [agent]) == ("placed", "there")  # type: ignore
     ((batches, states, acting),) = pool.placed
     assert (batches, states, acting.actor) == (["batch"], "states", "penstock.samplers.actor:Actor")
-    assert acting.agent is not agent
-    assert {name: x.tolist() for name, x in acting.parameters.items()} == {"unused": [3.0]}
+    (copied,), (parameters,) = acting.agents, acting.parameters
+    assert copied is not agent
+    assert {name: x.tolist() for name, x in parameters.items()} == {"unused": [3.0]}
     assert import_object(acting.actor) is Actor

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as ps
 from penstock.core.errors import ConfigError
+from penstock.core.tree import tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import EchoAgents, EchoTurns
 from penstock.testing.samplers import EchoAgent
@@ -122,3 +125,34 @@ def test_metrics_are_the_teams_and_each_policys_and_agents() -> None:
     plain = type(episodes)(**episodes.to_plain())
     assert plain.metrics() == found
     assert plain.last(3).agents["agent_2"].return_.tolist() == episodes.last(3).agents["agent_2"].return_.tolist()
+
+
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+def test_an_evaluation_does_not_wait_for_an_episode_without_end(kind: str) -> None:
+    config = echoes(kind, ONE)
+    endless = replace(config, kwargs={**config.kwargs, "length": 1 << 30, "steady": True})
+    sampler = ps.SerialSampler(T=4, B=1).build(endless)
+    sampler.initialize(agents_of(sampler))
+    with pytest.warns(UserWarning, match=r"leaves out 3 of 3 episodes: in evaluation slot\(s\) \[0, 1\] .* 100 steps"):
+        assert not len(sampler.evaluate_agent(0, 3, slots=2, max_steps=100))
+
+
+@pytest.mark.parametrize("T", [1, 6])
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+def test_an_unroll_from_the_stored_state_is_what_the_agent_did(kind: str, T: int) -> None:
+    config = echoes(kind, DEALT)
+    sampler = ps.SerialSampler(T=T, B=3).build(config, 4)
+    nets = {"a": ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True), "b": ps.Net(hidden=(8,))}
+    agents = {p: ps.PPO(net=net).build(sampler.specs[p], seed=1).agent for p, net in nets.items()}
+    sampler.initialize(agents)
+    rows = 0
+    for k in range(60 // T):
+        batch, _ = sampler.obtain_samples(k)
+        for policy, agent in agents.items():
+            part = tree_map(torch.from_numpy, batch[policy].copy())
+            with torch.no_grad():
+                out = agent(agent.needed(part.inputs_t), part.state)
+            logp = out.dist.log_prob(part.action)
+            assert torch.allclose(logp[part.valid], part.info["logp"][part.valid], atol=1e-5)
+            rows += int(part.valid.sum())
+    assert rows > 60

@@ -153,3 +153,43 @@ def test_a_resumed_run_goes_on_in_other_processes_bit_for_bit(kind: str, name: s
     finally:
         whole.shutdown()
         resumed.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+def test_an_asynchronous_run_is_resumed_with_its_waiting_batches(kind: str) -> None:
+    config, settings = echoes(kind, THREE), ps.AsyncSerialSampler(ps.SerialSampler(5, 3))
+    whole, resumed = settings.build(config, 2), settings.build(config, 2)
+    try:
+        for each in (whole, resumed):
+            each.initialize(agents_of(each))
+        for k in range(5):
+            whole.obtain_samples(k)
+        resumed.load_state_dict(whole.state_dict())
+        assert not resumed.cut_slots
+        for k in range(5, 10):
+            (one, episodes), (other, others) = whole.obtain_samples(k), resumed.obtain_samples(k)
+            assert bits(one) == bits(other), k
+            assert repr(episodes.to_plain()) == repr(others.to_plain())
+    finally:
+        whole.shutdown()
+        resumed.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+@pytest.mark.filterwarnings("ignore:worker")
+def test_an_asynchronous_process_that_dies_goes_on_with_other_episodes(kind: str, tmp_path: Path) -> None:
+    once, plain = tmp_path / "once", echoes(kind, DEALT)
+    config = replace(plain, env=DYING[kind], kwargs={**plain.kwargs, "once": str(once)})
+    sampler = ps.AsyncSerialSampler(ps.SerialSampler(6, 2), depth=0).build(config, 3)
+    try:
+        sampler.initialize(agents_of(sampler))
+        rows = Rows()
+        for k in range(12):
+            if k == 4:
+                once.touch()
+            batch, episodes = sampler.obtain_samples(k)
+            rows.take(batch, episodes, k)
+        assert sampler.metrics()["faults/restarts"] == 1
+        assert rows.compare(plain, 3, range(2), cut=40) > 50
+    finally:
+        sampler.shutdown()

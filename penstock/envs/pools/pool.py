@@ -231,17 +231,10 @@ class EnvPool(Protocol):
 
     def pending(self, group: int) -> tuple[Ints, Ints]:
         """The turns of a group that wait for an action: their slots [n], and the row of each [n]; maybe none."""
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        raise TypeError(f"{type(self).__name__} takes no turns")
 
     def finished(self, group: int) -> bool:
         """True once the group's rows of this batch are complete; asked of pools that take turns."""
-        return True
-
-    def moved(self, group: int) -> Ints:
-        """Slots of a group whose open turn moves to row 0 of the next batch; asked once the group has `finished`.
-
-        That batch begins with the recurrent state before the turn, and acting goes on from the one after it.
-        """
         raise TypeError(f"{type(self).__name__} takes no turns")
 
     def metrics(self) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,20 +14,20 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
-from penstock.envs.agents_contract import NO_CHOICE, parallel_step_violation
-from penstock.envs.contract import LARGEST_REWARD, describe_step_violation
+from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.many import Account, AgentEnvs
-from penstock.envs.pools.messages import fail, refuse_reward
-from penstock.envs.pools.parallel import AgentStep, ParallelEnvs
+from penstock.envs.pools.many.contract import parallel_step_violation
+from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
+from penstock.envs.pools.many.refusals import FLAGS, NUMBERS, check_values, real_rewards, refuse_flags, write_unusual
+from penstock.envs.pools.many.replaying import ParallelJournal, offers_state, replay_parallel
+from penstock.envs.pools.many.rows import column_of, row_writer, writable
+from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.rows import column_of, row_writer, writable
 from penstock.envs.pools.serial import STEPPING, Reset, action_reader, row_checker
 
 _CHECK_EVERY = 64
-_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
-_FLAGS = frozenset([bool, np.bool_])
 
 
 class _Views(NamedTuple):
@@ -123,6 +123,7 @@ class SimultaneousPool(EnvPool):
         ]  # return, discounted, weight of the next, tick of opening
         self._summed = [(sums[0], sums[1], sums[2]) for sums in self._sums]
         self._ahead: dict[int, Any] = {}
+        self._journal = ParallelJournal(self.seats, len(self.host.envs), self._journal_steps)
         self._sent, self._given = 0, -1
         self._unstarted = True
 
@@ -165,7 +166,7 @@ class SimultaneousPool(EnvPool):
         same = len(previous) == len(outs) and all(x is y for x, y in zip(previous, outs))
         if not same or not self._rows:
             self._rows = [[self._views(p, out, t) for p, out in enumerate(outs)] for t in range(T)]
-        self.log = self.account.bind((T + 1) // 2)
+        self.log = self.account.bind(most_episodes(self.host.seating, T))
         if self._unstarted:
             self._unstarted = False
             self._start()
@@ -184,19 +185,69 @@ class SimultaneousPool(EnvPool):
         self._sent += 1
         if self._sent == len(self.groups):
             self._sent = 0
-            self._step(self._rows[row])
+            self._step(row)
+            if row == len(self._rows) - 1:
+                self._journal.record(self._outs)
 
     def recv(self) -> int:
         self._given = (self._given + 1) % len(self.groups)
         return self._given
 
     def get_state(self) -> PoolState:
-        raise NotImplementedError
+        ahead, host = self._ahead, self.host
+        return PoolState(
+            episode=[n - (e in ahead) for e, n in enumerate(host.episode)],
+            ended=list(host.over),
+            idle=list(self.idle),
+            left=host.left_or_none(),
+            began=list(host.began),
+            snapshot=[None if host.over[e] else self._snapshot(e) for e in range(len(host.envs))],
+            tick=host.tick,
+        )
 
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
-        raise NotImplementedError
+        host = self.host
+        self._unstarted, self._outs, self._rows = False, outs, []
+        self._ahead.clear()
+        self.idle = list(state.idle)
+        host.set_state(state)
+        lost = [e for e, found in enumerate(state.snapshot) if not host.over[e] and not self._restore(e, found)]
+        for e in lost:
+            self.there.clear(e)
+            self.account.forget(e)
+        host.set_state(state, lost)
+        return lost
+
+    def _snapshot(self, e: int) -> dict[str, Any]:
+        """The open episode of an environment, as plain data."""
+        env, tick = self.host.envs[e], self.host.tick
+        sums = {agent: self._sums[p][:, b].tolist() for agent, p, b in self.there.where[e]}
+        own = env.get_state() if offers_state(env) else None
+        return {
+            "there": self.there.snapshot(e),
+            "sums": {agent: [*x[:3], tick - int(x[3])] for agent, x in sums.items()},
+            "account": self.account.snapshot(e),
+            "journal": None if own is not None else self._journal.episode(e),
+            "env": own,
+        }
+
+    def _restore(self, e: int, found: dict[str, Any]) -> bool:
+        """The inverse; False if the environment does not come to where it was."""
+        host, there, env = self.host, self.there, self.host.envs[e]
+        if found["env"] is not None and offers_state(env):
+            host.reset(e, again=True)
+            env.set_state(found["env"])
+            there.restore(e, found["there"])
+        elif not replay_parallel(there, e, found, self._outs, self._to_env):
+            return False
+        self._journal.load(e, found["journal"])
+        self.account.restore(e, found["account"])
+        for agent, p, b in there.where[e]:
+            *sums, age = found["sums"][agent]
+            self._sums[p][:, b] = *sums, host.tick - age
+        return True
 
     def close(self) -> None:
         self.host.close()
@@ -207,9 +258,9 @@ class SimultaneousPool(EnvPool):
             *views, writable(views[0], self.specs[p].obs), tree_map(lambda x: x[t], out.obs), out.first[t + 1]
         )
 
-    def _step(self, views: list[_Views]) -> None:
+    def _step(self, at: int) -> None:
         """Steps every environment with the actions of a row, and writes the answers."""
-        host, there, tell = self.host, self.there, self.host.showing.anything
+        host, there, tell, views = self.host, self.there, self.host.showing.anything, self._rows[at]
         mark, row = host.mark, _Row(len(views))
         host.tick += 1
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
@@ -222,7 +273,7 @@ class SimultaneousPool(EnvPool):
             ):
                 if not names:
                     row.partly.append(e)
-                    self._seat(e, [] if self.idle[e] else there.open(e, self._reset(e)), row, views)
+                    self._seat(e, [] if self.idle[e] else self._open(e, at + 1), row, views)
                     continue
                 mark[0] = e
                 if only is None:
@@ -248,16 +299,18 @@ class SimultaneousPool(EnvPool):
         except (EnvWorkerError, ConfigError):
             raise
         except (Exception, SystemExit) as error:
-            self._fail(e, error, result, chosen)
+            if result is not None and (found := parallel_step_violation(result, list(chosen))):
+                host.refuse(e, "step", *found, chosen)
+            fail(host.where(e, "step"), error, chosen)
         mark[1] = 0
-        if True in row.flags or not _FLAGS.issuperset(map(type, row.flags)):
-            self._refuse_flags(row)
+        if True in row.flags or not FLAGS.issuperset(map(type, row.flags)):
+            refuse_flags(there, row.flags, row.partly)
         for p, view in enumerate(views):
             rewards = row.rewards[p]
-            if not _NUMBERS.issuperset(map(type, rewards)):
-                rewards = row.rewards[p] = self._real(p, rewards)
+            if not NUMBERS.issuperset(map(type, rewards)):
+                rewards = row.rewards[p] = real_rewards(there, p, rewards)
             if not self._writers[p](view.flat, row.obs[p]):
-                self._write_unusual(p, view, row.obs[p])
+                write_unusual(there, p, view.obs, row.obs[p])
             view.reward[:] = rewards
             view.terminated.fill(False)
             view.truncated.fill(False)
@@ -268,15 +321,22 @@ class SimultaneousPool(EnvPool):
             weight *= self.account.discount
         if row.partly:
             self._change(row, views)
-        self._check(row, views)
+        everyone = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
+        look = everyone or 0 in host.episode
+        for p, view in enumerate(views):
+            sound = not look or self._sound[p](view.obs)
+            legal = not self._masked[p] or view.obs[MASK_KEY].any(1).all()
+            if not (sound and legal and math.hypot(*row.rewards[p]) < LARGEST_REWARD):
+                check_values(there, p, view.obs, row.rewards[p], everyone)
 
-    def _reset(self, e: int) -> Any:
-        """What the reset of an environment returned, maybe in advance."""
+    def _open(self, e: int, row: int) -> list[AgentStep]:
+        """Resets an environment, unless it has been in advance; `row` is the first of its episode."""
         host = self.host
+        self._journal.open(e, row)
         if e not in self._ahead:
-            return host.reset(e)
+            return self.there.open(e, host.reset(e))
         host.over[e], host.began[e], host.ledger[e, 2] = False, host.tick, host.tick
-        return self._ahead.pop(e)
+        return self.there.open(e, self._ahead.pop(e))
 
     def _seat(self, e: int, steps: Sequence[AgentStep], row: _Row, views: list[_Views]) -> None:
         """Adds what became of an environment's agents to a row, seat by seat."""
@@ -330,69 +390,6 @@ class SimultaneousPool(EnvPool):
                     if views is not None and key in views[p].info:
                         views[p].info[key][b] = value
 
-    def _fail(self, e: int, error: BaseException, result: Any, chosen: dict[str, Any]) -> NoReturn:
-        """Raises for an exception out of an environment, or out of the handling of its answer."""
-        host = self.host
-        if result is not None and (found := parallel_step_violation(result, list(chosen))):
-            host.refuse(e, "step", *found, chosen)
-        fail(host.where(e, "step"), error, chosen)
-
-    def _refuse_flags(self, row: _Row) -> NoReturn:
-        """Raises for the environment among those that were to go on whose flags say something else."""
-        for e, names in enumerate(self.there.alive):
-            if e not in row.partly:
-                flags, row.flags = row.flags[: 2 * len(names)], row.flags[2 * len(names) :]
-                wrong = [flag for flag in flags if type(flag) not in _FLAGS]
-                if wrong:
-                    kind = type(wrong[0]).__name__
-                    self.host.refuse(e, "step", None, f"terminations and truncations hold {kind}; return bools")
-                if any(flags):
-                    self.host.refuse(
-                        e,
-                        "step",
-                        names[flags.index(True) % len(names)],
-                        "it has ended, yet env.agents names it still, as if it were to act; take it out of env.agents "
-                        "in the step in which it ends",
-                    )
-        raise AssertionError("flags that no environment returned")
-
-    def _real(self, p: int, rewards: list[Any]) -> list[float]:
-        """Rewards as floats. Raises for one that is no real number."""
-        for b, reward in enumerate(rewards):
-            e, agent = self.there.at(p, b)
-            if message := describe_step_violation((None, reward, False, False, {})):
-                self.host.refuse(e, "step", agent, message)
-        return [float(reward) for reward in rewards]
-
-    def _write_unusual(self, p: int, view: _Views, found: list[Any]) -> None:
-        """Raises for an observation that broke the contract; writes them if one is only of an unusual but sound type."""
-        for b, obs in enumerate(found):
-            e, agent = self.there.at(p, b)
-            self.host.check_obs(e, "step", agent, p, obs)
-            write_tree(view.obs, b, obs)
-
-    def _check(self, row: _Row, views: list[_Views]) -> None:
-        """Raises for a reward that is not finite, a refused value, or a mask that leaves an agent no choice."""
-        host = self.host
-        everyone = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
-        look = everyone or 0 in host.episode
-        for p, view in enumerate(views):
-            if not math.hypot(*row.rewards[p]) < LARGEST_REWARD:
-                for b, reward in enumerate(row.rewards[p]):
-                    refuse_reward(host.where(*self._of(p, b)), reward, None)
-            unsound = look and not self._sound[p](view.obs)
-            if unsound or (self._masked[p] and not view.obs[MASK_KEY].any(1).all()):
-                for b in range(self._columns[p]):
-                    e, agent = self.there.at(p, b)
-                    if everyone or host.episode[e] == 0:
-                        host.check_obs(e, "step", agent, p, column_of(view.obs, b))
-                    if agent is not None and self._masked[p] and not view.obs[MASK_KEY][b].any():
-                        host.refuse(e, "step", agent, NO_CHOICE)
-
-    def _of(self, p: int, b: int) -> tuple[int, str, str | None]:
-        e, agent = self.there.at(p, b)
-        return e, "step", agent
-
     def _start(self) -> None:
         """Row 0 of the first batch: a reset of every environment that takes part, then random steps if asked for."""
         for out, spec in zip(self._outs, self.specs):
@@ -401,7 +398,7 @@ class SimultaneousPool(EnvPool):
             tree_assign(out.prev_action, 0, spec.null_action)
         for e in range(len(self.host.envs)):
             if not self.idle[e]:
-                self._put_row_0(e, self.there.open(e, self._reset(e)), {})
+                self._put_row_0(e, self._open(e, 0), {})
                 if self._decorrelate:
                     self._random_steps(e)
 
@@ -438,7 +435,7 @@ class SimultaneousPool(EnvPool):
             if host.over[e]:
                 host.left[e] += 1
                 self.account.forget(e)
-                self._put_row_0(e, self.there.open(e, self._reset(e)), {})
+                self._put_row_0(e, self._open(e, 0), {})
                 continue
             drawn: dict[str, Tree] = {}
             for agent, p, b in self.there.where[e]:
@@ -448,4 +445,5 @@ class SimultaneousPool(EnvPool):
             chosen = {agent: self._to_env[p](drawn[agent])[0] for agent, p, _ in self.there.where[e]}
             result = host.step(e, chosen)
             actions = {agent: tree_map(lambda x: x[0], x) for agent, x in drawn.items()}
+            self._journal.before_row_0(e, actions, self.there.where[e], self._outs)
             self._put_row_0(e, self.there.answer(e, result, chosen), actions)

@@ -8,18 +8,22 @@ batch ends moves, action and info included, to row 0 of the next; its place and 
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
+from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.spec import MASK_KEY
-from penstock.core.tree import tree_assign, tree_leaves, tree_map
-from penstock.envs.agents_contract import NO_CHOICE, agents_violation, turn_violation
+from penstock.core.tree import tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.many import Account, AgentEnvs
+from penstock.envs.pools.many.contract import NO_CHOICE
+from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.many.replaying import offers_state
+from penstock.envs.pools.many.turn_columns import Column, Player, begin_batch, idle_rest
+from penstock.envs.pools.many.turn_envs import TurnEnvs
+from penstock.envs.pools.many.turn_journal import replay_turns
 from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
@@ -28,37 +32,6 @@ from penstock.envs.pools.serial import STEPPING, Reset, action_reader, obs_write
 _CHECK_EVERY = 64
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
-
-
-class _Column:
-    """One seat of one environment: a column of a policy's batch."""
-
-    __slots__ = ("closed", "cursor", "e", "index", "open", "policy", "seen")
-
-    def __init__(self, policy: int, index: int, e: int) -> None:
-        self.policy, self.index, self.e = policy, index, e
-        self.cursor = 0
-        """The row of its next turn."""
-        self.open = False
-        """The turn in the row before `cursor` has not closed."""
-        self.closed = True
-        """No episode goes on here: the next turn is the first of one."""
-        self.seen = False
-        """Something stands in row 0 of the first batch, or that is past."""
-
-
-class _Player:
-    """An agent in the open episode of its environment."""
-
-    __slots__ = ("column", "discounted", "return_", "turns", "weight")
-
-    def __init__(self) -> None:
-        self.column: _Column | None = None
-        """Where it sits, from its first turn on."""
-        self.return_ = self.discounted = 0.0
-        self.weight = 1.0
-        """Of the next reward in `discounted`."""
-        self.turns = 0
 
 
 class TurnPool(EnvPool):
@@ -115,7 +88,6 @@ class TurnPool(EnvPool):
         self._nulls = [tree_leaves(spec.null_action) for spec in self.specs]
         self._tell = host.showing.anything
         self._steps = [env.step for env in host.envs]
-        host.step_of = lambda e: self._moves[e]
         self._outs: Sequence[SampleBatch] = ()
         self.restart(seed, episodes)
 
@@ -124,17 +96,14 @@ class TurnPool(EnvPool):
         E = len(self.host.envs)
         self.host.restart(seed, episodes)
         self.account.restart()
-        self._columns = [[_Column(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
-        self._players: list[dict[str, _Player]] = [{} for _ in range(E)]
-        """Of each environment those that are in `env.agents`."""
-        self._agents: list[list[str]] = [[] for _ in range(E)]
-        self._gone: list[set[str]] = [set() for _ in range(E)]
-        self._moves = [0] * E
-        self._waiting: list[_Column | None] = [None] * E
+        self._columns = [[Column(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
+        self.there = there = TurnEnvs(self.host, self.account, self._journal_steps)
+        self.host.step_of = lambda e: there.moves[e]
+        self._waiting: list[Column | None] = [None] * E
         """Column whose turn waits for an action, None of an environment that is out of room or has no episode left."""
         self._turn: list[tuple[str, Any] | None] = [None] * E
         """Agent whose turn it is, and what it sees; None while nobody's is."""
-        self._held: list[tuple[_Column, list[Any]]] = []
+        self._held: list[tuple[Column, list[Any]]] = []
         self._sent, self._given = 0, -1
         self._first_batch, self._whole, self._look = True, False, False
 
@@ -168,24 +137,24 @@ class TurnPool(EnvPool):
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         previous, self._outs = self._outs, outs
         T = self._T = outs[0].spec.T
-        self.log = self.account.bind(T * sum(self.seats) + 1)
+        self.log = self.account.bind(most_episodes(self.host.seating, T))
         for p, out in enumerate(outs):
-            self._clear(p, out, previous[p] if previous and not self._first_batch else None)
+            begin_batch(out, previous[p] if previous and not self._first_batch else None, self.specs[p])
         self._obs = [[tree_map(lambda x, t=t: x[t], out.obs) for t in range(T + 1)] for out in outs]
         self._info: list[dict[str, Any]] = [
             out.info.get("env", {}) if isinstance(out.info, dict) else {} for out in outs
         ]
         self._prev_actions = [tree_leaves(out.prev_action) for out in outs]
         self._agent_info = [tree_leaves({key: x for key, x in out.info.items() if key != "env"}) for out in outs]
-        self._agent_leaves = [[*tree_leaves(out.action), *x, out.version] for out, x in zip(outs, self._agent_info)]
+        self._written = [[*tree_leaves(out.action), *x, out.version] for out, x in zip(outs, self._agent_info)]
         self._reward = [out.reward for out in outs]
         self._valid = [out.valid for out in outs]
         for columns in self._columns:
             for column in columns:
                 column.cursor = 0
         for column, leaves in self._held:
-            for x, y in zip(self._own(column, 0), leaves):
-                x[...] = y
+            for x, y in zip(self._written[column.policy], leaves):
+                x[0, column.index] = y
             column.cursor = 1
         self._held = []
         self._whole = False
@@ -211,35 +180,94 @@ class TurnPool(EnvPool):
     def finished(self, group: int) -> bool:
         return self._whole
 
-    def moved(self, group: int) -> Ints:
-        """Slots whose open turn moves to row 0 of the next batch; known once the group is `finished`."""
-        return np.array([x.index for x, _ in self._held if x.policy == group], np.int64)
-
     def get_state(self) -> PoolState:
-        raise NotImplementedError
+        host, E = self.host, len(self._waiting)
+        return PoolState(
+            episode=list(host.episode),
+            ended=list(host.over),
+            idle=[over and left <= 0 for over, left in zip(host.over, host.left)],
+            left=host.left_or_none(),
+            began=list(host.began),
+            snapshot=[self._snapshot(e) for e in range(E)],
+            tick=host.tick,
+        )
 
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
-        raise NotImplementedError
+        host = self.host
+        self._outs, self._first_batch, self._held = outs, False, []
+        host.set_state(state)
+        lost = [e for e, found in enumerate(state.snapshot) if not self._restore(e, found)]
+        host.set_state(state, lost)
+        return lost
+
+    def _snapshot(self, e: int) -> dict[str, Any]:
+        """An environment between two batches, its open turns, and the seats that wait, as plain data."""
+        env = self.host.envs[e]
+        own = env.get_state() if offers_state(env) and not self.host.over[e] else None
+        mine = [column for columns in self._columns for column in columns if column.e == e]
+        return {
+            "columns": [[x.open, x.closed] for x in mine],
+            "held": [[mine.index(x), *leaves] for x, leaves in self._held if x.e == e],
+            "players": {
+                agent: [
+                    None if x.column is None else mine.index(x.column), x.return_, x.discounted, x.weight, x.turns
+                ]
+                for agent, x in self.there.players[e].items()
+            },
+            "moves": self.there.moves[e],
+            "gone": sorted(self.there.gone[e]),
+            "account": self.account.snapshot(e),
+            "journal": None if own is not None else self.there.journals[e].to_plain(),
+            "env": own,
+        }  # fmt: skip
+
+    def _restore(self, e: int, found: dict[str, Any]) -> bool:
+        """The inverse; False if the environment does not come to where it was."""
+        host, env = self.host, self.host.envs[e]
+        mine = [column for columns in self._columns for column in columns if column.e == e]
+        for column in mine:
+            column.open, column.closed = False, True
+        self._turn[e] = self._waiting[e] = None
+        self.there.forget(e)
+        if host.over[e]:
+            return True
+        self.there.open(e, again=True)
+        if found["env"] is not None and offers_state(env):
+            env.set_state(found["env"])
+        elif found["journal"] is None or not replay_turns(
+            env, self.there.journals[e], found["journal"], self._action_of, host.seating.agents
+        ):
+            self.there.forget(e)
+            return False
+        self.account.restore(e, found["account"])
+        self.there.gone[e], self.there.agents[e] = {*found["gone"]}, list(env.agents)
+        for column, (open_, closed) in zip(mine, found["columns"]):
+            column.open, column.closed = open_, closed
+        self._held += [(mine[i], leaves) for i, *leaves in found["held"]]
+        for agent, (i, *sums) in found["players"].items():
+            player = self.there.players[e][agent] = Player()
+            player.return_, player.discounted, player.weight, player.turns = sums
+            if i is not None:
+                player.column = column = mine[i]
+                seats = self.seats[column.policy]
+                host.seats[e].put(agent, column.policy, column.index - e * seats)
+        self.there.moves[e] = found["moves"]
+        agent = env.agent_selection
+        obs, _, _, _, info = env.last()
+        if self._tell:
+            obs = host.show(e, "step", agent, obs, info, self.there.state(e, env))
+        self._turn[e] = agent, obs
+        return True
+
+    def _action_of(self, agent: str, leaves: list[Any]) -> Any:
+        """An agent's action out of its leaves."""
+        policy = next(p for p, spec in enumerate(self.specs) if self.host.showing.fits(agent, spec))
+        return tree_unflatten(tree_structure(self.specs[policy].action), leaves)
 
     def close(self) -> None:
         self.host.close()
-
-    def _clear(self, p: int, out: SampleBatch, previous: SampleBatch | None) -> None:
-        """Row 0 from row T of the batch before, and no turn in the others."""
-        if previous is None:
-            tree_map(lambda x: x[0].fill(0), out.obs)
-            out.first[0], out.prev_reward[0] = False, 0.0
-            tree_assign(out.prev_action, 0, self.specs[p].null_action)
-        else:
-            for name in ROWS_AND_NEXT:
-                tree_assign(getattr(out, name), 0, getattr(previous, name), -1)
-        out.first[1:] = False
-        for x in (out.reward, out.terminated, out.truncated, out.valid):
-            x.fill(0)
-        for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else ():
-            column.fill(np.nan)
 
     def _sweep(self) -> None:
         """Plays the turns that wait, and lets each of their environments run to its next one."""
@@ -258,21 +286,22 @@ class TurnPool(EnvPool):
         for e, column in enumerate(self._waiting):
             if column is None:
                 continue
-            mark[0], mark[4] = e, self._moves[e] + 1
+            mark[0], mark[4] = e, self.there.moves[e] + 1
             self._move(e, column, chosen[e])
             self._advance(e)
         mark[1] = 0
         self._finish_if_whole()
 
-    def _move(self, e: int, column: _Column, action: Any) -> None:
+    def _move(self, e: int, column: Column, action: Any) -> None:
         """The agent whose turn it is acts."""
         turn = self._turn[e]
         assert turn is not None
         agent = turn[0]
         column.cursor += 1
         column.open = True
-        self._players[e][agent].turns += 1
-        self._moves[e] += 1
+        self.there.players[e][agent].turns += 1
+        self.there.moves[e] += 1
+        self.there.journals[e].add(self.host.index[agent], action)
         self._turn[e] = self._waiting[e] = None
         try:
             self._steps[e](action)
@@ -281,7 +310,7 @@ class TurnPool(EnvPool):
 
     def _advance(self, e: int) -> None:
         """Lets an environment run to the next turn that waits for an action, or to where there is no room for it."""
-        host, env, players = self.host, self.host.envs[e], self._players[e]
+        host, env, players = self.host, self.host.envs[e], self.there.players[e]
         while True:
             if self._turn[e] is not None:  # it found no room in the batch before
                 self._place(e)
@@ -289,14 +318,14 @@ class TurnPool(EnvPool):
             if host.over[e]:
                 if host.left[e] <= 0:
                     return
-                self._open(e)
+                self.there.open(e)
             result = None
             try:
                 agents = env.agents
-                if agents != self._agents[e]:
-                    self._changed(e, agents)
+                if agents != self.there.agents[e]:
+                    self.there.changed(e, agents)
                 if not agents:
-                    self._close(e)
+                    self.there.close(e)
                     continue
                 agent = env.agent_selection
                 result = env.last()
@@ -305,7 +334,7 @@ class TurnPool(EnvPool):
             except EnvWorkerError:
                 raise
             except (Exception, SystemExit) as error:
-                self._fail(e, error, result)
+                self.there.fail(e, error, result)
             if (
                 (reward.__class__ is not float and reward.__class__ not in _NUMBERS)
                 or (terminated.__class__ is not bool and terminated.__class__ not in _FLAGS)
@@ -313,10 +342,11 @@ class TurnPool(EnvPool):
                 or not -LARGEST_REWARD < reward < LARGEST_REWARD
                 or info.__class__ is not dict
             ):
-                reward = self._real(e, agent, result)
+                reward = self.there.real(e, agent, result)
             over = terminated or truncated
+            self.there.journals[e].look(obs, reward)
             if self._tell:
-                obs = host.show(e, "step", agent, obs, info, self._state(e, env))
+                obs = host.show(e, "step", agent, obs, info, self.there.state(e, env))
             column = player.column
             if column is not None and column.open:
                 self._close_row(column, player, agent, obs, reward, terminated, truncated, info)
@@ -324,7 +354,7 @@ class TurnPool(EnvPool):
                 player.return_ += reward  # earned before its first turn: no row to credit
                 player.discounted += reward
             if over:
-                self._end(e, agent, player, terminated)
+                self.there.end(e, agent, player, terminated)
                 try:
                     env.step(None)
                 except (Exception, SystemExit) as error:
@@ -344,7 +374,7 @@ class TurnPool(EnvPool):
         turn = self._turn[e]
         assert turn is not None
         agent, obs = turn
-        column = self._players[e][agent].column
+        column = self.there.players[e][agent].column
         assert column is not None
         if column.closed:
             p, b, out = column.policy, column.index, self._outs[column.policy]
@@ -368,8 +398,8 @@ class TurnPool(EnvPool):
 
     def _close_row(
         self,
-        column: _Column,
-        player: _Player,
+        column: Column,
+        player: Player,
         agent: str,
         obs: Any,
         reward: Any,
@@ -404,86 +434,10 @@ class TurnPool(EnvPool):
         elif self._look or host.episode[e] == 0:
             host.check_obs(e, "step", agent, p, obs)
 
-    def _end(self, e: int, agent: str, player: _Player, terminated: Any) -> None:
-        """An agent's episode is over, with a turn or without one."""
-        policy = self.host.seats[e].policy[agent]
-        if player.column is not None:
-            player.column.closed = True
-        self.account.end(
-            e, agent, policy, float(player.return_), float(player.discounted), player.turns, bool(terminated)
-        )
-        self.host.seats[e].leave(agent)
-        del self._players[e][agent]
-        self._gone[e].add(agent)
-        self._agents[e] = [other for other in self._agents[e] if other != agent]
-
-    def _open(self, e: int) -> None:
-        """The next episode of an environment."""
-        self.host.reset(e)
-        self.host.ledger[e, 2] = 0
-        self._moves[e], self._agents[e], self._gone[e] = 0, [], set()
-        self._players[e].clear()
-
-    def _close(self, e: int) -> None:
-        """The episode of an environment is over."""
-        if not self._moves[e]:
-            self.host.refuse(e, "reset", None, "the episode is over before any agent took a turn; let one act first")
-        self.account.close(e, self._moves[e])
-        self.host.finish(e)
-
-    def _changed(self, e: int, now: Sequence[str]) -> None:
-        """Agents have come, which is well, or gone without their last step."""
-        before = self._agents[e]
-        if found := agents_violation(before, (), now, self._gone[e], self.host.index):
-            self.host.refuse(e, "step", *found)
-        for agent in now:
-            if agent not in before:
-                self._players[e][agent] = _Player()
-        self._agents[e] = list(now)
-
-    def _state(self, e: int, env: Any) -> Any:
-        """The state that stands in every observation; None if none does."""
-        showing = self.host.showing
-        joint = {agent: env.observe(agent) for agent in env.agents} if showing.state == "joint" else {}
-        return self.host.state_of(e, "step", joint)
-
-    def _real(self, e: int, agent: str, result: Any) -> float:
-        """The reward as a float. Raises if the turn breaks the contract."""
-        if found := turn_violation(result, agent, self._agents[e], self.host.index):
-            self.host.refuse(e, "step", *found)
-        return float(result[1])
-
-    def _fail(self, e: int, error: BaseException, result: Any) -> NoReturn:
-        """Raises for an exception on the way to a turn."""
-        env = self.host.envs[e]
-        selected = getattr(env, "agent_selection", None)
-        if found := turn_violation(result, selected, self._agents[e], self.host.index, look=result is not None):
-            self.host.refuse(e, "step", *found)
-        fail(self.host.where(e, "step", selected), error, None)
-
     def _finish_if_whole(self) -> None:
         """Once no environment has room: takes out the open turns, and makes the rest of each column idle."""
         if any(column is not None for column in self._waiting):
             return
-        self._whole, self._first_batch, T = True, False, self._T
+        self._whole, self._first_batch = True, False
         for p, out in enumerate(self._outs):
-            obs = tree_leaves(out.obs)
-            for column in self._columns[p]:
-                b, c = column.index, column.cursor - column.open
-                if column.open:
-                    self._held.append((column, [x.copy() for x in self._own(column, c)]))
-                if c >= T:
-                    continue
-                for x in obs:
-                    x[c + 1 :, b] = x[c, b]
-                for x in self._agent_info[p]:
-                    x[c:, b] = 0
-                for x, null in zip(self._prev_actions[p], self._nulls[p]):
-                    x[c + 1 : T, b] = null
-                    x[T, b] = x[c, b] if column.open else null
-                out.prev_reward[T, b] = out.prev_reward[c, b] if column.open else 0.0
-                out.first[T, b] = out.first[c, b] and column.open
-
-    def _own(self, column: _Column, t: int) -> list[Any]:
-        """Views of what the agent wrote for a turn: action, info and version."""
-        return [x[t, column.index : column.index + 1] for x in self._agent_leaves[column.policy]]
+            self._held += idle_rest(out, self._columns[p], self._written[p], self._nulls[p])

@@ -26,7 +26,7 @@ from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remembe
 CONFIG, META = "config.json", "meta.json"
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
 """What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
-_DROPPED = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text")
+_DROPPED = ("env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text", "env_state")
 _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
 _BEFORE = {"eval_max_steps": 200_000}
@@ -62,27 +62,26 @@ class StoredConfig:
     trusted: bool
     """What it names may be imported and called."""
 
-    def algorithm(self, agent: AgentFn | None = None) -> Any:
-        """The algorithm's settings, with `agent` in place of a stored one. Raises CheckpointError unless trusted.
+    def algorithm(self, again: Again = Again()) -> Any:
+        """The algorithm's settings, with what is given again. Raises CheckpointError unless trusted.
 
         Who plays whom is left out where it was not stored, as the policies have their ids anyway.
         """
+        of_algo = again.of_algo()
         with undamaged(self.path):
-            plain = _without(self.plain, Again(agent=agent).of_algo())["algo"]
-            if "unstorable" in (plain.get("policy_mapping_fn") or {}):
-                plain = {**plain, "policy_mapping_fn": None}
+            plain = _unmapped(_without(self.plain, of_algo))["algo"]
             self._require_trust({"algo": plain}, files=False)
             algo = self._made(plain)
             if not hasattr(algo, "build"):
                 raise TypeError("no algorithm in it")
-            algo = algo if agent is None else replace(algo, agent=agent)
+            algo = replace(algo, **of_algo) if of_algo else algo
             return for_agents(algo, not isinstance(self.spec, EnvSpec))
 
     def to_play(self, env: Any = None) -> Experiment:
         """The experiment to play episodes of: with T, B and the seed, but without the rest of sampler and run."""
         with undamaged(self.path):
             run, sampler = self.plain["run"], self.plain["sampler"]
-            plain = {**self.plain, "run": {key: run[key] for key in _PLAYED if key in run}}
+            plain = _unmapped({**self.plain, "run": {key: run[key] for key in _PLAYED if key in run}})
             if not self.trusted and foreign(sampler, files=False):
                 inmost, runners = sampler.get("inner", sampler), sampler.get("runners", 1)
                 plain["sampler"] = {
@@ -242,6 +241,12 @@ def _compare(content: Mapping[str, Any], path: Path) -> None:
 def _digest(content: Mapping[str, Any]) -> str:
     """Of the content, however the text is laid out."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain experiment without a policy_mapping_fn that could not be stored."""
+    lost = "unstorable" in (plain["algo"].get("policy_mapping_fn") or {})
+    return {**plain, "algo": {**plain["algo"], "policy_mapping_fn": None}} if lost else dict(plain)
 
 
 def _without(plain: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

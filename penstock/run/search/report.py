@@ -24,7 +24,7 @@ from penstock.samplers import SAMPLERS, find_sampler, placed
 PRESET = "best.toml"
 _OF_THE_RUN = ("steps", "eval_max_steps")
 """Settings of the run that a preset carries."""
-_OF_THE_EXPERIMENT = ("env_kwargs", "wrappers", "info_keys", "env_checks", "env_drop", "env_text")
+_OF_THE_EXPERIMENT = ("env_kwargs", "wrappers", "info_keys", "env_checks", "env_drop", "env_text", "env_state")
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
 
 
 def _spec_of(exp: Experiment) -> Specs:
-    """What the policies are built for, of an environment that is checked in a process of its own. Raises EnvWorkerError."""
+    """What the policies are built for; the environment is checked in a process of its own. Raises EnvWorkerError."""
     return specs_for(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler_settings))
 
 

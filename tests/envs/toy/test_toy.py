@@ -13,14 +13,11 @@ from penstock.envs import toy
 from penstock.envs.check import check_env
 
 MAKERS: dict[str, Callable[[], gym.Env]] = {
-    name: made
+    name: getattr(toy, name)
     for name in toy.__all__
-    if name not in ("HideVelocity", "Toy")
-    and isinstance(made := getattr(toy, name), type)
-    and issubclass(made, gym.Env)
+    if name not in ("FAULTS", "HideVelocity", "Toy") and getattr(toy, name).__module__ != "penstock.envs.toy.agents"
 }
 MAKERS |= {
-    "cartpole_positions": toy.cartpole_positions,
     "PixelCatch hwc": lambda: toy.PixelCatch("hwc"),
     "Counter truncated": lambda: toy.Counter(None, 6),
     "FaultEnv dict": lambda: toy.FaultEnv(dict_obs=True),

@@ -15,7 +15,7 @@ from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, refused_values
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import fail, last, refuse_obs, slot_at
-from penstock.envs.pools.pool import EpisodeLog
+from penstock.envs.pools.pool import EpisodeLog, PoolState
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
 from penstock.envs.seats import Seating, Seats
 from penstock.envs.shown import Showing, check_shown
@@ -81,6 +81,19 @@ class AgentEnvs:
         """The environment resets next."""
         self._seeds = [EpisodeSeeds(seed, self.slots.start + e, self.evaluation) for e in range(E)]
         self.ledger[:, 0], self.ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
+
+    def left_or_none(self) -> list[int | None]:
+        """Episodes that each environment has yet to play; None for no limit."""
+        return [None if left == math.inf else int(left) for left in self.left]
+
+    def set_state(self, state: PoolState, lost: Sequence[int] = ()) -> None:
+        """Goes on where a pool was whose state this is, but for `lost` environments, which reset next."""
+        self.episode, self.began = list(state.episode), list(state.began)
+        self.over = [ended or e in lost for e, ended in enumerate(state.ended)]
+        self.left = [math.inf if left is None else left for left in state.left]
+        self.tick = state.tick
+        self.ledger[:, 2] = self.began
+        self.ledger[:, 0], self.ledger[:, 1] = self.episode, [-1 if left == math.inf else left for left in self.left]
 
     def take_over(self) -> None:
         """Goes on from the ledger of a pool whose worker died: every environment resets into its next episode."""
@@ -265,6 +278,18 @@ class Account:
                 log.columns[key][e, m, k] = value
         log.count[e] = m + 1
         self.forget(e)
+
+    def snapshot(self, e: int) -> dict[str, Any]:
+        """What agents of an open episode that ended have earned, and what was reported, as plain data."""
+        return {
+            "ended": [[k, *found] for k, found in self.ended[e].items()],
+            "reported": [[k, dict(found)] for k, found in self.reported[e].items()],
+        }
+
+    def restore(self, e: int, found: Mapping[str, Any]) -> None:
+        """The inverse."""
+        self.ended[e] = {k: (policy, *sums) for k, policy, *sums in found["ended"]}
+        self.reported[e] = {k: dict(values) for k, values in found["reported"]}
 
     def forget(self, e: int) -> None:
         """The open episode of environment e does not count."""

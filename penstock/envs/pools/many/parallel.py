@@ -7,8 +7,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from penstock.core.tree import Tree
-from penstock.envs.agents_contract import agents_violation, parallel_reset_violation, parallel_step_violation
-from penstock.envs.pools.many import AgentEnvs
+from penstock.envs.pools.many.contract import agents_violation, parallel_reset_violation, parallel_step_violation
+from penstock.envs.pools.many.hosting import AgentEnvs
 
 
 class AgentStep(NamedTuple):
@@ -44,7 +44,7 @@ class ParallelEnvs:
     def restart(self) -> None:
         """Forgets every episode."""
         for e in range(len(self.alive)):
-            self._clear(e)
+            self.clear(e)
 
     def open(self, e: int, result: Any) -> list[AgentStep]:
         """Seats who is there after a reset, which returned this."""
@@ -52,7 +52,7 @@ class ParallelEnvs:
         if found := parallel_reset_violation(result):
             host.refuse(e, "reset", *found)
         obs, infos = result
-        self._clear(e)
+        self.clear(e)
         now = list(host.envs[e].agents)
         self._check_came(e, "reset", now, obs)
         return self._come(e, "reset", now, now, self.shown(e, "reset", now, obs, infos))
@@ -127,7 +127,27 @@ class ParallelEnvs:
             if agent not in obs:
                 self.host.refuse(e, phase, agent, "it is in env.agents, but there is no observation of it; return one")
 
-    def _clear(self, e: int) -> None:
+    def snapshot(self, e: int) -> dict[str, Any]:
+        """Who is there and where, as plain data."""
+        host = self.host
+        return {
+            "where": [[agent, p, b - e * self.seats[p]] for agent, p, b in self.where[e]],
+            "gone": sorted(self.gone[e]),
+            "leaving": [[agent, *host.seats[e].of(agent)] for agent in self._leaving[e]],
+        }
+
+    def restore(self, e: int, found: dict[str, Any]) -> None:
+        """The inverse, after a reset."""
+        self.clear(e)
+        self.gone[e] = {*found["gone"]}
+        self._leaving[e] = [agent for agent, _, _ in found["leaving"]]
+        for agent, p, seat in (*found["where"], *found["leaving"]):
+            self.host.seats[e].put(agent, p, seat)
+        self.where[e] = [(agent, p, e * self.seats[p] + seat) for agent, p, seat in found["where"]]
+        self._come(e, "reset", [], [agent for agent, _, _ in found["where"]], {})
+
+    def clear(self, e: int) -> None:
+        """Nobody is there."""
         self.alive[e], self.where[e], self.full[e] = [], [], None
         self.gone[e], self._leaving[e] = set(), []
 

@@ -1,0 +1,80 @@
+"""What makes a row of many agents one that is refused, found out once a look at all of it says that something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.core.spec import MASK_KEY
+from penstock.core.tree import Tree
+from penstock.envs.contract import describe_step_violation
+from penstock.envs.pools.many.contract import NO_CHOICE
+from penstock.envs.pools.many.parallel import ParallelEnvs
+from penstock.envs.pools.many.rows import column_of
+from penstock.envs.pools.messages import refuse_reward
+from penstock.envs.pools.restoring import write_tree
+
+NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
+"""Types of most rewards."""
+FLAGS = frozenset([bool, np.bool_])
+
+
+def refuse_flags(there: ParallelEnvs, flags: Sequence[Any], but: Sequence[int]) -> NoReturn:
+    """Raises for the environment whose flags are no bools, or say that an agent has ended which is there still.
+
+    Args:
+        flags: terminations, then truncations, of each environment that is not among `but`.
+    """
+    at = 0
+    for e, names in enumerate(there.alive):
+        if e in but:
+            continue
+        own, at = flags[at : at + 2 * len(names)], at + 2 * len(names)
+        if wrong := [flag for flag in own if type(flag) not in FLAGS]:
+            kind = type(wrong[0]).__name__
+            there.host.refuse(e, "step", None, f"terminations and truncations hold {kind}; return bools")
+        if any(own):
+            there.host.refuse(
+                e,
+                "step",
+                names[list(own).index(True) % len(names)],
+                "it has ended, yet env.agents names it still, as if it were to act; take it out of env.agents in the "
+                "step in which it ends",
+            )
+    raise AssertionError("flags that no environment returned")
+
+
+def real_rewards(there: ParallelEnvs, p: int, rewards: Sequence[Any]) -> list[float]:
+    """Rewards of a policy's columns as floats. Raises for one that is no real number."""
+    for b, reward in enumerate(rewards):
+        e, agent = there.at(p, b)
+        if message := describe_step_violation((None, reward, False, False, {})):
+            there.host.refuse(e, "step", agent, message)
+    return [float(reward) for reward in rewards]
+
+
+def write_unusual(there: ParallelEnvs, p: int, row: Tree, found: Sequence[Any]) -> None:
+    """Raises for an observation that broke the contract; writes them if one is only of an unusual but sound type."""
+    for b, obs in enumerate(found):
+        e, agent = there.at(p, b)
+        there.host.check_obs(e, "step", agent, p, obs)
+        write_tree(row, b, obs)
+
+
+def check_values(there: ParallelEnvs, p: int, row: Tree, rewards: Sequence[Any], everyone: bool) -> None:
+    """Raises for a reward that is not finite, a refused value, or a mask that leaves an agent no choice.
+
+    Args:
+        row: [B, *O] observations of the policy. everyone: look at values after first episodes too.
+    """
+    host = there.host
+    for b, reward in enumerate(rewards):
+        e, agent = there.at(p, b)
+        refuse_reward(host.where(e, "step", agent), reward, None)
+        if everyone or host.episode[e] == 0:
+            host.check_obs(e, "step", agent, p, column_of(row, b))
+        masked = host.refused != "any" and isinstance(row, dict) and MASK_KEY in row
+        if agent is not None and masked and not row[MASK_KEY][b].any():
+            host.refuse(e, "step", agent, NO_CHOICE)

@@ -1,0 +1,93 @@
+"""Columns of turns: row by row the turns of whoever sits on a seat, and what moves from one batch to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
+from penstock.core.spec import EnvSpec
+from penstock.core.tree import tree_assign, tree_leaves, tree_map
+
+
+class Column:
+    """One seat of one environment: a column of a policy's batch."""
+
+    __slots__ = ("closed", "cursor", "e", "index", "open", "policy", "seen")
+
+    def __init__(self, policy: int, index: int, e: int) -> None:
+        self.policy, self.index, self.e = policy, index, e
+        self.cursor = 0
+        """The row of its next turn."""
+        self.open = False
+        """The turn in the row before `cursor` has not closed."""
+        self.closed = True
+        """No episode goes on here: the next turn is the first of one."""
+        self.seen = False
+        """Something stands in row 0 of the first batch, or that is past."""
+
+
+class Player:
+    """An agent in the open episode of its environment."""
+
+    __slots__ = ("column", "discounted", "return_", "turns", "weight")
+
+    def __init__(self) -> None:
+        self.column: Column | None = None
+        """Where it sits, from its first turn on."""
+        self.return_ = self.discounted = 0.0
+        self.weight = 1.0
+        """Of the next reward in `discounted`."""
+        self.turns = 0
+
+
+def begin_batch(out: SampleBatch, previous: SampleBatch | None, spec: EnvSpec) -> None:
+    """Row 0 from row T of the batch before, if there is one, and no turn in the others."""
+    if previous is None:
+        tree_map(lambda x: x[0].fill(0), out.obs)
+        out.first[0], out.prev_reward[0] = False, 0.0
+        tree_assign(out.prev_action, 0, spec.null_action)
+    else:
+        for name in ROWS_AND_NEXT:
+            tree_assign(getattr(out, name), 0, getattr(previous, name), -1)
+    out.first[1:] = False
+    for x in (out.reward, out.terminated, out.truncated, out.valid):
+        x.fill(0)
+    for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else ():
+        column.fill(np.nan)
+
+
+def idle_rest(
+    out: SampleBatch, columns: Sequence[Column], written: Sequence[Any], nulls: Sequence[Any]
+) -> list[tuple[Column, list[Any]]]:
+    """Takes the open turns out of a batch that is whole, and makes the rest of each column idle.
+
+    Row T of a column whose turn was open is as its row: row 0 of the next batch.
+
+    Args:
+        written: leaves [T, B, ...] of what the agent writes. nulls: leaves of the null action.
+
+    Returns:
+        columns whose turn is open, and what the agent wrote for it.
+    """
+    T = out.spec.T
+    held: list[tuple[Column, list[Any]]] = []
+    obs, prev_actions, info = tree_leaves(out.obs), tree_leaves(out.prev_action), written[len(nulls) : -1]
+    for column in columns:
+        b, c, open_ = column.index, column.cursor - column.open, column.open
+        if open_:
+            held.append((column, [x[c, b].copy() for x in written]))
+        if c >= T:
+            continue
+        for x in obs:
+            x[c + 1 :, b] = x[c, b]
+        for x in info:
+            x[c:, b] = 0
+        for x, null in zip(prev_actions, nulls):
+            x[c + 1 : T, b] = null
+            x[T, b] = x[c, b] if open_ else null
+        out.prev_reward[T, b] = out.prev_reward[c, b] if open_ else 0.0
+        out.first[T, b] = out.first[c, b] and open_
+    return held

@@ -1,0 +1,95 @@
+"""TurnEnvs: who is there in each of E environments whose agents take turns, and what they have done, from reset to reset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from penstock.envs.pools.many.contract import agents_violation, turn_violation
+from penstock.envs.pools.many.hosting import Account, AgentEnvs
+from penstock.envs.pools.many.turn_columns import Player
+from penstock.envs.pools.many.turn_journal import TurnJournal
+from penstock.envs.pools.messages import fail
+
+
+class TurnEnvs:
+    """The agents of E AEC environments.
+
+    Args:
+        limit: moves of an episode that its journal keeps.
+    """
+
+    def __init__(self, host: AgentEnvs, account: Account, limit: int) -> None:
+        self.host, self.account, self._limit = host, account, limit
+        E = len(host.envs)
+        self.players: list[dict[str, Player]] = [{} for _ in range(E)]
+        """Of each environment those that are in `env.agents`."""
+        self.agents: list[list[str]] = [[] for _ in range(E)]
+        """`env.agents` as it was last seen."""
+        self.gone: list[set[str]] = [set() for _ in range(E)]
+        """Agents that have ended in this episode."""
+        self.moves = [0] * E
+        self.journals = [TurnJournal(limit) for _ in range(E)]
+
+    def forget(self, e: int) -> None:
+        """Nobody is in environment e."""
+        self.players[e].clear()
+        self.agents[e], self.gone[e], self.moves[e] = [], set(), 0
+        self.account.forget(e)
+
+    def open(self, e: int, again: bool = False) -> None:
+        """The next episode of an environment, or the same `again`."""
+        self.host.reset(e, again)
+        self.host.ledger[e, 2] = 0
+        self.forget(e)
+        self.journals[e] = TurnJournal(self._limit)
+
+    def close(self, e: int) -> None:
+        """The episode of an environment is over."""
+        if not self.moves[e]:
+            self.host.refuse(e, "reset", None, "the episode is over before any agent took a turn; let one act first")
+        self.account.close(e, self.moves[e])
+        self.host.finish(e)
+
+    def changed(self, e: int, now: Sequence[str]) -> None:
+        """Agents have come, which is well, or gone without their last step."""
+        before = self.agents[e]
+        if found := agents_violation(before, (), now, self.gone[e], self.host.index):
+            self.host.refuse(e, "step", *found)
+        for agent in now:
+            if agent not in before:
+                self.players[e][agent] = Player()
+        self.agents[e] = list(now)
+
+    def end(self, e: int, agent: str, player: Player, terminated: Any) -> None:
+        """An agent's episode is over, with a turn or without one."""
+        policy = self.host.seats[e].policy[agent]
+        if player.column is not None:
+            player.column.closed = True
+        self.account.end(
+            e, agent, policy, float(player.return_), float(player.discounted), player.turns, bool(terminated)
+        )
+        self.host.seats[e].leave(agent)
+        del self.players[e][agent]
+        self.gone[e].add(agent)
+        self.agents[e] = [other for other in self.agents[e] if other != agent]
+
+    def state(self, e: int, env: Any) -> Any:
+        """The state that stands in every observation; None if none does."""
+        showing = self.host.showing
+        joint = {agent: env.observe(agent) for agent in env.agents} if showing.state == "joint" else {}
+        return self.host.state_of(e, "step", joint)
+
+    def real(self, e: int, agent: str, result: Any) -> float:
+        """The reward as a float. Raises if the turn breaks the contract."""
+        if found := turn_violation(result, agent, self.agents[e], self.host.index):
+            self.host.refuse(e, "step", *found)
+        return float(result[1])
+
+    def fail(self, e: int, error: BaseException, result: Any) -> NoReturn:
+        """Raises for an exception on the way to a turn."""
+        env = self.host.envs[e]
+        selected = getattr(env, "agent_selection", None)
+        if found := turn_violation(result, selected, self.agents[e], self.host.index, look=result is not None):
+            self.host.refuse(e, "step", *found)
+        fail(self.host.where(e, "step", selected), error, None)
