@@ -114,7 +114,7 @@ class EnvConfig:
         return self.env if isinstance(self.env, str) else _name(self.env)
 
     def make(self) -> AnyEnv:
-        """A new environment; its owner closes it. Of many agents it is one by PettingZoo's API, whatever the type says.
+        """A new environment; its owner closes it. Of many agents it has PettingZoo's API, not this type.
 
         Raises:
             ConfigError: unknown id, module or name; a missing extra; the factory returned no environment.
@@ -140,7 +140,7 @@ class EnvConfig:
         if is_agents_env(env):
             close_env(env, self.name)
             raise ConfigError(
-                f"{self.name} made {type(env).__name__}, an environment of many agents, where one of a single agent was "
+                f"{self.name} made {type(env).__name__}, of many agents, where one of a single agent was "
                 "expected; seat policies in it: ps.Policies({...}).seat(env), or a run with algo=ps.Policies({...})"
             )
         if isinstance(env, gym.vector.VectorEnv):

@@ -1,6 +1,6 @@
-"""Environments of many agents by PettingZoo's API: made by id, told apart by their methods, described agent by agent.
+"""PettingZoo's Parallel and AEC environments: made by id, told apart by their methods, described agent by agent.
 
-Nothing here needs PettingZoo itself unless an id names it: any class with the methods of `ParallelEnv` or `AECEnv` does.
+Nothing here needs PettingZoo itself unless an id names it: any class with the methods of its two will do.
 """
 
 from __future__ import annotations

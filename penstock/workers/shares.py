@@ -40,7 +40,7 @@ class Account:
     log: EpisodeLog
     """Episodes that ended since `bind`."""
     turns: Any
-    """[E, 3] int64 of the turn that waits for an action: policy, column of its batch and row; policy -1: there is none."""
+    """[E, 3] int64 of the turn that waits for an action: policy, column of its batch, row; policy -1: none."""
 
     @staticmethod
     def allocate(seating: Seating, E: int, T: int, info_keys: Sequence[str]) -> Account:

@@ -1,4 +1,4 @@
-"""SimultaneousPool: environments whose agents act at once (PettingZoo's Parallel), stepped here into a batch a policy."""
+"""SimultaneousPool: environments whose agents act at once (PettingZoo's Parallel), a batch for each policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small environments of many agents, by PettingZoo's API though without its package: bases, teams, turns, and echoes."""
+"""Small environments of many agents, by PettingZoo's API without its package: bases, teams, turns, and echoes."""
 
 from __future__ import annotations
 
@@ -168,6 +168,7 @@ class TurnToy:
                 self.rewards, self._cumulative_rewards, self.terminations, self.truncations, self.infos
             ):  # fmt: skip
                 del found[agent]
+            self.rewards = dict.fromkeys(self.agents, 0.0)
         else:
             self._cumulative_rewards[agent] = 0.0
             self.rewards = dict.fromkeys(self.agents, 0.0)

@@ -1,4 +1,4 @@
-"""What makes a row of many agents one that is refused, found out once a look at all of it says that something is wrong."""
+"""The reasons for which a row of many agents is refused, once a look at all of it says that something is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TurnEnvs: who is there in each of E environments whose agents take turns, and what they have done, from reset to reset."""
+"""TurnEnvs: who is there in each of E environments whose agents take turns, and what they have done so far."""
 
 from __future__ import annotations
 
