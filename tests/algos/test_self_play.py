@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -212,7 +213,7 @@ def test_nim_is_solved_against_past_selves() -> None:
 def test_a_resumed_game_goes_on_bit_for_bit() -> None:
     game, again = (Game(CFG, 5, ps.SerialSampler(T=5, B=4)) for _ in range(2))
     game.play(0, 7)
-    state, sampler = game.policies.state_dict(), game.sampler.state_dict()
+    state, sampler = copy.deepcopy((game.policies.state_dict(), game.sampler.state_dict()))
     expected = game.play(7, 14)
     again.policies.load_state_dict(state)
     again.sampler.load_state_dict(sampler)
