@@ -232,3 +232,21 @@ def test_main_plays_both_sides_and_what_is_no_game_of_two_is_refused() -> None:
         SelfPlay(ps.Policies({"a": ps.PPO()}))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="expected specs of 'main' and 'opponent'"):
         CFG.build(SPEC)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param(ps.CpuSampler(T=5, B=4, workers=2), marks=pytest.mark.slow, id="cpu"),
+        pytest.param(ps.AlternatingSampler(T=5, B=4, workers=2), id="alternating"),
+    ],
+)
+def test_opponents_are_the_same_wherever_they_play(sampler: Any) -> None:
+    games = [Game(CFG, 5, x) for x in (ps.SerialSampler(T=5, B=4), sampler)]
+    try:
+        found = [game.play(0, 6) for game in games]
+    finally:
+        for game in games:
+            game.sampler.shutdown()
+    assert found[0] == found[1]
+    assert found[0]["self_play/games"] > 0
