@@ -54,6 +54,7 @@ _WHERE = {
     "Iteration": "penstock.run.iteration",
     "LearnerLostError": "penstock.core.errors",
     "Loss": "penstock.learn.algorithm",
+    "MAPPO": "penstock.algos.mappo",
     "MARWIL": "penstock.algos.marwil",
     "MultiAgentBatch": "penstock.core.batch",
     "MultiAgentReplay": "penstock.replay.multi_agent",
@@ -69,6 +70,7 @@ _WHERE = {
     "Policy": "penstock.learn.policy",
     "PolicySet": "penstock.learn.policy_set",
     "QAgent": "penstock.agents.q_agent",
+    "QMIX": "penstock.algos.qmix",
     "R2D1": "penstock.algos.r2d1",
     "Replay": "penstock.replay.replay",
     "ReplaySettings": "penstock.replay.replay",
@@ -78,6 +80,7 @@ _WHERE = {
     "RunConfig": "penstock.run.experiment",
     "RunnerSampler": "penstock.distributed.sampler",
     "SAC": "penstock.algos.sac",
+    "SelfPlay": "penstock.algos.self_play",
     "SampleBatch": "penstock.core.batch",
     "SearchResult": "penstock.run.search.report",
     "Schedule": "penstock.core.schedule",
@@ -87,6 +90,7 @@ _WHERE = {
     "Trainer": "penstock.run.trainer",
     "actor_critic": "penstock.agents.actor_critic",
     "adam": "penstock.learn.optimizers",
+    "as_multi_agent": "penstock.core.joining",
     "check_env": "penstock.envs.check",
     "concat_samples": "penstock.core.joining",
     "cosine": "penstock.core.schedule",
@@ -102,9 +106,11 @@ _WHERE = {
     "resume": "penstock.run.loop",
     "rmsprop": "penstock.learn.optimizers",
     "split_by_episode": "penstock.core.joining",
+    "timeslices": "penstock.core.joining",
     "train": "penstock.run.loop",
     "train_one_step": "penstock.learn.train_ops",
     "tune": "penstock.run.search.tune",
+    "wrap_as_needed": "penstock.core.joining",
 }
 _MODULES = (
     "agents",
@@ -139,10 +145,13 @@ if TYPE_CHECKING:
     from penstock.algos.discrete_sac import DiscreteSAC as DiscreteSAC
     from penstock.algos.dqn import DQN as DQN
     from penstock.algos.impala import IMPALA as IMPALA
+    from penstock.algos.mappo import MAPPO as MAPPO
     from penstock.algos.marwil import MARWIL as MARWIL
     from penstock.algos.ppo import PPO as PPO
+    from penstock.algos.qmix import QMIX as QMIX
     from penstock.algos.r2d1 import R2D1 as R2D1
     from penstock.algos.sac import SAC as SAC
+    from penstock.algos.self_play import SelfPlay as SelfPlay
     from penstock.algos.td3 import TD3 as TD3
     from penstock.core.batch import (
         Inputs as Inputs,
@@ -160,7 +169,13 @@ if TYPE_CHECKING:
         NonFiniteError as NonFiniteError,
         PenstockError as PenstockError,
     )
-    from penstock.core.joining import concat_samples as concat_samples, split_by_episode as split_by_episode
+    from penstock.core.joining import (
+        as_multi_agent as as_multi_agent,
+        concat_samples as concat_samples,
+        split_by_episode as split_by_episode,
+        timeslices as timeslices,
+        wrap_as_needed as wrap_as_needed,
+    )
     from penstock.core.placement import Placement as Placement
     from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear
     from penstock.core.spec import BatchSpec as BatchSpec, EnvSpec as EnvSpec

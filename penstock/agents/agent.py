@@ -41,6 +41,8 @@ class Agent(nn.Module):
     """False: `renew_noise` has nothing to draw, though the class defines it; then it is not called."""
     fed = frozenset(("prev_action", "prev_reward", "first"))
     """Inputs that the networks read besides the observation: a replay draws no others."""
+    unseen: frozenset[str] = frozenset()
+    """Keys of a Dict observation that `act` does not read, such as the state of a team: `predict` does without."""
     preparation = Preparation(EnvSpec((), ()), Net())
     """Mask, normaliser and reward scaling in front of the networks; by default none of these."""
 

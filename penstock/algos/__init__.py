@@ -17,10 +17,13 @@ ALGOS = {
     "discrete-sac": "penstock.algos.discrete_sac:DiscreteSAC",
     "dqn": "penstock.algos.dqn:DQN",
     "impala": "penstock.algos.impala:IMPALA",
+    "mappo": "penstock.algos.mappo:MAPPO",
     "marwil": "penstock.algos.marwil:MARWIL",
     "ppo": "penstock.algos.ppo:PPO",
+    "qmix": "penstock.algos.qmix:QMIX",
     "r2d1": "penstock.algos.r2d1:R2D1",
     "sac": "penstock.algos.sac:SAC",
+    "self-play": "penstock.algos.self_play:SelfPlay",
     "td3": "penstock.algos.td3:TD3",
 }
 """Built-in algorithms by the name that the command line knows."""

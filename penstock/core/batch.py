@@ -104,6 +104,11 @@ class SampleBatch:
         """Environment steps in the batch: its valid rows."""
         return int(np.count_nonzero(self.valid) if isinstance(self.valid, np.ndarray) else self.valid.sum())
 
+    @property
+    def agent_steps(self) -> int:
+        """The same: of one policy every valid row is a step of one agent."""
+        return self.env_steps
+
     def terminal(self, key: str = "") -> Array:
         """[T, B] bool: terminated, or marked by a positive `info["env"][key]`, as `penstock.Net.terminal_info` says."""
         if not key:
@@ -202,6 +207,8 @@ class MultiAgentBatch:
     policy_batches: Mapping[str, SampleBatch]
     env_steps: int
     """Steps of environments, however many agents acted in each; of turn-based ones their moves."""
+    environments: int | None = None
+    """E, where row t of every policy is the same step of each of E environments; None where agents take turns."""
 
     @property
     def agent_steps(self) -> int:
@@ -244,7 +251,8 @@ class MultiAgentBatch:
 
     def copy(self) -> MultiAgentBatch:
         """A batch that owns its memory."""
-        return MultiAgentBatch({name: batch.copy() for name, batch in self.items()}, self.env_steps)
+        batches = {name: batch.copy() for name, batch in self.items()}
+        return MultiAgentBatch(batches, self.env_steps, self.environments)
 
 
 def allocate_batch(

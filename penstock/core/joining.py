@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -12,26 +12,26 @@ from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_map
 
 AnyBatch = TypeVar("AnyBatch", SampleBatch, MultiAgentBatch)
+ONE_POLICY = "shared"
+"""Id of the policy of a run that has one for all agents."""
 
 
 def concat_samples(batches: Sequence[AnyBatch], axis: Literal["T", "B"] = "B") -> AnyBatch:
     """Batches of the same layout side by side (`axis="B"`), or one after the other in time (`axis="T"`).
 
-    Joined in time, row T of each batch must be row 0 of the next; the joined batch keeps the first one's state.
+    Joined in time, row T of each batch must be row 0 of the next; the joined batch keeps the first one's state. Of
+    several policies each is joined for itself, a batch that lacks it adds nothing to it; a SampleBatch among them
+    counts as one of the policy "shared".
 
     Raises:
-        ConfigError: no batches, unequal layouts, unequal policies, or batches that do not follow each other.
+        ConfigError: no batches, unequal layouts, or batches that do not follow each other.
     """
     if not batches:
         raise ConfigError("concat_samples got no batch; expected at least one")
     if axis not in ("T", "B"):
         raise ConfigError(f"concat_samples got axis={axis!r}; expected 'T' or 'B'")
-    if isinstance(batches[0], MultiAgentBatch):
-        many: list[Any] = list(batches)
-        if any(set(m) != set(many[0]) for m in many):
-            raise ConfigError(f"concat_samples got batches of unequal policies: {[sorted(m) for m in many]}")
-        joined = {key: concat_samples([m[key] for m in many], axis) for key in many[0]}
-        return MultiAgentBatch(joined, sum(m.env_steps for m in many))  # pyright: ignore[reportReturnType]
+    if any(isinstance(batch, MultiAgentBatch) for batch in batches):
+        return _concat_many([as_multi_agent(batch) for batch in batches], axis)  # pyright: ignore[reportReturnType]
     samples: list[Any] = list(batches)
     other = 0 if axis == "B" else 1
     if len({batch.spec[other] for batch in samples}) > 1 or len({batch.state is None for batch in samples}) > 1:
@@ -83,6 +83,69 @@ def split_by_episode(batch: SampleBatch | MultiAgentBatch) -> list[SampleBatch] 
         if start is not None:
             fragments.append(batch[start:T, b : b + 1])
     return fragments
+
+
+def as_multi_agent(batch: SampleBatch | MultiAgentBatch, policy: str = ONE_POLICY) -> MultiAgentBatch:
+    """The batch of one policy as that of many, with its valid rows as env steps; a MultiAgentBatch as it is."""
+    if isinstance(batch, MultiAgentBatch):
+        return batch
+    return MultiAgentBatch({policy: batch}, batch.env_steps, batch.spec.B)
+
+
+def wrap_as_needed(
+    policy_batches: Mapping[str, SampleBatch], env_steps: int, environments: int | None = None
+) -> SampleBatch | MultiAgentBatch:
+    """The SampleBatch itself if the policy "shared" is the only one, else the MultiAgentBatch of these policies."""
+    if list(policy_batches) == [ONE_POLICY]:
+        return policy_batches[ONE_POLICY]
+    return MultiAgentBatch(policy_batches, env_steps, environments)
+
+
+def timeslices(batch: AnyBatch, n: int) -> list[AnyBatch]:
+    """Views of n steps of every environment each, in order; the last may be shorter.
+
+    Raises:
+        ConfigError: n below 1, or agents take turns: row t of one policy is then another moment than row t of the next.
+    """
+    if n < 1:
+        raise ConfigError(f"timeslices got n={n}; expected 1 or more steps in a slice")
+    if isinstance(batch, SampleBatch):
+        return [batch[t : t + n] for t in range(0, batch.spec.T, n)]
+    many: Any = batch
+    if many.environments is None:
+        raise ConfigError(
+            "timeslices got a MultiAgentBatch whose policies share no rows, as agents take turns: slice the batch of "
+            "one policy, or use split_by_episode"
+        )
+    stepped = _stepped(many)
+    return [
+        MultiAgentBatch(
+            {key: part[t : t + n] for key, part in many.items()}, int(stepped[t : t + n].sum()), many.environments
+        )
+        for t in range(0, len(stepped), n)
+    ]  # pyright: ignore[reportReturnType]
+
+
+def _stepped(batch: MultiAgentBatch) -> np.ndarray[Any, Any]:
+    """[T, E] bool: some agent of the environment acted."""
+    E = batch.environments or 1
+    columns = [np.asarray(part.valid).reshape(len(part.valid), E, -1).any(-1) for part in batch.values()]
+    return np.logical_or.reduce(columns) if columns else np.zeros((0, E), bool)
+
+
+def _concat_many(many: list[MultiAgentBatch], axis: Literal["T", "B"]) -> MultiAgentBatch:
+    ids = dict.fromkeys(key for m in many for key in m)
+    joined = {key: concat_samples([m[key] for m in many if key in m], axis) for key in ids}
+    known = [m.environments for m in many if m.environments is not None]
+    environments: int | None = None
+    if len(known) == len(many) and len({_seats(m) for m in many}) == 1:  # columns stay a row of seats
+        environments = sum(known) if axis == "B" else known[0]
+    return MultiAgentBatch(joined, sum(m.env_steps for m in many), environments)
+
+
+def _seats(batch: MultiAgentBatch) -> frozenset[tuple[str, float]]:
+    """Columns of each policy for an environment."""
+    return frozenset((key, part.spec.B / (batch.environments or 1)) for key, part in batch.items())
 
 
 def _timed(batch: SampleBatch, drop_last: bool = False) -> dict[str, Tree]:

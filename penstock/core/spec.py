@@ -22,6 +22,8 @@ _DTYPES = {np.dtype(code).name for code in np.typecodes["AllInteger"] + np.typec
 
 MASK_KEY = "action_mask"
 """Key of a Dict observation under which a mask of the discrete choices stands, nonzero for a legal one."""
+STATE_KEY = "state"
+"""Key of a Dict observation under which the state of all agents of an environment stands, for critics and mixers."""
 
 
 class BatchSpec(NamedTuple):

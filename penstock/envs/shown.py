@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError, nearest, words_of
-from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec
+from penstock.core.spec import MASK_KEY, STATE_KEY, EnvSpec, LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_leaves
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, StateOf
@@ -18,8 +19,6 @@ from penstock.envs.pettingzoo import AgentsEnv, agents_of, is_agents_env, takes_
 from penstock.envs.seats import AgentSpecs, Seating
 from penstock.envs.spaces import action_dtypes, leaf_spec, space_to_spec
 
-STATE_KEY = "state"
-"""Key of a Dict observation under which it stands."""
 OBS_KEY = "obs"
 """Key of an observation that is no Dict, where a mask or a state stands beside it."""
 
@@ -119,6 +118,13 @@ def state_leaf(env: AgentsEnv, plain: Mapping[str, EnvSpec], state: StateOf, nam
             "agents side by side"
         )
     return leaf
+
+
+def with_joint_state(agents: AgentSpecs, name: str) -> AgentSpecs:
+    """The specs of agents that are shown the joint state as well, as `agent_specs(..., state="joint")` finds them."""
+    leaf = LeafSpec("box", (sum(_width(spec.obs) for spec in agents.specs.values()),), "float32")
+    specs = {agent: replace(spec, obs=shown_spec(spec.obs, None, leaf, name)) for agent, spec in agents.specs.items()}
+    return replace(agents, specs=specs)
 
 
 def check_shown(env: AgentsEnv, seating: Seating, name: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, Specs
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.seats import AgentSpecs, seat_agents
+from penstock.envs.shown import with_joint_state
 from penstock.learn.algorithm import Algorithm
 from penstock.learn.policy_set import PolicySet
 
@@ -141,6 +142,9 @@ class Policies:
     def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:
         """The environment with a seat for every agent, for `sampler.build`; one of a single agent is left as it is.
 
+        Where an algorithm has `observes_state`, and `EnvConfig.state` asks for nothing, they are shown the joint
+        observation.
+
         Args:
             agents: what it says of its agents, as of `penstock.check_env(env).agents`; None: it is made to ask it.
 
@@ -152,8 +156,17 @@ class Policies:
         agents = check_env(config, steps=1).agents if agents is None else agents
         if agents is None:
             return config
+        if not config.state and any(getattr(algo, "observes_state", False) for algo in self.trained.values()):
+            config, agents = replace(config, state="joint"), with_joint_state(agents, config.name)
         mapping: Any = self.policy_mapping_fn
         seating = seat_agents(agents, tuple(self.algos), mapping, self.seats)
+        for name, algo in self.trained.items():
+            if getattr(algo, "lockstep", False) and (seating.turns or not seating.fixed):
+                seen = "whose agents take turns" if seating.turns else "with a policy_mapping_fn that is a function"
+                raise ConfigError(
+                    f"policy {name!r}: {type(algo).__name__} in {config.name}, {seen}; expected agents that all act in "
+                    "each step, and the same ones in every episode: use PPO or MAPPO there"
+                )
         if isinstance(seating.mapping, Mapping):
             for p, (name, count) in enumerate(zip(seating.policies, seating.seats)):
                 played = [agent for agent in seating.agents if seating.policy_of(agent, 0, 0) == p]

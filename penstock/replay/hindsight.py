@@ -39,7 +39,7 @@ class HindsightTransitions:
             observation; or `reward_fn` does not return [N] for zeros.
     """
 
-    stride, episodes = 1, True
+    stride, episodes, seats = 1, True, 1
     noise = 2
     """Uniforms for a sample: one decides on replacing the goal, one picks the row it comes from."""
 

@@ -7,7 +7,7 @@ forgets the oldest; `draw` and `update` never see a unit that is not there, so n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -226,6 +226,13 @@ class PrioritizedIndex:
     def _scaled(self, priority: Array) -> npt.NDArray[np.float64]:
         """(|priority| + epsilon)^alpha, which is never 0."""
         return (np.abs(priority, dtype=np.float64) + self._epsilon) ** self._alpha
+
+
+def make_index(kind: Literal["uniform", "prioritized", "fifo"], units: int, slots: int, priority_alpha: float) -> Index:
+    """The index of `replay.index`, empty."""
+    if kind == "prioritized":
+        return PrioritizedIndex(units, slots, priority_alpha)
+    return (FifoIndex if kind == "fifo" else UniformIndex)(units, slots)
 
 
 def check_drawable(count: int, n: int) -> None:

@@ -19,8 +19,10 @@ from penstock.replay.view import View
 class Peers(Protocol):
     """What is known over the slots of all learners; every one of them calls the same methods in the same order."""
 
-    total: int
-    """Slots of all."""
+    @property
+    def total(self) -> int:
+        """Slots of all."""
+        ...
 
     @property
     def own(self) -> slice:

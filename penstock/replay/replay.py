@@ -20,7 +20,8 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.replay.columns import Array, Rows
 from penstock.replay.hindsight import HindsightTransitions
-from penstock.replay.index import Drawing, FifoIndex, Index, PrioritizedIndex, UniformIndex
+from penstock.replay.index import Drawing, Index, make_index
+from penstock.replay.lockstep import Teams, check_teams
 from penstock.replay.peers import Peers, SharedStore, priority_of_all, share_of
 from penstock.replay.prefetch import Reading
 from penstock.replay.room import gigabytes
@@ -74,6 +75,8 @@ class Replay:
             )
         self._store: Store | None = None
         self._peers: Peers | None = None
+        self._drawn_among: Peers | None = None
+        """The same learners, by what is drawn: columns, or environments."""
         self.index: Index | None = None
         """Of the slots of all learners; the storage holds those of this one."""
         self.appended = 0
@@ -91,6 +94,7 @@ class Replay:
                 f"{self.settings.shards}: each learner keeps the rows of its own slots"
             )
         self._peers = peers
+        self._drawn_among = peers if self.view.seats == 1 else Teams(peers, self.view.seats)
 
     def prepare(self, T: int, B: int, info: Tree = None) -> None:
         """Plans and allocates for batches [T, B]. A second call does nothing.
@@ -104,6 +108,7 @@ class Replay:
         if self.storage is not None:
             return
         settings, stride, slots = self.settings, self.view.stride, B
+        check_teams(settings, B, self.view.seats)
         if self._peers is not None:
             self._peers.fit(B)
             slots = self._peers.total
@@ -136,11 +141,8 @@ class Replay:
             self._store = make_store(settings, plan, self.view, B)
         else:
             self._store = SharedStore(plan.made(B), self.view, self._peers)
-        units, self._slots = rows // stride, slots
-        if settings.index == "prioritized":
-            self.index = PrioritizedIndex(units, slots, settings.priority_alpha)
-        else:
-            self.index = (FifoIndex if settings.index == "fifo" else UniformIndex)(units, slots)
+        units, self._slots, drawn = rows // stride, slots, slots // self.view.seats
+        self.index = make_index(settings.index, units, drawn, settings.priority_alpha)
 
     @property
     def storage(self) -> Storage | None:
@@ -182,7 +184,7 @@ class Replay:
             T, B = batch.spec
             self.prepare(T, B, tree_map(lambda x: x[0, 0], batch.info))
         store, index = self._live()
-        storage, peers = store.storage, self._peers
+        storage, peers = store.storage, self._drawn_among
         store.write(batch, terminated)
         added = int(np.count_nonzero(batch.valid))
         if peers is not None:
@@ -275,8 +277,8 @@ class Replay:
         self, drawing: Drawing, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
     ) -> TrainBatch:
         held = True
-        if self._peers is not None:
-            drawing, noise, held = share_of(drawing, noise, self._peers, self._live()[1].tail)
+        if self._drawn_among is not None:
+            drawing, noise, held = share_of(drawing, noise, self._drawn_among, self._live()[1].tail)
         x = self.read(drawing)
         rows = dict(x.rows)
         if drawing.weight is not None:
@@ -289,10 +291,10 @@ class Replay:
     def update_priorities(self, drawing: Drawing, priority: Array) -> None:
         """New priorities [N] of drawn units, such as absolute TD errors; with other learners those of own slots."""
         index = self._live()[1]
-        if self._peers is not None:
+        if self._drawn_among is not None:
             if self.settings.index != "prioritized":
                 return
-            priority = priority_of_all(drawing, priority, self._peers)
+            priority = priority_of_all(drawing, priority, self._drawn_among)
         index.update(drawing.unit, drawing.slot, priority)
 
     def state_dict(self) -> dict[str, Any]:

@@ -25,6 +25,8 @@ class View(Protocol):
     """Uniforms that `read` uses for a sample."""
     episodes: bool
     """True if `read` asks `storage.last`."""
+    seats: int
+    """Adjacent columns that are drawn together, those of one environment: then slots here are environments; else 1."""
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         """[n, B] bool: True for units with first rows t [n] that can be drawn."""
@@ -46,7 +48,7 @@ class Transitions:
         acted_next: the agent's record at `next` must be there too, as priorities of fresh rows need it.
     """
 
-    stride, noise, episodes = 1, 0, False
+    stride, noise, episodes, seats = 1, 0, False, 1
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Sequences:
     more, for the value after the last.
     """
 
-    noise, episodes = 0, False
+    noise, episodes, seats = 0, False, 1
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import torch
 
 from penstock.core.batch import MultiAgentBatch, SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
-from penstock.core.joining import concat_samples, split_by_episode
+from penstock.core.joining import as_multi_agent, concat_samples, split_by_episode, timeslices, wrap_as_needed
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
 
@@ -32,6 +32,8 @@ def as_torch(batch: SampleBatch) -> SampleBatch:
 
 
 def same(a: Any, b: Any) -> bool:
+    if isinstance(a, MultiAgentBatch):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     x, y = tree_leaves(a), tree_leaves(b)
     return len(x) == len(y) and all(
         np.asarray(p).dtype == np.asarray(q).dtype and np.array_equal(np.asarray(p), np.asarray(q), equal_nan=True)
@@ -93,9 +95,67 @@ def test_many_policies_are_joined_policy_by_policy():
     assert joined.env_steps == 8
     assert joined.agent_steps == a.env_steps + b.env_steps
     assert list(joined) == ["red", "blue"]
-    assert len(joined) == 2
-    with pytest.raises(ConfigError, match=r"unequal policies: \[\['blue', 'red'\], \['red'\]\]"):
-        concat_samples([left, MultiAgentBatch({"red": a}, 1)])
+    assert len(joined) == 8
+    assert joined.environments is None
+
+
+def test_a_batch_that_lacks_a_policy_adds_nothing_to_it():
+    a, b = numbered(3, 2), numbered(3, 4, offset=1)
+    left = MultiAgentBatch({"red": a[:, :1], "blue": b}, 3, environments=1)
+    joined = concat_samples([left, MultiAgentBatch({"red": a[:, 1:]}, 2, environments=1)])
+    assert same(joined["red"], a)
+    assert same(joined["blue"], b)
+    assert (joined.env_steps, joined.environments) == (5, None)
+    mixed: Any = [MultiAgentBatch({"shared": a[:, :1]}, 3, 1), a[:, 1:]]
+    assert same(concat_samples(mixed)["shared"], a)
+
+
+def test_environments_are_counted_where_seats_stay_where_they_were():
+    a, b = numbered(4, 2, state=False), numbered(4, 6, state=False, offset=1)
+    parts = [
+        MultiAgentBatch({"red": a[:, i : i + 1], "blue": b[:, 3 * i : 3 * i + 3]}, 4, environments=1) for i in (0, 1)
+    ]
+    assert concat_samples(parts).environments == 2
+    assert concat_samples([parts[0], MultiAgentBatch({"red": a[:, :1], "blue": b}, 4, 1)]).environments is None
+    later = [MultiAgentBatch({"red": a[t : t + 2], "blue": b[t : t + 2]}, 4, environments=2) for t in (0, 2)]
+    joined = concat_samples(later, axis="T")
+    assert (joined.env_steps, joined.environments) == (8, 2)
+    assert same(joined["blue"], b)
+
+
+def test_time_slices_count_the_steps_of_environments_once():
+    """Two environments with seats red 1 and blue 2; the second environment's agents are all absent in row 1."""
+    red, blue = numbered(5, 2, state=False), numbered(5, 4, state=False, offset=1)
+    red.valid[...], blue.valid[...] = True, True
+    red.valid[1, 1], blue.valid[1, 2:] = False, False
+    red.valid[3, 0], blue.valid[3, 0] = False, False  # seat 1 of blue acts on: the environment stepped
+    batch = MultiAgentBatch({"red": red, "blue": blue}, env_steps=9, environments=2)
+    slices = timeslices(batch, 2)
+    assert [len(s) for s in slices] == [3, 4, 2]
+    assert sum(s.agent_steps for s in slices) == batch.agent_steps == 30 - 5
+    assert same(concat_samples(slices, axis="T"), batch)
+    for at, part in zip((0, 2, 4), slices):
+        assert part.environments == 2
+        assert same(part["blue"], blue[at : at + 2])
+    assert [s.env_steps for s in timeslices(blue, 3)] == [int(blue.valid[:3].sum()), int(blue.valid[3:].sum())]
+    with pytest.raises(ConfigError, match="take turns"):
+        timeslices(MultiAgentBatch({"red": red}, 5), 2)
+    with pytest.raises(ConfigError, match="n=0; expected 1"):
+        timeslices(batch, 0)
+
+
+def test_one_policy_is_wrapped_and_unwrapped():
+    batch = numbered(3, 2)
+    wrapped = as_multi_agent(batch)
+    assert list(wrapped) == ["shared"]
+    assert (wrapped.env_steps, wrapped.environments) == (batch.env_steps, 2)
+    assert as_multi_agent(wrapped) is wrapped
+    assert list(as_multi_agent(batch, "red")) == ["red"]
+    assert wrap_as_needed({"shared": batch}, 3) is batch
+    many = wrap_as_needed({"red": batch}, 3, 2)
+    assert isinstance(many, MultiAgentBatch)
+    assert (list(many), len(many), many.environments) == (["red"], 3, 2)
+    assert isinstance(wrap_as_needed({}, 0), MultiAgentBatch)
 
 
 @pytest.mark.parametrize("convert", [lambda b: b, as_torch], ids=["numpy", "torch"])

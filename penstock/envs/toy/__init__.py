@@ -24,6 +24,7 @@ from penstock.envs.toy.probes import (
     ThreeStep,
     TwoStep,
 )
+from penstock.envs.toy.teams import TwoStepMatrix
 
 __all__ = [
     "Bandit",
@@ -59,5 +60,6 @@ __all__ = [
     "Toy",
     "TurnToy",
     "TwoStep",
+    "TwoStepMatrix",
     "cartpole_positions",
 ]

@@ -15,7 +15,8 @@ from penstock.envs.check import check_env
 MAKERS: dict[str, Callable[[], gym.Env]] = {
     name: getattr(toy, name)
     for name in toy.__all__
-    if name not in ("FAULTS", "HideVelocity", "Toy") and getattr(toy, name).__module__ != "penstock.envs.toy.agents"
+    if name not in ("FAULTS", "HideVelocity", "Toy")
+    and getattr(toy, name).__module__ not in ("penstock.envs.toy.agents", "penstock.envs.toy.teams")
 }
 MAKERS |= {
     "PixelCatch hwc": lambda: toy.PixelCatch("hwc"),

@@ -1,0 +1,202 @@
+"""Learning of many agents, over seeds: a line for each run and the bar it is held to.
+
+    python benchmarks/many_agents.py bits late matrix nim spread speaker tictactoe connect-four [--seeds 1,2,3,4,5]
+                                     [--steps N] [--out FILE]
+
+`bits`: two policies, 0.95 of the pairs right in 20,000 steps. `late`: a reward that is paid on the other's move, 0.98.
+`matrix`: QMIX 8 and VDN 7 in the two-step game. `nim`: self-play, no wrong move from any number of stones. `spread` and
+`speaker`: PPO and MAPPO, mean return of an agent. `tictactoe`: self-play, at most 2 of 100 lost against perfect play.
+`connect-four`: self-play, 95 of 100 won against random play.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import penstock as ps
+from penstock.envs.make import EnvConfig
+from penstock.envs.toy import LatePay, Nim, TeamBits, TwoStepMatrix
+
+SPREAD, SPEAKER = "pettingzoo:mpe2/simple_spread_v3", "pettingzoo:mpe2/simple_speaker_listener_v4"
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One kind of run: the algorithm, its environment, and the score of what it has learned."""
+
+    name: str
+    algo: Callable[[], Any]
+    env: Any
+    sampler: Any
+    steps: int
+    score: Callable[[ps.Trainer], Mapping[str, float]]
+    bar: Callable[[Mapping[str, float]], bool] | None = None
+    """True if the score passes; None: it is recorded without a promise."""
+
+
+def episode_return(trainer: ps.Trainer, share: float) -> dict[str, float]:
+    """The mean team return of 100 deterministic episodes, times `share`."""
+    _, episodes = trainer.evaluate(100)
+    return {"score": episodes.mean_return * share}
+
+
+def nim_mistakes(trainer: ps.Trainer) -> dict[str, float]:
+    """Numbers of stones from which the move is not the winning one."""
+    env, main = Nim(), trainer.policy["main"]  # pyright: ignore
+    wrong = 0
+    for env.left in (n for n in range(1, 11) if n % 4):
+        wrong += main.predict(env.observe("")) != env.left % 4 - 1
+    return {"wrong": float(wrong)}
+
+
+@functools.cache
+def value(board: tuple[int, ...]) -> int:
+    """Of a tictactoe board for the one to move, whose marks are 1 and the other's -1."""
+    if any(board[a] and board[a] == board[b] == board[c] for a, b, c in LINES):
+        return -1
+    return max((-value(after(board, i)) for i in range(9) if not board[i]), default=0)
+
+
+def after(board: tuple[int, ...], i: int) -> tuple[int, ...]:
+    """The board as the other sees it once square i is taken."""
+    return tuple(-x for x in (*board[:i], 1, *board[i + 1 :]))
+
+
+def perfect(obs: Any, rng: np.random.Generator) -> int:
+    """Any of the best moves of tictactoe."""
+    planes = np.asarray(obs["observation"], np.int64).reshape(9, 2)
+    board = tuple((planes[:, 0] - planes[:, 1]).tolist())
+    worth = {i: -value(after(board, i)) for i in range(9) if not board[i]}
+    return int(rng.choice([i for i, x in worth.items() if x == max(worth.values())]))
+
+
+def random_move(obs: Any, rng: np.random.Generator) -> int:
+    """Any legal move."""
+    return int(rng.choice(np.flatnonzero(obs["action_mask"])))
+
+
+def against(
+    trainer: ps.Trainer, other: Callable[[Any, np.random.Generator], int], games: int = 100
+) -> dict[str, float]:
+    """Games won and lost by main's likeliest moves, half of them as the first to move."""
+    env: Any = replace(trainer.exp.env_config).make()
+    rng, main = np.random.default_rng(0), trainer.policy["main"]  # pyright: ignore
+    won = lost = 0
+    for game in range(games):
+        env.reset(seed=game)
+        mine, total = env.possible_agents[game % 2], 0.0
+        while env.agents:
+            agent = env.agent_selection
+            obs, reward, terminated, truncated, _ = env.last()
+            total += reward if agent == mine else 0.0
+            if terminated or truncated:
+                env.step(None)
+            else:
+                env.step(int(main.predict(obs)) if agent == mine else other(obs, rng))
+        won, lost = won + (total > 0), lost + (total < 0)
+    env.close()
+    return {"won": float(won), "lost": float(lost)}
+
+
+def two_of(make: Callable[[], Any], mapping: Mapping[str, str]) -> ps.Policies:
+    """Policies that are alike, one for each id."""
+    return ps.Policies({name: make() for name in dict.fromkeys(mapping.values())}, mapping)
+
+
+def runs() -> dict[str, list[Run]]:
+    """All runs by the name of their task."""
+
+    def ppo() -> Any:
+        return ps.PPO(lr=2e-3, epochs=4)
+
+    def mpe(algo: Any) -> Any:
+        return algo(lr="linear(7e-4, 0)", epochs=10, minibatch=400, entropy_coef=0.01, max_grad_norm=10.0)
+
+    def qmix(mixer: Any) -> Any:
+        return replace(ps.preset("qmix", "penstock.envs.toy:TwoStepMatrix").algo, mixer=mixer)  # pyright: ignore
+
+    def selves(entropy: str, hidden: tuple[int, ...]) -> ps.SelfPlay:
+        net = ps.Net(hidden=hidden, activation="relu")
+        algo = ps.PPO(lr="linear(1e-3, 1e-4)", epochs=4, minibatch=512, entropy_coef=entropy, discount=1.0, net=net)
+        return ps.SelfPlay(algo, pool=8, interval=20, latest=0.5)
+
+    bits = {"agent_0": "a", "agent_1": "b"}
+    roles = {"speaker_0": "speaker", "listener_0": "listener"}
+    matrix, mpe_sampler = EnvConfig(TwoStepMatrix, state="env"), ps.SerialSampler(T=25, B=32)
+    tictactoe, connect = "pettingzoo:classic/tictactoe_v3", "pettingzoo:classic/connect_four_v3"
+    half, third = (functools.partial(episode_return, share=1 / n) for n in (2, 3))
+    games = ps.SerialSampler(T=32, B=64)
+    late, of_pairs = (functools.partial(episode_return, share=1 / n) for n in (8, 16))
+    few = ps.SerialSampler(T=4, B=8)
+    return {
+        "bits": [Run("bits/ppo+ppo", lambda: two_of(ppo, bits), TeamBits, ps.SerialSampler(T=64, B=8), 20_000, of_pairs,
+                     lambda x: x["score"] >= 0.95)],
+        "late": [Run("late/ppo", ppo, LatePay, ps.SerialSampler(T=32, B=8), 20_000, late, lambda x: x["score"] >= 0.98)],
+        "matrix": [Run("matrix/qmix", lambda: qmix("qmix"), matrix, few, 10_000, half, lambda x: x["score"] == 8.0),
+                   Run("matrix/vdn", lambda: qmix("vdn"), matrix, few, 10_000, half, lambda x: x["score"] == 7.0)],
+        "nim": [Run("nim/self-play", lambda: ps.preset("self-play", "penstock.envs.toy:Nim").algo, Nim,
+                    ps.SerialSampler(T=16, B=16), 60_000, nim_mistakes, lambda x: x["wrong"] == 0)],
+        "spread": [Run(f"spread/{algo.__name__}", functools.partial(mpe, algo), SPREAD, mpe_sampler, 1_000_000, third)
+                   for algo in (ps.PPO, ps.MAPPO)],
+        "speaker": [Run(f"speaker/{algo.__name__}", functools.partial(two_of, functools.partial(mpe, algo), roles), SPEAKER,
+                        mpe_sampler, 1_000_000, half) for algo in (ps.PPO, ps.MAPPO)],
+        "tictactoe": [Run("tictactoe/self-play", lambda: selves("linear(0.1, 0.02)", (128, 128)), tictactoe, games, 1_500_000,
+                          functools.partial(against, other=perfect), lambda x: x["lost"] <= 2)],
+        "connect-four": [Run("connect-four/self-play", lambda: selves("linear(0.05, 0.01)", (256, 256)), connect, games,
+                             1_000_000, functools.partial(against, other=random_move), lambda x: x["won"] >= 95)],
+    }  # fmt: skip
+
+
+def play(run: Run, seed: int, steps: int | None) -> dict[str, Any]:
+    """A run from its start to its score."""
+    started, budget = time.monotonic(), steps or run.steps
+    config = ps.RunConfig(steps=budget, seed=seed)
+    exp = ps.Experiment(env=run.env, algo=run.algo(), sampler=run.sampler, run=config)
+    found: dict[str, float] = {}
+    with ps.Trainer(exp) as trainer:
+        while trainer.env_steps < budget:
+            found = trainer.train()
+        score = run.score(trainer)
+    passed = None if run.bar is None else bool(run.bar(score))
+    kept = {name: x for name, x in found.items() if name.startswith("self_play/")}
+    seconds = round(time.monotonic() - started, 1)
+    return {"run": run.name, "seed": seed, "steps": trainer.env_steps, **score, "passed": passed, "s": seconds, **kept}
+
+
+def main() -> int:
+    """Plays the tasks asked for; 1 if one misses its bar."""
+    known = runs()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="+", choices=[*known])
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    good = True
+    for run in (run for task in args.tasks for run in known[task]):
+        for seed in map(int, args.seeds.split(",")):
+            found = play(run, seed, args.steps)
+            good &= found["passed"] is not False
+            line = json.dumps(found)
+            print(line, flush=True)
+            if args.out is not None:
+                with args.out.open("a") as file:
+                    file.write(f"{line}\n")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
