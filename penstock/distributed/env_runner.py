@@ -16,6 +16,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import nn
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
@@ -28,7 +29,7 @@ from penstock.core.tree import Tree
 from penstock.distributed.packing import pack_rows, unpack_parameters
 from penstock.envs.ids import entry_to_ship, take_shipped
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.pools.pool import OpenEpisode, PoolState
+from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
 from penstock.learn.algorithm import Algorithm, ResultDict
 from penstock.learn.policy import Policy
 from penstock.learn.train_ops import train_one_step
@@ -242,7 +243,8 @@ class EnvRunner:
     def initialize(self, agent: Agent) -> dict[str, Any]:
         """Takes the agent that will act; returns examples of one step, as `Sampler.initialize`."""
         live, self._agent = self._live, agent
-        return live.initialize(agent)
+        many: Any = agent
+        return live.initialize(dict(zip(live.specs, many)) if isinstance(many, nn.ModuleList) else agent)
 
     def install(self, agent: Any) -> None:
         """Takes a copy of the driver's agent as `pack_agent` returned it."""
@@ -274,7 +276,7 @@ class EnvRunner:
             warnings.simplefilter("default")
             batch = self._live.fill(itr, version)
         warmup, self._fresh = self._live.pool.warmup() if self._fresh else None, False
-        rows, now = pack_rows(batch), time.perf_counter_ns()
+        rows, now = self._packed(batch, self._live.pool), time.perf_counter_ns()
         return {
             "rows": rows,
             "warmup": warmup,
@@ -321,7 +323,12 @@ class EnvRunner:
             unpack_parameters(weights, self._acting)
             self._version = -1  # the next fragment brings its own
         address = None if noise is None else Noise(noise[0], Purpose(noise[1]), noise[2], self._evaluated)
-        return pack_rows(self._live.fill_evaluation(address))
+        batch = self._live.fill_evaluation(address)
+        return self._packed(batch, self._live.evaluation_pool)
+
+    def _packed(self, batch: Any, pool: EnvPool) -> bytes | list[np.ndarray[Any, Any]]:
+        """The leaves of a batch, of many agents of every policy's, and then of the log."""
+        return pack_rows([*batch.values(), pool.log] if isinstance(batch, MultiAgentBatch) else batch)
 
     @property
     def _live(self) -> LiveSampler:
@@ -341,7 +348,8 @@ class EnvRunner:
                 )
             self._made = live
             if self._agent is not None:
-                live.initialize(self._agent)
+                self._made = live
+                self.initialize(self._agent)
         return self._made
 
     @property

@@ -7,24 +7,26 @@ runners may be lost, replaced, or be others when the run is resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec
 from penstock.core.trace import WAIT, timed
 from penstock.core.tree import tree_leaves
 from penstock.distributed.env_runner import Recipe
 from penstock.distributed.group import EnvRunnerGroup, late
+from penstock.distributed.packing import together
 from penstock.distributed.rounds import EvaluationBroken, Rounds, RunnerPool
 from penstock.envs.make import EnvConfig
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
+from penstock.samplers.sampler import Agents, AnyBatch
 
 if TYPE_CHECKING:
     from penstock.distributed.sampler import RunnerSampler
@@ -65,7 +67,7 @@ class RunnersLive:
         T, B = inner.spec
         total = max(total_slots or 0, first_slot + settings.runners * B)
         try:
-            self._pools = [RunnerPool(self.workers, part, whole=self._whole) for part in parts]
+            self._pools = [RunnerPool(self.workers, part, self._whole, config.seating) for part in parts]
             self._lives = [
                 LiveSampler(
                     BatchSpec(T, len(part) * B),
@@ -92,10 +94,11 @@ class RunnersLive:
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
 
-    def initialize(self, agent: Agent) -> dict[str, Any]:
-        """Takes the agent that will act, and sends each runner a copy; returns examples of one step of one slot."""
-        shown = [live.initialize(agent, self._buffers) for live in self._lives]
-        self._agent = agent
+    def initialize(self, agents: Agents) -> dict[str, Any]:
+        """Takes the agents that will act, and sends each runner copies; returns examples of one step of one slot."""
+        shown = [live.initialize(agents, self._buffers) for live in self._lives]
+        given = [agents] if not isinstance(agents, Mapping) else [*agents.values()]
+        self._agent = together(given if len(given) == 1 else [agents[policy] for policy in self.specs])
         return shown[-1]
 
     def evaluate_agent(
@@ -115,12 +118,12 @@ class RunnersLive:
                 continue
 
     @property
-    def last_batch(self) -> SampleBatch:
+    def last_batch(self) -> AnyBatch:
         """The buffer that the last `obtain_samples` returned."""
         assert self._last is not None
         return self._last
 
-    def blank_batch(self) -> SampleBatch:
+    def blank_batch(self) -> AnyBatch:
         """A batch of zeros in which every row is valid, for timing."""
         return self._lives[0].blank_batch()
 
@@ -148,8 +151,10 @@ class RunnersLive:
 
     def _measure(self, batch: SampleBatch, itr: int) -> None:
         """Notes the lag of a batch, whose rows are all of one version."""
-        if batch.valid.any():
-            lag = float(itr - batch.version[0, 0])
+        parts: list[SampleBatch] = [*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch]
+        versions = np.concatenate([part.version[part.valid] for part in parts])
+        if len(versions):
+            lag = float(itr - versions.max())
             self._lag = {"sampler/lag": lag, "sampler/lag_min": lag, "sampler/lag_max": lag}
 
 
@@ -165,9 +170,9 @@ class RoundsLive(RunnersLive):
         super().__init__(settings, config, seed, first_slot, total_slots, [range(settings.runners)])
         self._live, self._pool = self._lives[0], self._pools[0]
         self._first = self._next = self._released = 0
-        self._ahead: dict[int, tuple[SampleBatch, Episodes]] = {}  # batches that a checkpoint had to wait for
+        self._ahead: dict[int, tuple[AnyBatch, Episodes]] = {}  # batches that a checkpoint had to wait for
 
-    def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
+    def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """Batch `itr`, valid until the next call, and the episodes that ended in it.
 
         Raises:
@@ -203,7 +208,7 @@ class RoundsLive(RunnersLive):
             if itr not in self._ahead:
                 self._ahead[itr] = self._collected(itr)
         waiting = {
-            str(itr): {"rows": [x.copy() for x in tree_leaves(batch)], "episodes": episodes.to_plain()}
+            str(itr): {"rows": [x.copy() for x in _leaves(batch)], "episodes": episodes.to_plain()}
             for itr, (batch, episodes) in sorted(self._ahead.items())
         }
         inner = self._live.state_dict()
@@ -230,13 +235,14 @@ class RoundsLive(RunnersLive):
         self._next, self._released = state["next"], state["released"]
         for name, kept in state["waiting"].items():
             batch = self._live.buffer(int(name))
-            for x, y in zip(tree_leaves(batch), kept["rows"]):
+            for x, y in zip(_leaves(batch), kept["rows"]):
                 x[...] = y
             self._ahead[int(name)] = batch, Episodes(**kept["episodes"])
         if self._ahead:
-            self._pool.follow(self._ahead[max(self._ahead)][0])
+            last = self._ahead[max(self._ahead)][0]
+            self._pool.follow([*last.values()] if isinstance(last, MultiAgentBatch) else [last])
 
-    def _collected(self, itr: int) -> tuple[SampleBatch, Episodes]:
+    def _collected(self, itr: int) -> tuple[AnyBatch, Episodes]:
         return self._live.obtain_samples(itr, max(itr - self._depth, self._first))
 
 
@@ -269,7 +275,7 @@ class ReadyLive(RunnersLive):
     def _buffers(self) -> int:
         return max(self._depth, 1) + 2
 
-    def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
+    def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """A fragment [T, B] of one runner, valid until the next call, and the episodes that ended in it.
 
         Raises:
@@ -311,7 +317,7 @@ class ReadyLive(RunnersLive):
             "numbers": list(self._numbers),
             "faults": dict(self.workers.faults.counts),
             "waiting": [
-                {"runner": i, "rows": [x.copy() for x in tree_leaves(batch)], "episodes": episodes.to_plain()}
+                {"runner": i, "rows": [x.copy() for x in _leaves(batch)], "episodes": episodes.to_plain()}
                 for i, batch, episodes in self._waiting
             ],
         }
@@ -336,7 +342,7 @@ class ReadyLive(RunnersLive):
         for kept in state["waiting"]:
             i = kept["runner"]
             batch = self._lives[i].blank_batch()
-            for x, y in zip(tree_leaves(batch), kept["rows"]):
+            for x, y in zip(_leaves(batch), kept["rows"]):
                 x[...] = y
             self._waiting.append((i, batch, Episodes(**kept["episodes"])))
 
@@ -384,9 +390,14 @@ class ReadyLive(RunnersLive):
         self._sent[i].clear()
         self._ready = [j for j in self._ready if j != i]
 
-    def _collected(self, i: int) -> tuple[SampleBatch, Episodes]:
+    def _collected(self, i: int) -> tuple[AnyBatch, Episodes]:
         version = self._sent[i].pop(0)
         batch, episodes = self._lives[i].obtain_samples(self._numbers[i], version)
         self._numbers[i] += 1
         self._since[i] = time.monotonic()
         return batch, replace(episodes, slot=episodes.slot + i * self.batch_spec.B)
+
+
+def _leaves(batch: AnyBatch) -> list[Any]:
+    """The arrays of a batch, of many agents of one policy's after the other."""
+    return tree_leaves([*batch.values()] if isinstance(batch, MultiAgentBatch) else batch)

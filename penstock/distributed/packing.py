@@ -24,6 +24,11 @@ INLINE_BYTES = 256 << 10
 Bytes = npt.NDArray[np.uint8]
 
 
+def together(agents: Sequence[Agent]) -> Any:
+    """Agents as one module that travels: the only one itself, or a list of those of all policies."""
+    return agents[0] if len(agents) == 1 else nn.ModuleList(agents)
+
+
 def pack_parameters(agent: Agent) -> list[Bytes]:
     """The bytes of each parameter and buffer, [n] uint8, in the order of `tensors_of`, for `Backend.put`.
 

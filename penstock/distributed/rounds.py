@@ -21,10 +21,13 @@ from penstock.core.noise import Noise
 from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.distributed.group import EnvRunnerGroup
-from penstock.distributed.packing import unpack_rows
-from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState
+from penstock.distributed.packing import together, unpack_rows
+from penstock.envs.pools.many.hosting import most_episodes
+from penstock.envs.pools.pool import EnvPool, EpisodeLog, Group, OpenEpisode, PoolState
+from penstock.envs.seats import Seating
 from penstock.samplers.installed import last_row
-from penstock.workers.shares import carry_columns, cut, even_split
+from penstock.samplers.live import EVAL_T
+from penstock.workers.shares import carry_columns, columns, cut, even_split
 
 _SAME_CLOCK_NS = 60 * 10**9
 """A fragment that ended so long ago by its runner's clock ended by another clock."""
@@ -41,16 +44,19 @@ class RunnerPool(EnvPool):
         runners: their numbers, which follow each other. whole: the group's own faults are counted as the pool's.
     """
 
-    def __init__(self, workers: EnvRunnerGroup, runners: Sequence[int], whole: bool = True) -> None:
+    def __init__(
+        self, workers: EnvRunnerGroup, runners: Sequence[int], whole: bool = True, seating: Seating | None = None
+    ) -> None:
+        self.seating, T = seating, workers.fragment.T
         self.workers, self.runners, self._whole = workers, list(runners), whole
         start = workers.slots[self.runners[0]].start
         self._columns = {i: slice(workers.slots[i].start - start, workers.slots[i].stop - start) for i in self.runners}
         B = self._columns[self.runners[-1]].stop
-        self.specs, self.info_keys = (workers.spec,), workers.info_keys
-        self.groups = (Group(0, slice(0, B)),)
+        _seat(self, workers, B, seating, T)
+        self._most = T + 1 if seating is None else most_episodes(seating, T)
         self._calls: dict[int, dict[int, Any]] = {}  # requests in flight: batch -> runner -> call
         self._taking_over: dict[int, Any] = {}  # calls of replacements that have not delivered yet
-        self._previous: SampleBatch | None = None
+        self._previous: Sequence[SampleBatch] | None = None
         self._states: Tree = None
         self._warmup: list[Any] = [([], [])] * B
         self._opened = np.zeros(B, np.int64)  # number of each slot's episode
@@ -78,12 +84,12 @@ class RunnerPool(EnvPool):
         """The calls for batch `itr` that are in flight, by runner."""
         return self._calls[itr]
 
-    def follow(self, batch: SampleBatch) -> None:
-        """Makes this the batch whose last row comes before the next one."""
-        self._previous = batch
+    def follow(self, batches: Sequence[SampleBatch]) -> None:
+        """Makes these the batches whose last row comes before the next one."""
+        self._previous = batches
 
-    def fill(self, batch: SampleBatch, itr: int) -> None:
-        """Waits for fragment `itr` of every runner, and writes it into the runner's columns of the batch."""
+    def fill(self, batches: Sequence[SampleBatch], itr: int) -> None:
+        """Waits for fragment `itr` of every runner, and writes it into the runner's columns of the batches."""
         begun, copied, slowest_s = time.perf_counter(), 0.0, 0.0
         arrived: set[int] = set()
 
@@ -92,7 +98,7 @@ class RunnerPool(EnvPool):
             start = time.perf_counter()
             if i in self._taking_over:
                 self.workers.backend.result(self._taking_over.pop(i), self.workers.deadline_s)
-            unpack_rows(reply["rows"], batch[:, self._columns[i]] if len(self.runners) > 1 else batch)
+            unpack_rows(reply["rows"], _part(self, batches, self._columns[i]))
             arrived.add(i)
             slowest_s = max(slowest_s, reply["sample_s"])
             self._runner_metrics[i] = reply["metrics"]
@@ -106,10 +112,10 @@ class RunnerPool(EnvPool):
         timed(WAIT, self.workers.collect)(self._calls.pop(itr), then=take)
         for i in self._columns:
             if i not in arrived:
-                self._absent(i, batch)
-        self._opened += batch.first[1:].sum(0)
-        self._ticks += batch.spec.T
-        self._previous = batch
+                self._absent(i, batches)
+        self._opened += batches[0].first[1:].sum(0) if self.log is None else self.log.count
+        self._ticks += batches[0].spec.T
+        self._previous = batches
         self._times |= {
             "group/round_ms": (time.perf_counter() - begun) * 1e3,
             "group/copy_ms": copied * 1e3,
@@ -144,7 +150,12 @@ class RunnerPool(EnvPool):
             part.began = [n + whole.tick - part.tick for n in part.began]
             if part.episode:  # native batched environments know of none: all of their slots reset next
                 whole.put(slots, part)
-            tree_map(lambda x, y, s=slots: np.copyto(x[s], y), self._states, reply["agent_states"])
+            found_states = reply["agent_states"]
+            ids = None if self.seating is None else self.seating.policies
+            for policy, (there, n) in enumerate(zip(self._states, self.seats)):
+                mine = found_states if ids is None else found_states[ids[policy]]
+                at = columns(slots, n)
+                tree_map(lambda x, y, at=at: np.copyto(x[at], y), there, mine)
             whole.restarts = max(whole.restarts, part.restarts)
         return whole
 
@@ -152,7 +163,7 @@ class RunnerPool(EnvPool):
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
         self._opened[:], self._ticks = np.maximum(state.episode, 0), state.tick
-        self._restored, self._previous = Counter(state.faults), outs[0]
+        self._restored, self._previous = Counter(state.faults), outs
         self._gone.clear()
         self._runner_metrics.clear()
         if self._whole:
@@ -165,8 +176,8 @@ class RunnerPool(EnvPool):
                 calls[i] = self.workers.call(
                     i,
                     "go_on",
-                    last_row(outs[0][:, slots]),
-                    tree_map(lambda x, s=slots: x[s].copy(), self._states),
+                    self._rows_of(outs, slots),
+                    self._states_of(slots),
                     part.to_plain(),
                     [None if x is None else tuple(x) for x in journal[slots]],
                 )
@@ -206,7 +217,7 @@ class RunnerPool(EnvPool):
         self.workers.close()
 
     def keep_states(self, states: Tree) -> None:
-        """Takes the arrays [B, ...] in which recurrent states stand for checkpoints."""
+        """Takes the arrays [B, ...] of each policy in which recurrent states stand for checkpoints."""
         self._states = states
 
     def _faults(self) -> Counter[str]:
@@ -220,21 +231,37 @@ class RunnerPool(EnvPool):
         if i not in self._columns:
             return
         owed = sum(calls.pop(i, None) is not None for calls in self._calls.values())
-        self._opened[self._columns[i]] += (owed + 1) * (self.workers.fragment.T + 1)
+        self._opened[self._columns[i]] += (owed + 1) * self._most
         metrics = self._runner_metrics.pop(i, {})
         self._gone.update({k[len("faults/") :]: int(n) for k, n in metrics.items() if k.startswith("faults/")})
 
-    def _absent(self, i: int, batch: SampleBatch) -> None:
+    def _absent(self, i: int, batches: Sequence[SampleBatch]) -> None:
         """The columns of a runner that takes no part: the last row of the batch before, and nothing valid."""
-        slots = self._columns[i]
-        if self._previous is not None:
-            carry_columns(self._previous, batch, slots)
-        for x in tree_leaves(batch.state):
-            x[slots] = 0
-        agents = {key: column for key, column in batch.info.items() if key != "env"}
-        for x in tree_leaves(agents):
-            x[:, slots] = 0
-        self.workers.faults.counts["lost_steps"] += cut(batch, slots, 0, self.workers.spec.null_action)
+        for policy, (batch, n) in enumerate(zip(batches, self.seats)):
+            slots = columns(self._columns[i], n)
+            if self._previous is not None:
+                carry_columns(self._previous[policy], batch, slots)
+            for x in tree_leaves(batch.state):
+                x[slots] = 0
+            agents = {key: column for key, column in batch.info.items() if key != "env"}
+            for x in tree_leaves(agents):
+                x[:, slots] = 0
+            self.workers.faults.counts["lost_steps"] += cut(batch, slots, 0, self.specs[policy].null_action)
+        if self.log is not None:
+            self.log.count[self._columns[i]] = 0
+
+    def _rows_of(self, batches: Sequence[SampleBatch], slots: slice) -> Any:
+        """The last rows of some slots, as `LiveSampler.go_on` takes them."""
+        return self._by_policy([last_row(batch[:, columns(slots, n)]) for batch, n in zip(batches, self.seats)])
+
+    def _states_of(self, slots: slice) -> Any:
+        """The recurrent states of some slots, in the same form."""
+        parts = [columns(slots, n) for n in self.seats]
+        return self._by_policy([tree_map(lambda x, at=at: x[at].copy(), s) for at, s in zip(parts, self._states)])
+
+    def _by_policy(self, found: list[Any]) -> Any:
+        """The only one, or of environments of many agents one for each policy id."""
+        return found[0] if self.seating is None else dict(zip(self.seating.policies, found))
 
     def _take_over(self, i: int) -> None:
         """Has a replacement go on from the last row of its columns: every slot resets into its next episode."""
@@ -242,7 +269,7 @@ class RunnerPool(EnvPool):
             return
         slots = self._columns[i]
         state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
-        row, unknown = last_row(self._previous[:, slots]), [None] * len(state.episode)
+        row, unknown = self._rows_of(self._previous, slots), [None] * len(state.episode)
         self._taking_over[i] = self.workers.call(i, "go_on", row, None, state.to_plain(), unknown)
 
 
@@ -253,8 +280,7 @@ class EvaluationRunners(EnvPool):
 
     def __init__(self, pool: RunnerPool, B: int) -> None:
         self._workers = pool.workers
-        self.specs, self.info_keys = pool.specs, pool.info_keys
-        self.groups = (Group(0, slice(0, B)),)
+        _seat(self, pool.workers, B, pool.seating, EVAL_T)
         self._B = B
         self._columns: dict[int, slice] = {}
         self._synced = False
@@ -280,14 +306,14 @@ class EvaluationRunners(EnvPool):
             }
         )
 
-    def fill(self, agent: Agent, batch: SampleBatch, noise: Noise | None) -> None:
+    def fill(self, agents: Sequence[Agent], batches: Sequence[SampleBatch], noise: Noise | None) -> None:
         """The next rows of every slot."""
-        weights = None if self._synced else self._workers.publish(agent)
+        weights = None if self._synced else self._workers.publish(together(agents))
         self._synced = True
         address = None if noise is None else (noise.seed, int(noise.purpose), noise.batch)
         calls = {i: self._workers.call(i, "fill_evaluation", address, weights) for i in self._columns}
         for i, rows in self._all(calls).items():
-            unpack_rows(rows, batch[:, self._columns[i]])
+            unpack_rows(rows, _part(self, batches, self._columns[i]))
 
     def _all(self, calls: dict[int, Any]) -> dict[int, Any]:
         found = self._workers.collect(calls, self._workers.start_timeout_s)
@@ -317,6 +343,22 @@ class EvaluationRunners(EnvPool):
         """Nothing: the runners close their environments with themselves."""
 
 
+def _seat(pool: EnvPool, workers: EnvRunnerGroup, B: int, seating: Seating | None, T: int) -> None:
+    """Gives a pool of B slots the groups of its policies, and of many agents the log of batches of T rows."""
+    pool.specs, pool.info_keys = (workers.spec,) if seating is None else seating.specs, workers.info_keys
+    pool.seats = (1,) if seating is None else seating.seats
+    pool.groups = tuple(Group(policy, slice(0, B * n)) for policy, n in enumerate(pool.seats))
+    if seating is not None:
+        pool.takes_turns = seating.turns
+        pool.log = EpisodeLog.allocate(B, most_episodes(seating, T), len(seating.agents), pool.info_keys)
+
+
+def _part(pool: EnvPool, batches: Sequence[SampleBatch], slots: slice) -> list[Any]:
+    """What a runner returns of its slots: the columns of each policy, and of many agents the log."""
+    log = [] if pool.log is None else [tree_map(lambda x: x[slots], pool.log)]
+    return [*(batch[:, columns(slots, n)] for batch, n in zip(batches, pool.seats)), *log]
+
+
 class Rounds:
     """The `Server` of a LiveSampler over runners: their agents act, and whole batches come from them."""
 
@@ -336,17 +378,17 @@ class Rounds:
         """Fills a batch; arguments as of `collect`."""
         if isinstance(pool, RunnerPool):
             assert noise is not None
-            pool.fill(batches[0], noise.batch)
+            pool.fill(batches, noise.batch)
         else:
-            pool.fill(agents[0], batches[0], noise)
+            pool.fill(agents, batches, noise)
 
     def place(
         self, pool: Any, batches: list[SampleBatch], states: Tree, agents: Sequence[Agent]
     ) -> tuple[list[SampleBatch], Tree]:
         """Gives the runners the agent; buffers stay where they are, in this process."""
         if isinstance(pool, RunnerPool):
-            pool.keep_states(states[0])
-            pool.workers.install(agents[0], pool.runners)
+            pool.keep_states(states)
+            pool.workers.install(together(agents), pool.runners)
         return batches, states
 
     def metrics(self) -> dict[str, float]:

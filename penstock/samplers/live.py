@@ -228,6 +228,12 @@ class LiveSampler:
             self._evaluation_slots = B, first_slot
         return self._evaluation
 
+    @property
+    def evaluation_pool(self) -> EnvPool:
+        """The pool of the evaluation whose buffers were asked for last."""
+        assert self._evaluation is not None
+        return self._evaluation.pool
+
     def fill_evaluation(self, noise: Noise | None) -> AnyBatch:
         """The next EVAL_T rows of the evaluation whose buffers were asked for last; None acts without noise."""
         own = self._evaluation
