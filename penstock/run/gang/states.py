@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import CheckpointError
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.pools.pool import PER_SLOT
@@ -18,7 +18,7 @@ State = dict[str, Any]
 _BY_RANK = "by_rank"
 
 
-def joined(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch) -> State:
+def joined(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch | MultiAgentBatch) -> State:
     """The state of one sampler of all slots, from those of samplers of consecutive ones.
 
     A sampler whose state is of a form of its own is kept as `by_rank`, and goes on with as many learners only.
@@ -37,7 +37,7 @@ def joined(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch) 
     return {_BY_RANK: list(states)}
 
 
-def part(state: State, rank: int, slots: Sequence[slice], blank: SampleBatch) -> State:
+def part(state: State, rank: int, slots: Sequence[slice], blank: SampleBatch | MultiAgentBatch) -> State:
     """The state of the sampler of `slots[rank]` from that of one of all slots.
 
     Raises:
@@ -64,7 +64,7 @@ def part(state: State, rank: int, slots: Sequence[slice], blank: SampleBatch) ->
         return state  # nothing was collected yet
     waiting = {
         itr: {
-            "rows": [x[own] if axis == 0 else x[:, own] for x, axis in zip(kept["rows"], _axes(blank))],
+            "rows": [_along(x, axis, own, total) for x, axis in zip(kept["rows"], _axes(blank))],
             "episodes": _of_slots(Episodes(**kept["episodes"]), own).to_plain(),
         }
         for itr, kept in state["waiting"].items()
@@ -116,7 +116,7 @@ def _part_of_live(state: State, own: slice, rank: int) -> State:
     }
 
 
-def _ahead(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch) -> State:
+def _ahead(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch | MultiAgentBatch) -> State:
     first = states[0]
     if "inner" not in first:
         return first
@@ -140,8 +140,17 @@ def _of_slots(episodes: Episodes, own: slice) -> Episodes:
     return numbered(episodes.at(mine), -own.start)
 
 
-def _axes(blank: SampleBatch) -> list[int]:
-    """Of each leaf of a batch the axis of its slots."""
+def _along(x: np.ndarray[Any, Any], axis: int, own: slice, total: int) -> np.ndarray[Any, Any]:
+    """The columns of some of `total` environments along an axis."""
+    seats = x.shape[axis] // total
+    at = slice(own.start * seats, own.stop * seats)
+    return x[at] if axis == 0 else x[:, at]
+
+
+def _axes(blank: SampleBatch | MultiAgentBatch) -> list[int]:
+    """Of each leaf of a batch the axis of its slots; of many agents policy by policy."""
+    if isinstance(blank, MultiAgentBatch):
+        return [axis for own in blank.values() for axis in _axes(own)]
     named: Any = {f.name: getattr(blank, f.name) for f in fields(blank)}  # pyright: ignore[reportArgumentType]
     axes = {name: tree_map(lambda _, name=name: 0 if name == "state" else 1, x) for name, x in named.items()}
     return [int(axis) for axis in tree_leaves(SampleBatch(**axes))]

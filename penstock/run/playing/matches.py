@@ -172,7 +172,8 @@ def match_runs(
     """Matches of a run against each opponent, and of these against each other, in the run's evaluation environment.
 
     Args:
-        against: run directories, `random`, and functions of an observation or their `module:function`. which: checkpoint of every run.
+        against: run directories, `random`, and functions of an observation or their `module:function`.
+        which: checkpoint of every run.
         env, env_kwargs, seed, slots, max_steps: as of `penstock.evaluate`.
 
     Raises:
