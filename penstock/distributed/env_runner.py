@@ -243,8 +243,10 @@ class EnvRunner:
     def initialize(self, agent: Agent) -> dict[str, Any]:
         """Takes the agent that will act; returns examples of one step, as `Sampler.initialize`."""
         live, self._agent = self._live, agent
-        many: Any = agent
-        return live.initialize(dict(zip(live.specs, many)) if isinstance(many, nn.ModuleList) else agent)
+        given: Any = agent
+        if isinstance(agent, nn.ModuleList):  # those of all policies
+            given = dict(zip(live.specs, given))
+        return live.initialize(given)
 
     def install(self, agent: Any) -> None:
         """Takes a copy of the driver's agent as `pack_agent` returned it."""

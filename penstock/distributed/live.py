@@ -97,8 +97,13 @@ class RunnersLive:
     def initialize(self, agents: Agents) -> dict[str, Any]:
         """Takes the agents that will act, and sends each runner copies; returns examples of one step of one slot."""
         shown = [live.initialize(agents, self._buffers) for live in self._lives]
-        given = [agents] if not isinstance(agents, Mapping) else [*agents.values()]
-        self._agent = together(given if len(given) == 1 else [agents[policy] for policy in self.specs])
+        given: Any = agents
+        if not isinstance(given, Mapping):
+            self._agent = together([given])
+        elif len(given) == 1:
+            self._agent = together([*given.values()])
+        else:
+            self._agent = together([given[policy] for policy in self.specs])
         return shown[-1]
 
     def evaluate_agent(

@@ -18,6 +18,7 @@ from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import Noise
+from penstock.core.spec import EnvSpec
 from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.distributed.group import EnvRunnerGroup
@@ -52,7 +53,9 @@ class RunnerPool(EnvPool):
         start = workers.slots[self.runners[0]].start
         self._columns = {i: slice(workers.slots[i].start - start, workers.slots[i].stop - start) for i in self.runners}
         B = self._columns[self.runners[-1]].stop
-        _seat(self, workers, B, seating, T)
+        self.specs, self.groups, self.log = _seated(workers, B, seating, T)
+        self.info_keys, self.seats = workers.info_keys, (1,) if seating is None else seating.seats
+        self.takes_turns = seating is not None and seating.turns
         self._most = T + 1 if seating is None else most_episodes(seating, T)
         self._calls: dict[int, dict[int, Any]] = {}  # requests in flight: batch -> runner -> call
         self._taking_over: dict[int, Any] = {}  # calls of replacements that have not delivered yet
@@ -280,7 +283,8 @@ class EvaluationRunners(EnvPool):
 
     def __init__(self, pool: RunnerPool, B: int) -> None:
         self._workers = pool.workers
-        _seat(self, pool.workers, B, pool.seating, EVAL_T)
+        self.specs, self.groups, self.log = _seated(pool.workers, B, pool.seating, EVAL_T)
+        self.info_keys, self.seats, self.takes_turns = pool.info_keys, pool.seats, pool.takes_turns
         self._B = B
         self._columns: dict[int, slice] = {}
         self._synced = False
@@ -343,14 +347,15 @@ class EvaluationRunners(EnvPool):
         """Nothing: the runners close their environments with themselves."""
 
 
-def _seat(pool: EnvPool, workers: EnvRunnerGroup, B: int, seating: Seating | None, T: int) -> None:
-    """Gives a pool of B slots the groups of its policies, and of many agents the log of batches of T rows."""
-    pool.specs, pool.info_keys = (workers.spec,) if seating is None else seating.specs, workers.info_keys
-    pool.seats = (1,) if seating is None else seating.seats
-    pool.groups = tuple(Group(policy, slice(0, B * n)) for policy, n in enumerate(pool.seats))
-    if seating is not None:
-        pool.takes_turns = seating.turns
-        pool.log = EpisodeLog.allocate(B, most_episodes(seating, T), len(seating.agents), pool.info_keys)
+def _seated(
+    workers: EnvRunnerGroup, B: int, seating: Seating | None, T: int
+) -> tuple[tuple[EnvSpec, ...], tuple[Group, ...], EpisodeLog | None]:
+    """Specs and groups of the policies of B slots, and of many agents the log of batches of T rows."""
+    if seating is None:
+        return (workers.spec,), (Group(0, slice(0, B)),), None
+    groups = tuple(Group(policy, slice(0, B * n)) for policy, n in enumerate(seating.seats))
+    log = EpisodeLog.allocate(B, most_episodes(seating, T), len(seating.agents), workers.info_keys)
+    return seating.specs, groups, log
 
 
 def _part(pool: EnvPool, batches: Sequence[SampleBatch], slots: slice) -> list[Any]:
