@@ -27,5 +27,5 @@ algo = ps.Policies(
 exp = ps.Experiment("penstock.envs.toy:Nim", algo, ps.SerialSampler(T=32, B=8), ps.RunConfig(steps=steps, seed=1))
 result = ps.train(exp)
 print({name: round(x, 2) for name, x in result.metrics.items() if name.endswith("/ep_rew_mean")})
-for match in match_runs(result.run_dir, ["random"], episodes=100):  # or module:function, and other runs
-    print(f"{match.sides[1]}: won {match.won}, drawn {match.drawn}, lost {match.lost}")
+for match in match_runs(result.run_dir, ["random", last_of_four], episodes=100):  # and other runs, by directory
+    print(f"{match.sides[0]} against {match.sides[1]}: won {match.won}, lost {match.lost}")

@@ -109,10 +109,10 @@ def turns() -> str:
                 name = f"row {k}" if k < T else f"next row {k - T}"
                 parts.append(text(x + 54, y - 6, name, text_anchor="middle", font_size=10, fill=FAINT))
     parts += [
-        text(18, 238, "A row closes when the agent's next turn, or its end, comes: its reward is all that the agent was paid since its action.",
-             font_size=12, fill=FAINT),
-        text(18, 256, "A turn that is open at the end of a batch moves, action and all, to row 0 of the next; the column idles meanwhile.",
-             font_size=12, fill=FAINT),
+        text(18, 238, "A row closes when the agent's next turn, or its end, comes: its reward is all that the agent "
+             "was paid since its action.", font_size=12, fill=FAINT),
+        text(18, 256, "A turn that is open at the end of a batch moves, action and all, to row 0 of the next; "
+             "the column idles meanwhile.", font_size=12, fill=FAINT),
     ]  # fmt: skip
     return page(880, 270, "Turns of a game as rows of two batches", parts)
 

@@ -19,7 +19,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
 from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
-from penstock.run.files.stored import CONFIG, Again, StoredConfig, named, read_config, read_json, undamaged
+from penstock.run.files.stored import CONFIG, NOTHING, Again, StoredConfig, named, read_config, read_json, undamaged
 from penstock.run.files.trust import remember
 from penstock.run.trainer import Trainer
 from penstock.samplers import content, placed
@@ -196,7 +196,7 @@ def open_policy(
     return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
 
 
-def _load(stored: StoredConfig, which: str, again: Again = Again(), device: str = "cpu") -> tuple[AnyPolicy, int]:
+def _load(stored: StoredConfig, which: str, again: Again = NOTHING, device: str = "cpu") -> tuple[AnyPolicy, int]:
     """The policy of a run, and the step of the checkpoint that it is of."""
     stored.algorithm(again)  # first what may not be imported, then what cannot be read
     checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))

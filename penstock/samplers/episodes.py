@@ -81,7 +81,8 @@ class Episodes:
     terminated: npt.NDArray[np.bool_] = field(default_factory=lambda: _NO_FLAGS)
     """[E] ended in a terminal state, rather than cut by a limit."""
     columns: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
-    """[E] for each recorded env info key its last reported value in the episode; NaN if it never was. Of many agents the mean."""
+    """[E] for each recorded env info key its last reported value in the episode; NaN if it never was. The mean of many
+    agents."""
     parts: AgentEpisodes | None = None
     """What each agent did; None in environments of one. `agents` and `policies` read it."""
 

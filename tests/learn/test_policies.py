@@ -239,3 +239,12 @@ def test_settings_are_stored_and_changed_by_path() -> None:
 def test_a_mapping_by_its_name() -> None:
     algo = ps.Policies({"a": PPO, "b": PPO}, "tests.learn.test_policies:by_episode", {"a": 1, "b": 1})
     assert algo.policy_mapping_fn is by_episode
+
+
+def test_a_replay_is_as_wide_as_the_seats_of_all_environments() -> None:
+    algo = ps.Policies({"a": DQN}, lambda *_: "a", {"a": 2})
+    policies = algo.build({"a": replace(SPEC, agents=2)}, seed=7)
+    parts = {"a": rows(policies["a"], 8, 6)}
+    policies.prepare(BatchSpec(8, 3), {"a": {key: x[0, 0] for key, x in parts["a"].info.items()}})
+    assert train_one_step(policies, MultiAgentBatch(parts, env_steps=24))["train/n_updates"] > 0
+    assert policies.arrays()["valid"].shape[1] == 6

@@ -48,6 +48,10 @@ class Again:
         return {name: value for name, value in given.items() if value is not None}
 
 
+NOTHING = Again()
+"""Everything is as it was stored."""
+
+
 @dataclass(frozen=True)
 class StoredConfig:
     """The content of a run's config.json, of which nothing was imported yet."""
@@ -62,7 +66,7 @@ class StoredConfig:
     trusted: bool
     """What it names may be imported and called."""
 
-    def algorithm(self, again: Again = Again()) -> Any:
+    def algorithm(self, again: Again = NOTHING) -> Any:
         """The algorithm's settings, with what is given again. Raises CheckpointError unless trusted.
 
         Who plays whom is left out where it was not stored, as the policies have their ids anyway.
@@ -90,7 +94,7 @@ class StoredConfig:
                 }
             return self._experiment(plain, Again(env, eval_env=env), files=False)
 
-    def to_resume(self, again: Again = Again()) -> Experiment:
+    def to_resume(self, again: Again = NOTHING) -> Experiment:
         """The whole experiment, with what is given again in place of what could not be stored.
 
         An EnvConfig replaces wrappers and keyword arguments as well.

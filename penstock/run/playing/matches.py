@@ -20,7 +20,7 @@ from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.entry import open_policy
 from penstock.run.playing.evaluation import opened
-from penstock.run.playing.opponents import RandomAgent, ScriptedAgent
+from penstock.run.playing.opponents import RandomAgent, Script, ScriptedAgent
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
@@ -93,8 +93,10 @@ class Side:
         return id_, policy.agent
 
 
-def open_side(named: str, which: str = "last", trust: bool = False) -> Side:
-    """A side by its name: a run directory, `random`, or `module:function` of an observation."""
+def open_side(named: str | Script, which: str = "last", trust: bool = False) -> Side:
+    """A side by its name: a run directory, `random`, or `module:function` of an observation; or such a function."""
+    if not isinstance(named, str):
+        return Side(getattr(named, "__qualname__", repr(named)), script=named)
     if named == RANDOM:
         return Side(named)
     if ":" in named and not Path(named).exists():
@@ -155,7 +157,7 @@ def play_all(sides: Sequence[Side], config: EnvConfig, agents: AgentSpecs, episo
 
 def match_runs(
     run_dir: str | Path,
-    against: Sequence[str],
+    against: Sequence[str | Script],
     episodes: int = 100,
     *,
     env: Any = None,
@@ -170,7 +172,8 @@ def match_runs(
     """Matches of a run against each opponent, and of these against each other, in the run's evaluation environment.
 
     Args:
-        against: run directories, `random`, or `module:function`. which: checkpoint of every run.
+        against: run directories, `random`, and functions of an observation or their `module:function`.
+        which: checkpoint of every run.
         env, env_kwargs, seed, slots, max_steps: as of `penstock.evaluate`.
 
     Raises:
@@ -180,10 +183,10 @@ def match_runs(
     report = check_apart(config, exp.run.seed, exp.sampler_settings)
     if report.agents is None:
         raise ConfigError(f"{config.name} is an environment of one agent; a match needs one of two or more")
-    names = [str(run_dir), *against]
+    sides = [Side(str(run_dir), policy), *(open_side(name, which, trust) for name in against)]
+    names = [side.name for side in sides]
     if len(set(names)) < len(names):
         raise ConfigError(f"--against names an opponent twice: {names}")
-    sides = [Side(str(run_dir), policy), *(open_side(name, which, trust) for name in against)]
     return play_all(
         sides,
         config,
