@@ -154,7 +154,7 @@ def runs() -> dict[str, list[Run]]:
                         mpe_sampler, 1_000_000, half) for algo in (ps.PPO, ps.MAPPO)],
         "tictactoe": [Run("tictactoe/self-play", lambda: selves("linear(0.1, 0.02)", (128, 128)), tictactoe, games, 1_500_000,
                           functools.partial(against, other=perfect), lambda x: x["lost"] <= 2)],
-        "connect-four": [Run("connect-four/self-play", lambda: selves("linear(0.05, 0.01)", (256, 256)), connect, games,
+        "connect-four": [Run("connect-four/self-play", lambda: selves("linear(0.1, 0.02)", (256, 256)), connect, games,
                              1_000_000, functools.partial(against, other=random_move), lambda x: x["won"] >= 95)],
     }  # fmt: skip
 

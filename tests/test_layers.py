@@ -25,8 +25,8 @@ BELOW["testing"] = {*BELOW["run"], "run"}
 BELOW["distributed"] = {*BELOW["run"], "run"}
 BELOW["cli"] = {*BELOW["distributed"], "distributed"}
 ALSO = {
-    "learn": {"penstock.samplers.sampler", "penstock.envs.check", "penstock.envs.make", "penstock.envs.seats"},
-    "algos": {"penstock.samplers.sampler"},
+    "learn": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats", "shown"))},
+    "algos": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats"))},
 }
 """Single modules of other layers: the Sampler Protocol, which learners are given and never make; and environments'
 settings, in which `Policies.seat` says who plays whom."""
