@@ -36,7 +36,7 @@ from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
-_OF_THE_SETTINGS = ("lr", "eps", "weight_decay")
+_OF_THE_SETTINGS = ("lr", "lr_scale", "eps", "weight_decay")
 """What of an optimizer's group the settings decide, whatever a state was stored with."""
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
 """Leaves of a batch that lie in containers, and all of it as tensors."""

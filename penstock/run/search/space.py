@@ -23,6 +23,8 @@ _EXAMPLE = "expected loguniform(1e-5, 1e-2), uniform(0.9, 1), int(1, 20), logint
 _SEARCHED = ("algo", "sampler", "env_kwargs")
 _KEPT = ("agent", "optimizer", "net", "replay", "learning_starts", "n_step")
 """Settings of the algorithm that the state of a run is made for, or that no longer matter once it has begun."""
+_SHARE = 0.6180339887
+"""Where between its ends a range is tried: the ends of one may be whole numbers by chance."""
 _FACTOR = 1.25
 """PBT multiplies a number by at most this, or divides it."""
 _RESAMPLED = 0.25
@@ -42,6 +44,11 @@ class Dimension:
     def log(self) -> bool:
         """True if the logarithm is uniform."""
         return self.kind in ("loguniform", "logint")
+
+    @property
+    def width(self) -> float:
+        """The distance between the ends."""
+        return self.high - self.low
 
     @property
     def whole(self) -> bool:
@@ -120,11 +127,13 @@ def check_space(space: Space, exp: Experiment) -> None:
                 f"--search {path}: expected a setting of algorithm, sampler or environment, such as algo.lr, sampler.T "
                 f"or env_kwargs.gravity; {nearest(path, known)}"
             )
-        for value in dimension.ends():
+        between = () if dimension.kind == "choice" or dimension.whole else (dimension.low + _SHARE * dimension.width,)
+        for value in (*dimension.ends(), *between):
             try:
                 override(exp, {path: value})
             except ConfigError as error:
-                raise ConfigError(f"--search {path}, at {value!r}: {error}") from error
+                hint = "; for whole numbers use int or logint" if value in between else ""
+                raise ConfigError(f"--search {path}, at {value!r}: {error}{hint}") from error
 
 
 def check_explored(space: Space, exp: Experiment, spec: EnvSpec) -> None:

@@ -61,6 +61,8 @@ def test_an_empty_space_is_refused() -> None:
         ("algo.lr", "uniform(0, 1)", "at 0.0: .*more than 0"),
         ("sampler.T", "choice(16, 0)", "at 0: .*T=0"),
         ("algo.epochs", "uniform(1, 3.5)", "at 3.5"),
+        ("algo.epochs", "uniform(1, 4)", r"at 2\.85.*use int or logint"),
+        ("algo.minibatch", "loguniform(32, 64)", r"at 51\.77.*use int or logint"),
         ("run.seed", "int(1, 3)", "the same for all trials; use --run.seed"),
         ("lr", "uniform(0.1, 1)", "such as algo.lr"),
         ("alog.lr", "uniform(0.1, 1)", "'algo.'"),
