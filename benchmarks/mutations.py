@@ -207,7 +207,7 @@ MUTATIONS = (
     Mutation("learners: metrics stay those of the own share", REDUCTION, "_replace(metrics=common, stop", "_replace(stop", IN_MANY),
     Mutation("learners: each takes its stop from its own rows", "learn/policy.py", "(loss := _judged(whole.loss)).stop",
              "(loss := _judged(loss)).stop", IN_MANY),
-    Mutation("learners: a parameter that no rank trains gets zeros", REDUCTION, "y.view_as(p) if g is not None else None",
+    Mutation("learners: a parameter that no rank trains gets zeros", REDUCTION, "None if g is None else y.view_as(p).to(g.dtype)",
              "y.view_as(p)", IN_MANY),
     Mutation("learners: rows of the wrong slots", MINIBATCH, "row * width + column - own.start", "row * width", IN_MANY),
     Mutation("learners: advantages standardised over the own rows", "learn/policy.py", "is None:\n            return ops",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -143,6 +144,10 @@ def check_agent_members(agent: object) -> None:
     if not isinstance(agent, Agent):
         raise ConfigError(f"agent_fn returned {type(agent).__name__}; expected a penstock.Agent; see {_PAGE}")
     require_members(agent, Agent, _PAGE)
+
+
+Agents: TypeAlias = Agent | Mapping[str, Agent]
+"""An agent, or one for each policy id."""
 
 
 def follow(target: nn.Module, online: nn.Module, tau: float) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -253,6 +253,10 @@ class MultiAgentBatch:
         """A batch that owns its memory."""
         batches = {name: batch.copy() for name, batch in self.items()}
         return MultiAgentBatch(batches, self.env_steps, self.environments)
+
+
+AnyBatch: TypeAlias = Any
+"""A SampleBatch, or a MultiAgentBatch where environments have many agents."""
 
 
 def allocate_batch(

@@ -11,12 +11,12 @@ from penstock.core.batch import ROWS, ROWS_AND_NEXT, Array, MultiAgentBatch, Sam
 from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_map
 
-AnyBatch = TypeVar("AnyBatch", SampleBatch, MultiAgentBatch)
+Batches = TypeVar("Batches", SampleBatch, MultiAgentBatch)
 ONE_POLICY = "shared"
 """Id of the policy of a run that has one for all agents."""
 
 
-def concat_samples(batches: Sequence[AnyBatch], axis: Literal["T", "B"] = "B") -> AnyBatch:
+def concat_samples(batches: Sequence[Batches], axis: Literal["T", "B"] = "B") -> Batches:
     """Batches of the same layout side by side (`axis="B"`), or one after the other in time (`axis="T"`).
 
     Joined in time, row T of each batch must be row 0 of the next; the joined batch keeps the first one's state. Of
@@ -101,7 +101,7 @@ def wrap_as_needed(
     return MultiAgentBatch(policy_batches, env_steps, environments)
 
 
-def timeslices(batch: AnyBatch, n: int) -> list[AnyBatch]:
+def timeslices(batch: Batches, n: int) -> list[Batches]:
     """Views of n steps of every environment each, in order; the last may be shorter.
 
     Raises:

@@ -20,6 +20,8 @@ _LARGEST = 1 << 28
 """Most elements of a stored observation or action."""
 _DTYPES = {np.dtype(code).name for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"}
 
+SHARED = "shared"
+"""The id of the one policy of a plain algorithm, which plays all agents of an environment."""
 MASK_KEY = "action_mask"
 """Key of a Dict observation under which a mask of the discrete choices stands, nonzero for a legal one."""
 STATE_KEY = "state"

@@ -208,7 +208,8 @@ class RayRanks:
         cpus = max(os.cpu_count() or 1, math.ceil(sum(bundles)))
         self._size, self.handles = size, list[RayRank]()
         self._backend = Ray(address, float(own[1]), cpus, max(store_mb << 20, MIN_STORE_BYTES))
-        self._meeting, self._group = secrets.token_hex(8), None
+        self._meeting = secrets.token_hex(8)
+        self._group: Any = None
         self._finalizer = weakref.finalize(self, self._backend.close)
         try:
             places = self._placed(bundles)

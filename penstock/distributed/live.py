@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.agents.agent import Agent
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.agents.agent import Agent, Agents
+from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec
 from penstock.core.trace import WAIT, timed
@@ -26,7 +26,6 @@ from penstock.distributed.rounds import EvaluationBroken, Rounds, RunnerPool
 from penstock.envs.make import EnvConfig
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
-from penstock.samplers.sampler import Agents, AnyBatch
 
 if TYPE_CHECKING:
     from penstock.distributed.sampler import RunnerSampler

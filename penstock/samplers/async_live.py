@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agent, Agents
 from penstock.agents.parameters import copy_parameters, parameters_of
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import AnyBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.slab import places, share, view
 from penstock.core.spec import EnvSpec
@@ -22,8 +22,7 @@ from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import PoolState
 from penstock.envs.pools.serial import STEPPING
-from penstock.samplers.accounts.journal import Journal
-from penstock.samplers.accounts.stats import EpisodeStats
+from penstock.samplers.accounts.slots import EpisodeStats, Journal
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
@@ -41,7 +40,6 @@ from penstock.samplers.async_process import (
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.installed import Installed, last_row
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed
-from penstock.samplers.sampler import Agents, AnyBatch
 from penstock.workers import control
 from penstock.workers.descriptors import read_all
 from penstock.workers.shares import at_work

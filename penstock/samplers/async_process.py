@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from penstock.agents.agent import Agents
 from penstock.agents.parameters import parameters_of
 from penstock.core.slab import view
 from penstock.core.tree import Tree
 from penstock.core.wire import encode
 from penstock.envs.ids import take_shipped
 from penstock.envs.make import EnvConfig
-from penstock.samplers.sampler import Agents
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.descriptors import write_all

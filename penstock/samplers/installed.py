@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from penstock.agents.acting import check_acting, examples
-from penstock.agents.agent import Agent
-from penstock.core.batch import MultiAgentBatch, SampleBatch, allocate_batch
+from penstock.agents.agent import Agent, Agents
+from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share
-from penstock.core.spec import BatchSpec, EnvSpec, allocate
+from penstock.core.spec import SHARED, BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
 from penstock.envs.pools.pool import EnvPool
 from penstock.envs.seats import Seating
 from penstock.samplers.collector import Server, views_of
-from penstock.samplers.sampler import SOLE, Agents, AnyBatch
 
 
 class Installed:
@@ -46,7 +45,7 @@ class Installed:
         self._batch_spec, self._info_keys = batch_spec, info_keys
         self.many = seating is not None
         """Batches are MultiAgentBatch."""
-        self.policies = (SOLE,) if seating is None else seating.policies
+        self.policies = (SHARED,) if seating is None else seating.policies
         """Their ids."""
         self.seats = (1,) if seating is None else seating.seats
         """Slots of each policy in one environment."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.batch import SampleBatch
+from penstock.agents.agent import Agents
+from penstock.core.batch import AnyBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.protocols import require_members
@@ -16,12 +17,12 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_pa
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
-from penstock.samplers.accounts.account import Account, LogAccount, SlotAccount
+from penstock.samplers.accounts.account import Account, LogAccount
 from penstock.samplers.accounts.playing import LogPlay, Play
+from penstock.samplers.accounts.slots import SlotAccount
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
 from penstock.samplers.installed import Buffers, Installed, last_row
-from penstock.samplers.sampler import Agents, AnyBatch
 from penstock.samplers.traced import loop
 
 EVAL_T = 64
@@ -107,11 +108,11 @@ class LiveSampler:
             raise ConfigError(
                 f"a batch of T={T}, B={B} does not fit into memory: {error}; use a smaller T or B"
             ) from error
-        self._filled = self._training.filled(0)
+        self._buffers = [self._training.filled(k) for k in range(buffers)]
+        self._filled = self._buffers[0]
         self._account.attach(self._training.batches)
         self._limits = [
-            [bounds.limits(batch) for bounds, batch in zip(self._bounds, self._training.filled(k))]
-            for k in range(buffers)
+            [bounds.limits(batch) for bounds, batch in zip(self._bounds, batches)] for batches in self._buffers
         ]
         return shown
 
@@ -125,8 +126,10 @@ class LiveSampler:
         Raises:
             EnvWorkerError: an environment raised or broke its contract.
         """
-        batches = self._fill(itr, itr if version is None else version)
-        buffer = itr % len(self._limits)
+        version = itr if version is None else version
+        self._collect(*self._begun(itr, version))
+        self._complete(version)
+        batches, buffer = self._filled, itr % len(self._buffers)
         for bounds, limits, batch in zip(self._bounds, self._limits[buffer], batches):
             bad = [x for wrong, obs, bound in limits if np.count_nonzero(x := wrong(obs, bound))]
             if bad:
@@ -135,30 +138,34 @@ class LiveSampler:
             self._collected = True
             self._account.begin(self.pool, buffer)
         episodes = self._account.record(self.pool, buffer)
-        return self._installed.together(batches), episodes
+        return self._installed.together(batches) if self._installed.many else batches[0], episodes
 
     def fill(self, itr: int, version: int | None = None) -> AnyBatch:
         """The same batch, and no account of it: for a runner of a group, whose driver keeps that."""
-        return self._installed.together(self._fill(itr, itr if version is None else version))
+        version = itr if version is None else version
+        self._collect(*self._begun(itr, version))
+        self._complete(version)
+        return self._installed.together(self._filled)
 
-    def _fill(self, itr: int, version: int) -> list[SampleBatch]:
-        """Fills the buffers of batch `itr`, cuts slots whose observations are not finite, and writes the version."""
+    def _begun(self, itr: int, version: int) -> tuple[Any, ...]:
+        """The arguments of the loop that fills the buffers of batch `itr`."""
         training = self._started()
-        buffer = itr % len(self._limits)
-        batches = self._filled = training.filled(buffer)
-        by_turns = self.pool.takes_turns
-        if by_turns:  # before the loop, since open turns of the batch before bring their own
-            for batch in batches:
+        buffer = itr % len(self._buffers)
+        self._filled = self._buffers[buffer]
+        if self.pool.takes_turns:  # before the loop, since open turns of the batch before bring their own
+            for batch in self._filled:
                 batch.version[...] = version
         noise = Noise(self._seed, Purpose.ACT, itr, self._first_slot)
-        self._collect(self.pool, training.agents, batches, training.views[buffer], training.states, noise)
-        for policy, batch in enumerate(batches):
-            if not by_turns:
+        return self.pool, training.agents, self._filled, training.views[buffer], training.states, noise
+
+    def _complete(self, version: int) -> None:
+        """Writes the version, and cuts slots whose observations are not finite."""
+        for policy, batch in enumerate(self._filled):
+            if not self.pool.takes_turns:
                 batch.version[...] = version
             if self._config.checks != "off":
                 while (bad := self._not_finite(policy, batch)) is not None:
-                    training.forget_slots(self.pool.disown(*bad))
-        return batches
+                    self._started().forget_slots(self.pool.disown(*bad))
 
     def evaluate_agent(
         self,
@@ -244,7 +251,7 @@ class LiveSampler:
 
     def buffer(self, itr: int) -> AnyBatch:
         """The memory of batch `itr`."""
-        return self._installed.together(self._started().filled(itr % len(self._limits)))
+        return self._installed.together(self._buffers[itr % len(self._buffers)])
 
     def agent_states(self) -> Tree:
         """[B, ...] recurrent states after the last batch, as arrays; of many agents by policy id."""

@@ -17,17 +17,16 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
-from penstock.core.batch import Inputs, SampleBatch, carry_over
+from penstock.core.batch import AnyBatch, Inputs, SampleBatch, carry_over
 from penstock.core.errors import CheckpointError
 from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
-from penstock.samplers.accounts.stats import EpisodeStats
+from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import DISCOUNT, Episodes
 from penstock.samplers.installed import Installed
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
-from penstock.samplers.sampler import AnyBatch
 
 NO_VERSION = -1
 """`version` of every row: no parameters of this learner chose the action."""

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agents
+from penstock.core.batch import AnyBatch
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.samplers.episodes import Episodes
-
-Agents: TypeAlias = "Agent | Mapping[str, Agent]"
-"""An agent, or one for each policy id."""
-AnyBatch: TypeAlias = Any
-"""A SampleBatch, or a MultiAgentBatch where environments have many agents."""
-SOLE = "shared"
-"""The policy id in environments of one agent."""
 
 
 class Sampler(Protocol):

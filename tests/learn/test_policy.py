@@ -478,11 +478,3 @@ def test_an_action_without_elements_is_refused(algo: Any) -> None:
             ConfigError, match=r"an action without elements, .*box\[0\] float32.*; expected at least one"
         ):
             algo.build(EnvSpec(VECTOR, action))
-
-
-def test_a_proportion_of_the_settings_wins_over_a_stored_one():
-    spec = EnvSpec(VECTOR, LeafSpec("box", (1,), "float32", low=-1.0, high=1.0))
-    stored, other = (TD3(lr="linear(1e-3, 0)", actor_lr=lr).build(spec) for lr in (5e-4, 2e-3))
-    other.load_state_dict(stored.state_dict())
-    other.set_progress(0.5)
-    assert {name: x.param_groups[0]["lr"] for name, x in other.optimizers.items()} == {"critic": 5e-4, "actor": 1e-3}

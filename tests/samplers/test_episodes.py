@@ -8,7 +8,7 @@ import pytest
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.samplers.accounts import stats as stats_module
-from penstock.samplers.accounts.stats import EpisodeStats
+from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import Episodes, join_episodes
 
 SPEC = EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))

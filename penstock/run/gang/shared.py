@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.agents.agent import Agents
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.wire import decode, encode
@@ -18,7 +19,7 @@ from penstock.learn.policy_set import AnyPolicy
 from penstock.run.gang.states import joined, numbered, part
 from penstock.samplers import sized
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.sampler import Agents, Sampler, SamplerSettings
+from penstock.samplers.sampler import Sampler, SamplerSettings
 from penstock.workers.shares import even_split
 
 _SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")

@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.spec import EnvSpec, Specs, describe
+from penstock.core.spec import SHARED, EnvSpec, Specs, describe
 from penstock.envs.check import EnvReport
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
-from penstock.learn.policies import SHARED, Policies
+from penstock.learn.policies import Policies
 from penstock.learn.policy_set import AnyPolicy, PolicySet, agents_of, specs_of
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler

@@ -149,7 +149,7 @@ def _of_evaluations(exp: Experiment) -> dict[str, Any]:
     if exp.eval_env is None:
         return {"eval_env_kwargs": exp.eval_env_kwargs} if exp.eval_env_kwargs else {}
     there = exp.eval_env_config
-    found = {"eval_env": there.env, "eval_env_kwargs": there.kwargs}
+    found: dict[str, Any] = {"eval_env": there.env, "eval_env_kwargs": there.kwargs}
     if replace(there, env="", kwargs={}) != replace(exp.env_config, env="", kwargs={}):
         found["eval_env"] = there  # with wrappers and more of its own, which presets have no words for
     return found

@@ -1,18 +1,13 @@
-"""The account of a sampler's episodes: by slot from the rows of its batches, or by agent from the log of its pool."""
+"""Account: the Protocol of what follows a sampler's episodes; and that of many agents, from the log of their pool."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from penstock.core.batch import SampleBatch
-from penstock.core.tree import tree_map
 from penstock.envs.pools.pool import EnvPool, OpenEpisode
 from penstock.envs.seats import Seating
-from penstock.samplers.accounts.journal import Journal, JournalViews
-from penstock.samplers.accounts.stats import EpisodeStats
 from penstock.samplers.episodes import Episodes, logged
 
 
@@ -41,45 +36,6 @@ class Account(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
-
-
-class SlotAccount:
-    """The account of B slots of one agent each.
-
-    Args:
-        journal_steps: rows of actions kept to replay open episodes.
-    """
-
-    def __init__(self, B: int, discount: float, journal_steps: int) -> None:
-        self._stats = EpisodeStats(B, discount)
-        self._journal = Journal(B, journal_steps)
-        self._batches: Sequence[SampleBatch] = ()
-        self._views: list[JournalViews] = []
-
-    def attach(self, batches: Sequence[SampleBatch]) -> None:
-        self._batches = batches
-        self._views = [JournalViews(batch) for batch in batches]
-
-    def begin(self, pool: EnvPool, buffer: int) -> None:
-        warmup = pool.warmup()
-        for b, (_, rewards) in enumerate(warmup):
-            self._stats.begin(b, rewards)
-        before = [tree_map(lambda *xs: np.stack(xs), *taken) if taken else None for taken, _ in warmup]
-        self._journal.begin(self._views[buffer], before)
-
-    def record(self, pool: EnvPool, buffer: int) -> Episodes:
-        self._journal.record(self._views[buffer])
-        return self._stats.update(self._batches[buffer])
-
-    def open_episodes(self) -> list[OpenEpisode | None]:
-        return [self._journal.episode(b) for b in range(len(self._stats.length))]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"stats": self._stats.state_dict(), "journal": self._journal.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._stats.load_state_dict(state["stats"])
-        self._journal.load_state_dict(state["journal"])
 
 
 class LogAccount:

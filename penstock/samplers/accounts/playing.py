@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.envs.pools.pool import EnvPool
 from penstock.envs.seats import Seating
-from penstock.samplers.accounts.stats import EpisodeStats
+from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import Episodes, join_episodes, logged
 
 
