@@ -16,10 +16,10 @@ from penstock.run.trainer import Trainer
 PACKAGE = Path(ps.__file__).parent
 FRAMES_TO_OPTIMIZER = 4
 FRAMES_TO_ENV = 6
-FILES_AN_ITERATION = 20
+FILES_AN_ITERATION = 21
 FROM_REPLAY = {"sac", "dqn-per"}
 FRAMES_FROM_REPLAY = 5
-FILES_FROM_REPLAY = 24
+FILES_FROM_REPLAY = 25
 PARTS = {"ppo-normalised-boxes": 1, "ppo-lstm": 1}
 """Optional parts chosen, each a file of its own."""
 NET = ps.Net(hidden=(16,), activation="relu")
