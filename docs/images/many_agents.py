@@ -18,7 +18,7 @@ def seats() -> str:
     colors = {"prey": LEARNER, "pack": RUNNER}
     count = {name: list(mapping.values()).count(name) for name in colors}
     parts = [text(18, 26, "environments, and the agents in them", font_weight="bold")]
-    parts.append(text(480, 26, "one SampleBatch a policy; a column is a seat of an environment", font_weight="bold"))
+    parts.append(text(480, 26, "a SampleBatch for each policy: a column is a seat", font_weight="bold"))
     left = {"prey": 492, "pack": 640}
     for name, x in left.items():
         parts.append(text(x, 60, f'"{name}": {count[name]} seat{"s" * (count[name] > 1)}', font_family=MONO))
@@ -63,8 +63,8 @@ def groups() -> str:
             text(x + 111, 130, "act", text_anchor="middle"),
             box(x + 152, 160, 74, 32, PAPER),
             text(x + 189, 180, f"step {t}", text_anchor="middle"),
-            arrow(x + 70, 84, x + 160, 157),
-            arrow(x + 146, 134, x + 166, 157),
+            bend(x + 35, 92, x + 150, 182),
+            bend(x + 111, 142, x + 150, 170),
             text(x + 35, 54, f"row {t}", text_anchor="middle", font_size=10, fill=FAINT),
             text(x + 111, 104, f"row {t}", text_anchor="middle", font_size=10, fill=FAINT),
         ]
@@ -73,6 +73,11 @@ def groups() -> str:
              "each environment.", font_size=12, fill=FAINT)
     )  # fmt: skip
     return page(880, 238, "Groups of two policies over three steps", parts)
+
+
+def bend(x0: float, y0: float, x1: float, y1: float) -> str:
+    """An arrow down from a place, then to the right."""
+    return f'<path d="M{x0:g} {y0:g} V{y1:g} H{x1:g}" stroke="{LINE}" fill="none" marker-end="url(#tip)"/>'
 
 
 class Move(NamedTuple):
@@ -96,7 +101,7 @@ def turns() -> str:
         fill = LEARNER if move.agent == "A" else RUNNER
         parts.append(box(x, 42, 84, 30, fill))
         end = ", end" if move.last else ""
-        parts.append(text(x + 42, 62, f"{move.agent}'s move{end}", text_anchor="middle", font_size=11))
+        parts.append(text(x + 42, 62, f"{move.agent}'s move{end}", text_anchor="middle", font_size=10))
     for lane, (agent, y, fill) in enumerate((("A", 104, LEARNER), ("B", 176, RUNNER))):
         parts.append(text(18, y + 21, f"batch of {agent}'s policy"))
         for k, (kind, mark) in enumerate(rows(agent)[:6]):
@@ -104,7 +109,7 @@ def turns() -> str:
             color = fill if kind == "turn" else GONE if kind != "open" else PAPER
             dash = {"stroke_dasharray": "4 3"} if kind == "open" else {}
             parts.append(box(x, y, 108, 32, color, LINE, **dash))
-            parts.append(text(x + 54, y + 20, mark, text_anchor="middle", font_size=11))
+            parts.append(text(x + 54, y + 20, mark, text_anchor="middle", font_size=11 if len(mark) < 16 else 10))
             if lane == 0:
                 name = f"row {k}" if k < T else f"next row {k - T}"
                 parts.append(text(x + 54, y - 6, name, text_anchor="middle", font_size=10, fill=FAINT))
