@@ -36,6 +36,7 @@ _TOYS = {  # not FaultEnv, which may kill its process: a stored run could name i
         "Bandit", "BitFlip", "BoundedBandit", "Chain", "Coin", "Constant", "ContinuousBandit", "Counter", "Echo",
         "EchoAgents", "EchoTurns", "Endless", "HugeScale", "LatePay", "Masked", "Match", "Nim", "Overshoot",
         "PixelCatch", "RepeatPrevious", "ScaledBandit", "SeedEcho", "Sign", "TMaze", "TeamBits", "ThreeStep", "TwoStep",
+        "TwoStepMatrix",
     )
 }  # fmt: skip
 

@@ -61,10 +61,10 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     ("backend", "number", "code"),
     [
         ("processes", signal.SIGINT, 130),
-        ("processes", signal.SIGTERM, 143),
+        pytest.param("processes", signal.SIGTERM, 143, marks=pytest.mark.slow),
         ("processes", signal.SIGKILL, -9),
         pytest.param("ray", signal.SIGINT, 130, marks=pytest.mark.slow),
-        ("ray", signal.SIGTERM, 143),
+        pytest.param("ray", signal.SIGTERM, 143, marks=pytest.mark.slow),
         ("ray", signal.SIGKILL, -9),
     ],
 )

@@ -116,6 +116,7 @@ class SleepsOnce(ThreeStep):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_learner_that_hangs_is_named_with_its_stack_and_replaced(tmp_path: Path) -> None:
     exp = experiment(tmp_path / "run", ps.SerialSampler(T=8, B=4), steps=1_000, learner_timeout_s=4.0)
@@ -182,10 +183,8 @@ ps.train(exp)
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGKILL, -9), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_nothing_outlives_the_run_or_listens_to_others(tmp_path: Path, number: int, code: int) -> None:
     folder = tmp_path / "run"
     process = subprocess.Popen(

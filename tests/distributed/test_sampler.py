@@ -154,7 +154,7 @@ with ps.EnvRunnerGroup(exp, 2, {backend!r}) as workers:
 """
 
 
-@pytest.mark.parametrize("backend", ["in-process", "processes"])
+@pytest.mark.parametrize("backend", [pytest.param("in-process", marks=pytest.mark.slow), "processes"])
 def test_functions_of_a_users_file_train_on_runners_unchanged(backend: str, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "mine.py").write_text(OWN)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
-from penstock.samplers.accounts import stats as stats_module
+from penstock.samplers.accounts import slots as slots_module
 from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import Episodes, join_episodes
 
@@ -99,9 +99,9 @@ def test_batches_without_an_end_are_added_to_the_same_bits(T: int, monkeypatch: 
     for way in ("as it is", "in general"):
         stats = EpisodeStats(B, 0.97)
         if way == "in general":
-            monkeypatch.setattr(stats_module, "_all_go_on", lambda batch: False)
+            monkeypatch.setattr(slots_module, "_all_go_on", lambda batch: False)
         else:
-            assert sum(map(stats_module._all_go_on, batches)) >= 3
+            assert sum(map(slots_module._all_go_on, batches)) >= 3
         found.append([(repr(stats.update(batch)), repr(stats.state_dict())) for batch in batches])
     assert found[0] == found[1]
 
@@ -119,7 +119,7 @@ def test_sums_of_many_batches_have_the_bits_of_sums_made_one_by_one(
     restored.update(batches[1])  # which the state takes the place of
     restored.load_state_dict(many.state_dict())
     found = [stats.update(batches[-1]) for stats in (many, restored)]
-    monkeypatch.setattr(stats_module, "_all_go_on", lambda batch: False)
+    monkeypatch.setattr(slots_module, "_all_go_on", lambda batch: False)
     found.append([single.update(batch) for batch in batches][-1])
     assert [x.length.tolist() for x in found] == 3 * [[T * count] * 2]
     assert len({(x.return_.tobytes(), x.discounted_return.tobytes()) for x in found}) == 1

@@ -94,7 +94,8 @@ class LosesAnEpisode(Broken):
 
 class LosesTheStartOfEpisodes(Broken):
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
-        self._stats.return_[:] = 0.0
+        own: Any = self._account
+        own._stats.return_[:] = 0.0
         return super().obtain_samples(itr)
 
 
@@ -124,7 +125,7 @@ class EvaluatesTooMany(Broken):
 
 class EvaluatesFirstComeFirstServed(Broken):
     def evaluate_agent(self, itr: int, episodes: int = 20, deterministic: bool = True) -> Episodes:
-        return super().evaluate_agent(itr, 64, deterministic)._at(slice(0, episodes))
+        return super().evaluate_agent(itr, 64, deterministic).at(slice(0, episodes))
 
 
 class EvaluatesTheSameEpisodes(Broken):
@@ -166,7 +167,8 @@ class LeavesPoison(Broken):
     """Leaves a leaf of the last batch in place."""
 
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
-        held = self._batch.info["shown"]["reward"].copy()
+        before: Any = self.last_batch
+        held = before.info["shown"]["reward"].copy()
         batch, episodes = super().obtain_samples(itr)
         batch.info["shown"]["reward"][2] = held[2]
         return batch, episodes

@@ -44,8 +44,9 @@ def by_slot(state: Any) -> Any:
     return state
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("batches", [0, 7])
+@pytest.mark.parametrize(
+    ("kind", "batches"), [("serial", 0), ("serial", 7), pytest.param("async", 0, marks=pytest.mark.slow), ("async", 7)]
+)
 def test_states_of_shares_are_that_of_one_sampler_and_back(kind: str, batches: int) -> None:
     slots = bounds((2, 1, 3))
     lives = [started(SAMPLERS[kind](6), slice(0, 6), 6)]
