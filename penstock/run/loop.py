@@ -179,10 +179,8 @@ class Run:
         with self._stack:
             if error is None:
                 self._stopping = True  # by `break`, if nothing else has ended the loop
-                try:
-                    self._settle()
-                finally:
-                    self._finish()
+                while self._result is None:
+                    self._end()
             elif self._sound and self._result is None:
                 self._save_after(error)
             self._inside = False
@@ -237,9 +235,15 @@ class Run:
         self._stopping = True
 
     def save(self) -> Path:
-        """Writes a checkpoint now, besides those that are due; returns its path. Raises CheckpointError."""
+        """Writes a checkpoint now, besides those that are due; returns its path. Raises CheckpointError.
+
+        Where a learner is lost in it, the run begins anew from the newest checkpoint, whose path is returned.
+        """
         metrics = self._metrics if self._open is None else self._open.it.metrics
-        return self._in_the_with().save(metrics.get("eval/mean_reward"))
+        try:
+            return self._in_the_with().save(metrics.get("eval/mean_reward"))
+        except LearnerLostError as error:
+            return self._restart(error)
 
     def evaluate(self, episodes: int | None = None) -> Episodes:
         """Evaluates now, besides when it is due: the metrics are added to those of this iteration.
@@ -287,8 +291,8 @@ class Run:
             function(it)
         return it
 
-    def _restart(self, error: LearnerLostError) -> None:
-        """Goes on from the newest checkpoint after a learner was lost. Raises the error if that comes too often."""
+    def _restart(self, error: LearnerLostError) -> Path:
+        """Goes on from the newest checkpoint, which is returned. Raises the error if that comes too often."""
         trainer = self.trainer
         if not isinstance(trainer.gang, Gang):
             raise error
@@ -301,6 +305,7 @@ class Run:
         cut_rows(self.run_dir / EVALUATIONS, known_steps)
         self._metrics, self._unlogged, self._sound = {}, {}, True
         self._say(f"{error}; all {trainer.exp.run.learners} learners go on from step {checkpoint.step:,}")
+        return checkpoint.path
 
     def _settle(self) -> None:
         """Logs the iteration that was handed out, if one was, and saves a checkpoint if one is due."""
@@ -325,6 +330,16 @@ class Run:
         if self._done or self._stopping or self._signal is not None:
             return True
         return not trainer.pending and trainer.env_steps >= trainer.exp.run.steps
+
+    def _end(self) -> None:
+        """Logs and saves what is left; where a learner is lost in it, the run stands at its newest checkpoint."""
+        try:
+            try:
+                self._settle()
+            finally:
+                self._finish()
+        except LearnerLostError as error:
+            self._restart(error)
 
     def _finish(self, error: str | None = None) -> None:
         """Writes the last checkpoint and makes the result, once."""
