@@ -134,7 +134,7 @@ class Run:
         self._live: Trainer | None = None
         self._result: Result | None = None
         self._signal: int | None = None
-        self._lost_checkpoints = 0
+        self._unsaved: list[str] = []  # why checkpoints were not written
         self._said_cut = False
         self._restarts = Restarts()
         self._open: _Open | None = None
@@ -235,10 +235,7 @@ class Run:
         self._stopping = True
 
     def save(self) -> Path:
-        """Writes a checkpoint now, besides those that are due; returns its path. Raises CheckpointError.
-
-        Where a learner is lost in it, the run begins anew from the newest checkpoint, whose path is returned.
-        """
+        """Writes a checkpoint now; its path, or that of the newest if a learner is lost. Raises CheckpointError."""
         metrics = self._metrics if self._open is None else self._open.it.metrics
         try:
             return self._in_the_with().save(metrics.get("eval/mean_reward"))
@@ -334,10 +331,9 @@ class Run:
     def _end(self) -> None:
         """Logs and saves what is left; where a learner is lost in it, the run stands at its newest checkpoint."""
         try:
-            try:
+            with contextlib.ExitStack() as last:
+                last.callback(self._finish)
                 self._settle()
-            finally:
-                self._finish()
         except LearnerLostError as error:
             self._restart(error)
 
@@ -354,7 +350,14 @@ class Run:
         stopped_by = error or (ended if self._signal is None else signal.Signals(self._signal).name)
         metrics = {**self._evaluation, **self._metrics}
         self._result = Result(
-            trainer.recent, metrics, trainer.policy, self.run_dir, trainer.env_steps, stopped_by, path
+            trainer.recent,
+            metrics,
+            trainer.policy,
+            self.run_dir,
+            trainer.env_steps,
+            stopped_by,
+            path,
+            "" if path else self._unsaved[-1],
         )
 
     def _save_after(self, error: BaseException) -> None:
@@ -372,7 +375,7 @@ class Run:
         try:
             return self.trainer.save(score)
         except CheckpointError as error:
-            self._lost_checkpoints += 1
+            self._unsaved.append(str(error))
             self._say(f"checkpoint not written: {error}")
             return None
 
@@ -396,7 +399,7 @@ class Run:
         if result is None or trainer.exp.run.progress == "off" or self._failed:
             return
         took_s, steps = time.monotonic() - self._started, trainer.env_steps - self._first_step
-        print_summary(title(trainer), summary(trainer, result, took_s, steps, self._lost_checkpoints))
+        print_summary(title(trainer), summary(trainer, result, took_s, steps, len(self._unsaved)))
 
     def _say(self, text: str) -> None:
         """Shows a message in the display, or as a warning where there is none."""

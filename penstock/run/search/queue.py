@@ -34,7 +34,7 @@ STEPS_METRIC = "time/total_timesteps"
 """The metric whose stop rule ends a run at a milestone."""
 _TRANSIENT = (1, errors.EnvWorkerError.exit_code, errors.LearnerLostError.exit_code)
 """Exit codes after which another attempt may succeed: unknown, of the environment or a rank; as after a signal."""
-_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "free some space")
 
 
 @dataclass
@@ -252,7 +252,7 @@ class SearchQueue:
         if code == CheckpointError.exit_code and any(text in self._reason(run) for text in _FULL):
             run.status = "stopped"
             self.save()
-            raise CheckpointError(f"{self.folder} has no room: {self._reason(run)}; make some, and search on there")
+            raise CheckpointError(f"{self.folder} has no room: {self._reason(run)}; then: penstock tune {self.folder}")
         return (code < 0 or code in _TRANSIENT) and failures < self.retries
 
     def _reason(self, run: Run) -> str:
