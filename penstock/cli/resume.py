@@ -34,9 +34,9 @@ def run(argv: list[str]) -> int:
     changes = {path: name for path, name in names.items() if name is not None}
     changes |= dotted(rest, parser, [f"--run.{f.name}" for f in fields(RunConfig)])
     import_modules(args.imports, args.run, args.trust)
-    from penstock.cli.train import draw_curve
+    from penstock.cli.train import draw_curve, told_unsaved
     from penstock.run.loop import resume
 
     result = resume(args.run, changes, trust=args.trust)
     draw_curve(result.run_dir, quiet=True)
-    return CheckpointError.exit_code if result.checkpoint is None else 0
+    return CheckpointError.exit_code if told_unsaved(result) else 0

@@ -13,6 +13,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
+    from penstock.run.result import Result
 
 
 def run(argv: list[str]) -> int:
@@ -72,14 +73,21 @@ def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, 
     lost, dirs = False, list[str]()
     for seed in seeds:
         result = train(of_seed(seed), init, trust=trust)
-        lost = lost or result.checkpoint is None
         dirs.append(str(result.run_dir))
         draw_curve(result.run_dir, exp.run.progress == "off")
+        lost = told_unsaved(result) or lost
     if len(seeds) > 1 and exp.run.progress != "off":
         print(
             f"all seeds in one picture: penstock plot {shlex.join(dirs if exp.run.dir is None else [str(exp.run.dir)])}"
         )
     return CheckpointError.exit_code if lost else 0
+
+
+def told_unsaved(result: Result) -> bool:
+    """True if the last checkpoint could not be written; says why, as the last line of what a run prints."""
+    if result.unsaved:
+        print(f"penstock: CheckpointError: {result.unsaved}", file=sys.stderr, flush=True)
+    return bool(result.unsaved)
 
 
 def draw_curve(run_dir: Path, quiet: bool) -> None:

@@ -44,6 +44,8 @@ class NonFiniteError(LearnerError):
 class LearnerLostError(LearnerError):
     """Another learner of this run has ended, or does not answer in time; the message names it where it is known."""
 
+    exit_code = 6
+
 
 class CheckpointError(PenstockError):
     """A checkpoint or run directory that cannot be written, read or trusted; the message names the file."""

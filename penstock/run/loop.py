@@ -134,7 +134,7 @@ class Run:
         self._live: Trainer | None = None
         self._result: Result | None = None
         self._signal: int | None = None
-        self._lost_checkpoints = 0
+        self._unsaved: list[str] = []  # why checkpoints were not written
         self._said_cut = False
         self._restarts = Restarts()
         self._open: _Open | None = None
@@ -179,10 +179,8 @@ class Run:
         with self._stack:
             if error is None:
                 self._stopping = True  # by `break`, if nothing else has ended the loop
-                try:
-                    self._settle()
-                finally:
-                    self._finish()
+                while self._result is None:
+                    self._end()
             elif self._sound and self._result is None:
                 self._save_after(error)
             self._inside = False
@@ -237,9 +235,12 @@ class Run:
         self._stopping = True
 
     def save(self) -> Path:
-        """Writes a checkpoint now, besides those that are due; returns its path. Raises CheckpointError."""
+        """Writes a checkpoint now; its path, or that of the newest if a learner is lost. Raises CheckpointError."""
         metrics = self._metrics if self._open is None else self._open.it.metrics
-        return self._in_the_with().save(metrics.get("eval/mean_reward"))
+        try:
+            return self._in_the_with().save(metrics.get("eval/mean_reward"))
+        except LearnerLostError as error:
+            return self._restart(error)
 
     def evaluate(self, episodes: int | None = None) -> Episodes:
         """Evaluates now, besides when it is due: the metrics are added to those of this iteration.
@@ -287,8 +288,8 @@ class Run:
             function(it)
         return it
 
-    def _restart(self, error: LearnerLostError) -> None:
-        """Goes on from the newest checkpoint after a learner was lost. Raises the error if that comes too often."""
+    def _restart(self, error: LearnerLostError) -> Path:
+        """Goes on from the newest checkpoint, which is returned. Raises the error if that comes too often."""
         trainer = self.trainer
         if not isinstance(trainer.gang, Gang):
             raise error
@@ -301,6 +302,7 @@ class Run:
         cut_rows(self.run_dir / EVALUATIONS, known_steps)
         self._metrics, self._unlogged, self._sound = {}, {}, True
         self._say(f"{error}; all {trainer.exp.run.learners} learners go on from step {checkpoint.step:,}")
+        return checkpoint.path
 
     def _settle(self) -> None:
         """Logs the iteration that was handed out, if one was, and saves a checkpoint if one is due."""
@@ -326,6 +328,15 @@ class Run:
             return True
         return not trainer.pending and trainer.env_steps >= trainer.exp.run.steps
 
+    def _end(self) -> None:
+        """Logs and saves what is left; where a learner is lost in it, the run stands at its newest checkpoint."""
+        try:
+            with contextlib.ExitStack() as last:
+                last.callback(self._finish)
+                self._settle()
+        except LearnerLostError as error:
+            self._restart(error)
+
     def _finish(self, error: str | None = None) -> None:
         """Writes the last checkpoint and makes the result, once."""
         if self._result is not None:
@@ -339,7 +350,14 @@ class Run:
         stopped_by = error or (ended if self._signal is None else signal.Signals(self._signal).name)
         metrics = {**self._evaluation, **self._metrics}
         self._result = Result(
-            trainer.recent, metrics, trainer.policy, self.run_dir, trainer.env_steps, stopped_by, path
+            trainer.recent,
+            metrics,
+            trainer.policy,
+            self.run_dir,
+            trainer.env_steps,
+            stopped_by,
+            path,
+            "" if path else self._unsaved[-1],
         )
 
     def _save_after(self, error: BaseException) -> None:
@@ -357,7 +375,7 @@ class Run:
         try:
             return self.trainer.save(score)
         except CheckpointError as error:
-            self._lost_checkpoints += 1
+            self._unsaved.append(str(error))
             self._say(f"checkpoint not written: {error}")
             return None
 
@@ -381,7 +399,7 @@ class Run:
         if result is None or trainer.exp.run.progress == "off" or self._failed:
             return
         took_s, steps = time.monotonic() - self._started, trainer.env_steps - self._first_step
-        print_summary(title(trainer), summary(trainer, result, took_s, steps, self._lost_checkpoints))
+        print_summary(title(trainer), summary(trainer, result, took_s, steps, len(self._unsaved)))
 
     def _say(self, text: str) -> None:
         """Shows a message in the display, or as a warning where there is none."""

@@ -38,6 +38,8 @@ class Result:
     """"steps", "stop rule", "stop" (by `run.stop()` or `break`), the name of a signal, or of an error in the loop."""
     checkpoint: Path | None
     """The last checkpoint; None if it could not be written."""
+    unsaved: str = ""
+    """Why it could not."""
 
     def __repr__(self) -> str:
         parts = [f"{self.env_steps:,} steps", f"stopped by {_stopped_by(self)}"]

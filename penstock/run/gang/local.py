@@ -82,9 +82,10 @@ def _folder() -> str:
     try:
         return tempfile.mkdtemp(prefix="penstock-gang-")
     except OSError as error:
+        where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""  # None if no folder at all can be written
         raise errors.ConfigError(
-            f"no folder for learners to meet in can be made in {tempfile.gettempdir()}: {error.strerror or error}; set "
-            "TMPDIR to one that you may write"
+            f"no folder for learners to meet in can be made{where}: {error.strerror or error}; set TMPDIR to one that "
+            "you may write"
         ) from error
 
 

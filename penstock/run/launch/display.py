@@ -28,7 +28,7 @@ _STYLES: dict[Status, str] = {
     "waiting": "dim",
 }
 _FIGURES = (("return", "rollout/ep_rew_mean"), ("evaluation", "eval/mean_reward"))
-_CODES = {2: "settings", 3: "environment", 4: "learner", 5: "checkpoint"}
+_CODES = {2: "settings", 3: "environment", 4: "learner", 5: "checkpoint", 6: "lost learner"}
 
 
 class LaunchDisplay(LiveTable):

@@ -69,6 +69,7 @@ def _history(search: Search, out: Path) -> bool:
         if best is not None:
             left.plot([best.number], [best.score], zorder=5, **_BEST)
         left.set_xlabel("Trial")
+        left.xaxis.get_major_locator().set_params(integer=True)
         left.set_ylabel(escaped(search.settings.metric))
         entries = [(kind, {**look, "linestyle": "none"}) for kind, look in _MARKS.items() if kinds[kind]]
         entries += [("best", _BEST)] + ([] if several else [("best so far", _WAY)])

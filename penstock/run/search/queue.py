@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import penstock.core.errors as errors
 from penstock.core.config import override, to_plain as settings_to_plain
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.files import write_atomic
@@ -29,8 +32,9 @@ from penstock.run.search.trial import Trial, from_plain, run_from_plain, score_f
 
 STEPS_METRIC = "time/total_timesteps"
 """The metric whose stop rule ends a run at a milestone."""
-_TRANSIENT = (1, 3)
-"""Exit codes after which another attempt may succeed: of the environment, or unknown; as after a signal."""
+_TRANSIENT = (1, errors.EnvWorkerError.exit_code, errors.LearnerLostError.exit_code)
+"""Exit codes after which another attempt may succeed: unknown, of the environment or a rank; as after a signal."""
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "free some space")
 
 
 @dataclass
@@ -243,8 +247,12 @@ class SearchQueue:
         self.follow(self.search.fail(trial, self._reason(run)))
 
     def _again(self, run: Run, failures: int) -> bool:
-        """True if another attempt may succeed, and there is one left."""
+        """True if another attempt may succeed, and there is one left. Raises CheckpointError where the disk is full."""
         code = run.code or 0
+        if code == CheckpointError.exit_code and any(text in self._reason(run) for text in _FULL):
+            run.status = "stopped"
+            self.save()
+            raise CheckpointError(f"{self.folder} has no room: {self._reason(run)}; then: penstock tune {self.folder}")
         return (code < 0 or code in _TRANSIENT) and failures < self.retries
 
     def _reason(self, run: Run) -> str:

@@ -199,8 +199,10 @@ def _read(path: str, given: Any) -> Dimension:
 
 
 def _choice(path: str, choices: tuple[Any, ...], given: Any) -> Dimension:
-    if len(choices) < 2 or any(a == b and type(a) is type(b) for i, a in enumerate(choices) for b in choices[:i]):
-        raise ConfigError(f"--search {path}={given!r}; expected at least two choices, each once")
+    twice = [f"{b!r} and {a!r}" for i, a in enumerate(choices) for b in choices[:i] if a == b]  # 1, 1.0 and True are
+    if len(choices) < 2 or twice:
+        equal = f": {twice[0]} are equal" if twice else ""
+        raise ConfigError(f"--search {path}={given!r}{equal}; expected at least two choices, each once")
     if strange := [x for x in choices if not _is_plain(x)]:
         raise ConfigError(f"--search {path}={given!r}: {strange[0]!r} is no number, text or tuple of them")
     return Dimension("choice", choices=choices)

@@ -116,6 +116,23 @@ def test_a_rank_that_is_killed_costs_no_bit(tmp_path: Path) -> None:
     assert rows(tmp_path / "struck") == rows(tmp_path / "whole")
 
 
+def test_a_rank_that_is_lost_in_a_save_of_the_loop_or_after_a_break(tmp_path: Path) -> None:
+    run, saved = ps.Run(experiment(tmp_path / "struck", learners=2)), list[int]()
+    with warnings.catch_warnings(record=True), run:
+        for it in run:
+            if it.env_steps > 700 and not saved:
+                ranks()[0].kill()
+                saved.append(int(run.save().name))
+                assert saved == [run.trainer.env_steps] and 400 < saved[0] < it.env_steps
+            elif it.env_steps > 1_000:
+                ranks()[0].kill()
+                break
+    assert 800 < run.result.env_steps < 1_000 and run.result.stopped_by == "stop"
+    assert run.result.checkpoint is not None and int(run.result.checkpoint.name) == run.result.env_steps
+    assert rows(tmp_path / "struck")[-1]["step"] == run.result.env_steps
+    assert ranks() == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])
@@ -186,6 +203,13 @@ def test_more_learners_than_slots(tmp_path: Path) -> None:
 
 def test_no_folder_to_meet_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(ps.ConfigError, match=r"no folder for learners to meet in .*absent.*set TMPDIR"):
+        ps.train(experiment(tmp_path / "run", learners=2))
+
+
+def test_no_temporary_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
     with pytest.raises(ps.ConfigError, match=r"no folder for learners to meet in .*absent.*set TMPDIR"):
         ps.train(experiment(tmp_path / "run", learners=2))
 

@@ -27,6 +27,12 @@ ODD = (
 if what == "silent" and run.name == "trial-002":
     del row["eval/mean_reward"]
     (run / "metrics.jsonl").write_text(json.dumps(row) + "\\n")
+if what == "full" and run.name in ("trial-001", "best-s1"):
+    print("penstock: CheckpointError: cannot write /d/x: No space left on device; free some space")
+    sys.exit(5)
+if what == "lost" and not (run / "again").exists():
+    (run / "again").touch()
+    sys.exit(6)
 if what == "interrupted":
     sys.exit(130)
 if what == "study" and run.name == "best-s1":
@@ -174,6 +180,32 @@ def test_a_run_that_is_interrupted_again_and_again_fails(odd: Path, monkeypatch:
     assert [t.state for t in queue.search.trials] == ["failed", "failed"]
     assert "130" in queue.search.trials[0].reason
     assert len(legs(odd, "trial-000")) == 2
+
+
+def test_a_full_disk_ends_the_search_and_no_trial(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE", "full")
+    queue = queue_of(odd, scheduler="none", interval=None, trials=3)
+    with pytest.raises(CheckpointError, match=r"search has no room: exit code 5 .*No space left"):
+        work(queue)
+    again = open_search(odd, confirm=1)
+    assert [t.state for t in again.search.trials] == ["finished", "waiting"]
+    monkeypatch.setenv("FAKE", "")
+    work(again)
+    assert [t.state for t in again.search.trials] == ["finished"] * 3
+    monkeypatch.setenv("FAKE", "full")
+    again.confirm, again.confirmations = 1, []
+    shutil.rmtree(odd / "best-s1", ignore_errors=True)
+    with pytest.raises(CheckpointError, match="has no room"):
+        work(again)
+    last = open_search(odd, confirm=1)
+    assert [c.run.status for c in last.study] == ["stopped"]
+
+
+def test_a_trial_that_lost_a_rank_is_tried_again(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE", "lost")
+    queue = queue_of(odd, scheduler="none", interval=None, trials=2)
+    work(queue)
+    assert [(t.state, t.failures) for t in queue.search.trials] == [("finished", 1)] * 2
 
 
 def test_a_study_is_tried_again_where_it_failed(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,8 @@ def test_forms() -> None:
         ("int(1.5, 3)", "could not convert|1.5|whole"),
         ("choice(32)", "at least two"),
         ("choice(32, 32)", "each once"),
+        ("choice(1, 2, 1.0)", r"1 and 1\.0 are equal.*each once"),
+        ("choice(true, 1)", "True and 1 are equal"),
         ("1e-3", "expected loguniform"),
         (3, "expected loguniform"),
         ([print, 1], "no number, text or tuple"),
