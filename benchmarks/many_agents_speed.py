@@ -172,18 +172,18 @@ def bare_game(id_: str, moves: int) -> Turn:
     env.reset(seed=0)
 
     def turn() -> int:
-        for u in rng.random(moves).tolist():
-            while True:
-                agent = env.agent_selection
+        played, drawn = 0, iter(rng.random(2 * moves).tolist())
+        while played < moves:
+            env.reset()
+            for _ in env.agent_iter():
                 obs, _, terminated, truncated, _ = env.last()
-                if not (terminated or truncated):
-                    break
-                env.step(None)
-                if not env.agents:
-                    env.reset()
-            legal = obs["action_mask"].nonzero()[0]
-            env.step(int(legal[int(u * len(legal))]))
-        return moves
+                if terminated or truncated:
+                    env.step(None)
+                    continue
+                legal = obs["action_mask"].nonzero()[0]
+                env.step(int(legal[int(next(drawn) * len(legal))]))
+                played += 1
+        return played
 
     return turn
 
