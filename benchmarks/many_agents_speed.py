@@ -282,7 +282,9 @@ def write(rows: list[list[str]], command: str) -> None:
 def main() -> int:
     """Measures the cases asked for; 1 if one misses its bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help=f"cases by comma, by how they begin, of {', '.join(CASES)}, gymnasium")
+    parser.add_argument(
+        "--only", default="", help=f"cases by comma, by how they begin, of {', '.join(CASES)}, gymnasium"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each turn (0.5)")
     parser.add_argument("--old", type=Path, help="a checkout to compare environments of one agent with")
