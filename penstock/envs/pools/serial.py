@@ -366,12 +366,7 @@ def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
         by_key = [(key, obs_writer(below)) for key, below in spec.items()]
 
         def write_dict(row: Any, b: int, obs: Any) -> bool:
-            if not isinstance(obs, dict) or obs.keys() != keys:
-                return False
-            for key, write in by_key:
-                if not write(row[key], b, obs[key]):
-                    return False
-            return True
+            return isinstance(obs, dict) and obs.keys() == keys and all(w(row[key], b, obs[key]) for key, w in by_key)
 
         return write_dict
     if isinstance(spec, tuple):

@@ -11,7 +11,6 @@ import numpy as np
 
 from penstock.core.tree import tree_leaves
 
-
 _FLOAT64 = struct.Struct("d")
 
 
