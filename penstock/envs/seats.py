@@ -103,6 +103,7 @@ class Seats:
         self._seating = seating
         self._dealt = seating.deal(0, 0) if seating.fixed else None
         self._at: dict[str, tuple[int, int]] = {}
+        self._taken: set[tuple[int, int] | None] = set()
         self.policy: dict[str, int] = {}
         """Index of the policy of every possible agent in this episode."""
         self._home: dict[str, tuple[int, int]] = {}
@@ -112,22 +113,25 @@ class Seats:
     def open(self, episode: int, seed: int) -> None:
         """Begins an episode: every seat is free, and policies are asked for anew."""
         self._at.clear()
+        self._taken.clear()
         if self._dealt is None:
             self._settle(self._seating.deal(episode, seed))
 
     def sit(self, agent: str) -> tuple[int, int] | None:
         """Policy and seat of an agent that comes; None if its policy has no seat left."""
-        home = self._home[agent]
-        policy, taken = home[0], {*self._at.values()}
-        free = [(policy, i) for i in range(self._seating.seats[policy]) if (policy, i) not in taken]
-        if not free:
-            return None
-        self._at[agent] = found = home if home in free else free[0]
-        return found
+        policy, seat = home = self._home[agent]
+        taken, seats = self._taken, self._seating.seats[policy]
+        if seat >= seats or home in taken:
+            home = next(((policy, i) for i in range(seats) if (policy, i) not in taken), None)
+            if home is None:
+                return None
+        self.put(agent, *home)
+        return home
 
     def put(self, agent: str, policy: int, seat: int) -> None:
         """Seats an agent where it sat before a run was resumed."""
         self._at[agent] = policy, seat
+        self._taken.add((policy, seat))
 
     def of(self, agent: str) -> tuple[int, int]:
         """Policy and seat of an agent that sits."""
@@ -135,7 +139,7 @@ class Seats:
 
     def leave(self, agent: str) -> None:
         """Frees the agent's seat."""
-        self._at.pop(agent, None)
+        self._taken.discard(self._at.pop(agent, None))
 
     def why_none(self, agent: str) -> str:
         """A message for an agent without a seat."""

@@ -59,9 +59,11 @@ class _Row:
         """Of agents that must go on."""
         self.partly: list[int] = []
         """Environments in which not every seat has an agent that acted and goes on."""
-        self.invalid: list[tuple[int, int]] = []
-        self.came: list[AgentStep] = []
-        self.ended: list[tuple[int, AgentStep]] = []
+        self.invalid: list[list[int]] = [[] for _ in range(policies)]
+        """Columns of each policy whose row is not valid."""
+        self.came: list[list[int]] = [[] for _ in range(policies)]
+        """Columns of each policy in which an agent comes."""
+        self.ended: list[list[tuple[int, AgentStep]]] = [[] for _ in range(policies)]
         self.over: list[int] = []
 
 
@@ -118,9 +120,8 @@ class SimultaneousPool(EnvPool):
         self.there.restart()
         self.idle = [left <= 0 for left in self.host.left]
         """Environments that take no part for now."""
-        self._sums = [
-            np.zeros((4, B)) for B in self._columns
-        ]  # return, discounted, weight of the next, tick of opening
+        self._sums = [np.zeros((4, B)) for B in self._columns]
+        """Return, discounted, weight of the next, tick of opening."""
         self._summed = [(sums[0], sums[1], sums[2]) for sums in self._sums]
         self._ahead: dict[int, Any] = {}
         self._journal = ParallelJournal(self.seats, len(self.host.envs), self._journal_steps)
@@ -264,22 +265,18 @@ class SimultaneousPool(EnvPool):
         mark, row = host.mark, _Row(len(views))
         host.tick += 1
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
-        actions = [to_env(view.action) for to_env, view in zip(self._to_env, views)]
-        only = actions[0] if len(actions) == 1 else None
+        actions = [x for to_env, view in zip(self._to_env, views) for x in to_env(view.action)]
         e, result, chosen = 0, None, dict[str, Any]()
         try:
-            for e, env, step, names, where, full in zip(
-                range(len(self._steps)), host.envs, self._steps, there.alive, there.where, there.full
+            for e, env, step, names, own, full in zip(
+                range(len(self._steps)), host.envs, self._steps, there.alive, there.own, there.full
             ):
                 if not names:
                     row.partly.append(e)
                     self._seat(e, [] if self.idle[e] else self._open(e, at + 1), row, views)
                     continue
                 mark[0] = e
-                if only is None:
-                    chosen = {agent: actions[p][b] for agent, p, b in where}
-                else:
-                    chosen = {agent: only[b] for agent, _, b in where}
+                chosen = dict(zip(names, own(actions)))
                 result = None
                 result = step(chosen)
                 obs, reward, terminated, truncated, infos = result
@@ -303,7 +300,7 @@ class SimultaneousPool(EnvPool):
                 host.refuse(e, "step", *found, chosen)
             fail(host.where(e, "step"), error, chosen)
         mark[1] = 0
-        if True in row.flags or not FLAGS.issuperset(map(type, row.flags)):
+        if any(row.flags) or not FLAGS.issuperset(map(type, row.flags)):
             refuse_flags(there, row.flags, row.partly)
         for p, view in enumerate(views):
             rewards = row.rewards[p]
@@ -345,42 +342,46 @@ class SimultaneousPool(EnvPool):
             for b in range(e * n, e * n + n):
                 step = at.get((p, b))
                 if step is None:
-                    row.invalid.append((p, b))
+                    row.invalid[p].append(b)
                     row.obs[p].append(column_of(views[p].before, b))
                     row.rewards[p].append(0.0)
                     continue
                 row.obs[p].append(step.obs)
                 row.rewards[p].append(step.reward)
                 if not step.valid:
-                    row.invalid.append((p, b))
-                    row.came.append(step)
+                    row.invalid[p].append(b)
+                    row.came[p].append(b)
                 elif step.terminated or step.truncated:
-                    row.ended.append((e, step))
+                    row.ended[p].append((e, step))
         if steps and self.host.over[e]:
             row.over.append(e)
 
     def _change(self, row: _Row, views: list[_Views]) -> None:
         """Writes what is not the same in every row: seats that idle, agents that come and end, episodes that end."""
-        for p, b in row.invalid:
-            views[p].valid[b] = False
-        for e, step in row.ended:
-            view = views[step.policy]
-            view.terminated[step.column], view.truncated[step.column] = step.terminated, step.truncated
-            self._end(e, step)
+        for p, view in enumerate(views):
+            if row.invalid[p]:
+                view.valid[row.invalid[p]] = False
+            if row.ended[p]:
+                at = [step.column for _, step in row.ended[p]]
+                view.terminated[at] = [step.terminated for _, step in row.ended[p]]
+                view.truncated[at] = [step.truncated for _, step in row.ended[p]]
+                self._end(p, row.ended[p])
         for e in row.over:
             self.account.close(e, self.host.tick - self.host.began[e])
             self.idle[e] = self._batch_end or self.host.left[e] <= 0
-        for step in row.came:
-            views[step.policy].first[step.column] = True
-            self._begin(step)
+        for p, view in enumerate(views):
+            if row.came[p]:
+                view.first[row.came[p]] = True
+                self._begin(p, row.came[p])
 
-    def _begin(self, step: AgentStep) -> None:
-        self._sums[step.policy][:, step.column] = 0.0, 0.0, 1.0, self.host.tick
+    def _begin(self, p: int, columns: list[int]) -> None:
+        self._sums[p][:, columns] = [[0.0], [0.0], [1.0], [self.host.tick]]
 
-    def _end(self, e: int, step: AgentStep) -> None:
-        return_, discounted, _, since = self._sums[step.policy][:, step.column].tolist()
-        length = self.host.tick - int(since)
-        self.account.end(e, step.agent, step.policy, return_, discounted, length, bool(step.terminated))
+    def _end(self, p: int, ended: Sequence[tuple[int, AgentStep]]) -> None:
+        tick, end = self.host.tick, self.account.end
+        sums = self._sums[p][:, [step.column for _, step in ended]].T.tolist()
+        for (e, step), (return_, discounted, _, since) in zip(ended, sums):
+            end(e, step.agent, p, return_, discounted, tick - int(since), bool(step.terminated))
 
     def _report(self, e: int, infos: Any, views: list[_Views] | None) -> None:
         """Records the info keys that agents report."""
@@ -419,11 +420,11 @@ class SimultaneousPool(EnvPool):
         for step in steps:
             sums = self._sums[step.policy][:, step.column]
             if not step.valid:
-                self._begin(step)
+                self._begin(step.policy, [step.column])
                 continue
             sums += step.reward, sums[2] * step.reward, sums[2] * (self.account.discount - 1), -1.0
             if step.terminated or step.truncated:
-                self._end(e, step)
+                self._end(step.policy, [(e, step)])
 
     def _random_steps(self, e: int) -> None:
         """Takes 1 to `max_decorrelation_steps` random steps in environment e, and leaves row 0 where they end."""

@@ -24,6 +24,7 @@ from penstock.envs.pools.many.replaying import offers_state
 from penstock.envs.pools.many.turn_columns import Column, Player, begin_batch, idle_rest
 from penstock.envs.pools.many.turn_envs import TurnEnvs
 from penstock.envs.pools.many.turn_journal import replay_turns
+from penstock.envs.pools.many.turn_source import last_turn
 from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
@@ -310,7 +311,7 @@ class TurnPool(EnvPool):
 
     def _advance(self, e: int) -> None:
         """Lets an environment run to the next turn that waits for an action, or to where there is no room for it."""
-        host, env, players = self.host, self.host.envs[e], self.there.players[e]
+        host, there, env, players = self.host, self.there, self.host.envs[e], self.there.players[e]
         while True:
             if self._turn[e] is not None:  # it found no room in the batch before
                 self._place(e)
@@ -318,23 +319,23 @@ class TurnPool(EnvPool):
             if host.over[e]:
                 if host.left[e] <= 0:
                     return
-                self.there.open(e)
-            result = None
+                there.open(e)
+            result, source = None, there.sources[e]
             try:
-                agents = env.agents
-                if agents != self.there.agents[e]:
-                    self.there.changed(e, agents)
+                agents = source.agents
+                if agents != there.agents[e]:
+                    there.changed(e, agents)
                 if not agents:
-                    self.there.close(e)
+                    there.close(e)
                     continue
-                agent = env.agent_selection
-                result = env.last()
+                agent = source.agent_selection
+                result = env.last() if source is env else last_turn(env, source, agent)
                 player = players[agent]
                 obs, reward, terminated, truncated, info = result
             except EnvWorkerError:
                 raise
             except (Exception, SystemExit) as error:
-                self.there.fail(e, error, result)
+                there.fail(e, error, result)
             if (
                 (reward.__class__ is not float and reward.__class__ not in _NUMBERS)
                 or (terminated.__class__ is not bool and terminated.__class__ not in _FLAGS)
@@ -342,11 +343,11 @@ class TurnPool(EnvPool):
                 or not -LARGEST_REWARD < reward < LARGEST_REWARD
                 or info.__class__ is not dict
             ):
-                reward = self.there.real(e, agent, result)
+                reward = there.real(e, agent, result)
             over = terminated or truncated
-            self.there.journals[e].look(obs, reward)
+            there.journals[e].look(obs, reward)
             if self._tell:
-                obs = host.show(e, "step", agent, obs, info, self.there.state(e, env))
+                obs = host.show(e, "step", agent, obs, info, there.state(e, env))
             column = player.column
             if column is not None and column.open:
                 self._close_row(column, player, agent, obs, reward, terminated, truncated, info)
@@ -354,7 +355,7 @@ class TurnPool(EnvPool):
                 player.return_ += reward  # earned before its first turn: no row to credit
                 player.discounted += reward
             if over:
-                self.there.end(e, agent, player, terminated)
+                there.end(e, agent, player, terminated)
                 try:
                     env.step(None)
                 except (Exception, SystemExit) as error:

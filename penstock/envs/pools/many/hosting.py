@@ -270,9 +270,10 @@ class Account:
             x[e, m] = 0
         for column in log.columns.values():
             column[e, m] = np.nan
-        for k, (policy, return_, discounted, length, terminated) in self.ended[e].items():
-            log.policy[e, m, k], log.return_[e, m, k], log.discounted[e, m, k] = policy, return_, discounted
-            log.length[e, m, k], log.terminated[e, m, k] = length, terminated
+        if ended := self.ended[e]:
+            columns = log.policy, log.return_, log.discounted, log.length, log.terminated
+            for x, values in zip(columns, zip(*ended.values())):
+                x[e, m, [*ended]] = values
         for k, found in self.reported[e].items():
             for key, value in found.items():
                 log.columns[key][e, m, k] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -35,10 +36,13 @@ class ParallelEnvs:
         """Agents of each environment, in its own order."""
         self.where: list[list[tuple[str, int, int]]] = [[] for _ in range(E)]
         """The same with their policy and column."""
+        self.own: list[Callable[[Sequence[Any]], Sequence[Any]]] = [_reader([])] * E
+        """Reads what belongs to each of them out of a list of the columns of all policies, one after the other."""
         self.full: list[list[Callable[[Any], Sequence[Any]]] | None] = [None] * E
         """Reads all agents of each policy, seat by seat, out of a dict; None unless every seat is taken."""
         self.gone: list[set[str]] = [set() for _ in range(E)]
         self._leaving: list[list[str]] = [[] for _ in range(E)]
+        self._starts = [0, *accumulate(E * n for n in self.seats)]
         self._readers: dict[tuple[tuple[str, ...], ...], list[Callable[[Any], Sequence[Any]]]] = {}
 
     def restart(self) -> None:
@@ -108,6 +112,7 @@ class ParallelEnvs:
             steps.append(AgentStep(agent, p, b, shown[agent], valid=False))
         self.alive[e] = now
         self.where[e] = where = [(agent, *there[agent]) for agent in now]
+        self.own[e] = _reader([self._starts[p] + b for _, p, b in where])
         self.full[e] = None
         if now and len(now) == sum(self.seats):
             names = [
@@ -152,9 +157,8 @@ class ParallelEnvs:
         self.gone[e], self._leaving[e] = set(), []
 
 
-def _reader(names: list[str]) -> Callable[[Any], Sequence[Any]]:
-    """A function that reads these keys of a dict, in order."""
-    if len(names) == 1:
-        (name,) = names
-        return lambda found: (found[name],)
-    return itemgetter(*names)
+def _reader(keys: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """A function that reads these keys of a dict, or places in a list, in order."""
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    return lambda found: [found[key] for key in keys]

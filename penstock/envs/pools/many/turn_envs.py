@@ -9,6 +9,7 @@ from penstock.envs.pools.many.contract import agents_violation, turn_violation
 from penstock.envs.pools.many.hosting import Account, AgentEnvs
 from penstock.envs.pools.many.turn_columns import Player
 from penstock.envs.pools.many.turn_journal import TurnJournal
+from penstock.envs.pools.many.turn_source import turn_source
 from penstock.envs.pools.messages import fail
 
 
@@ -28,6 +29,8 @@ class TurnEnvs:
         """`env.agents` as it was last seen."""
         self.gone: list[set[str]] = [set() for _ in range(E)]
         """Agents that have ended in this episode."""
+        self.sources = list(host.envs)
+        """Of each environment the object that holds whose turn it is."""
         self.moves = [0] * E
         self.journals = [TurnJournal(limit) for _ in range(E)]
 
@@ -41,6 +44,7 @@ class TurnEnvs:
         """The next episode of an environment, or the same `again`."""
         self.host.reset(e, again)
         self.host.ledger[e, 2] = 0
+        self.sources[e] = turn_source(self.host.envs[e])
         self.forget(e)
         self.journals[e] = TurnJournal(self._limit)
 

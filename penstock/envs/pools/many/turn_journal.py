@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.tree import tree_leaves
+
+_FLOAT64 = struct.Struct("d")
 
 
 class TurnJournal:
@@ -29,7 +32,7 @@ class TurnJournal:
     def look(self, obs: Any, reward: Any) -> None:
         """A turn: what the agent sees, and what it has earned."""
         if self._limit:
-            self.digest = zlib.crc32(np.float64(reward).tobytes(), _crc(obs, self.digest))
+            self.digest = zlib.crc32(_FLOAT64.pack(reward), _crc(obs, self.digest))
 
     @property
     def moves(self) -> list[tuple[int, Any]]:
@@ -92,8 +95,8 @@ def _to_turn(env: Any, journal: TurnJournal) -> bool:
 
 def _crc(obs: Any, n: int) -> int:
     if isinstance(obs, np.ndarray):
-        return zlib.crc32(obs.data if obs.flags.c_contiguous else obs.tobytes(), n)
-    if isinstance(obs, Mapping):
+        return zlib.crc32(obs if obs.flags.c_contiguous else obs.tobytes(), n)
+    if isinstance(obs, (dict, Mapping)):  # an exact dict is known at once
         for below in obs.values():
             n = _crc(below, n)
         return n
