@@ -141,7 +141,8 @@ class Progress:
             f"{clock(elapsed)} elapsed",
             f"{clock(self._left())} left",
         ]
-        shown = [*_SHOWN[:_ON_A_LINE], *(each for each in _of_parts(self._metrics) if each[0].startswith("return"))]
+        returns = [each for each in _of_parts(self._metrics) if each[0].startswith("return")]
+        shown = [*_SHOWN[:_ON_A_LINE], *returns[:_ON_A_LINE]]
         parts += [f"{label} {_number(self._metrics[key])}" for label, key in shown if key in self._metrics]
         return Text("  ".join(parts))
 

@@ -13,6 +13,8 @@ from penstock.envs.pools.pool import EpisodeLog
 
 DISCOUNT = 0.99
 """Of episode returns where neither sampler nor algorithm names one."""
+_MOST_AGENTS = 8
+"""Agents of an environment whose own means are logged, at most."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -157,16 +159,21 @@ class Episodes:
         """Statistics under Stable-Baselines3's names; empty without episodes.
 
         Mean, std, median, min and max of returns and lengths; means of discounted returns and of what was reported.
-        Where there are several policies also `rollout/ID/ep_...`, and of several agents `rollout/agent/NAME/ep_...`.
+        Where there are several policies also `rollout/ID/ep_...`, and of 2 to 8 agents the means of return and length,
+        `rollout/agent/NAME/ep_rew_mean`.
         """
         if not len(self):
             return {}
         out = self._metrics(name, return_, length)
         head, _, tail = name.rpartition("/")
-        for where, many in (("", self.policies), ("agent/", self.agents)):
-            for key, part in many.items() if len(many) > 1 else ():
-                place = f"{head}/{where}{key}/".replace("{", "{{").replace("}", "}}")
-                out |= part.metrics(f"{place}{tail}", return_, length)
+        if self.parts is None:
+            return out
+        for id_, part in self.policies.items() if len(self.parts.policies) > 1 else ():
+            place = f"{head}/{id_}/".replace("{", "{{").replace("}", "}}")
+            out |= part.metrics(f"{place}{tail}", return_, length)
+        for agent, part in self.agents.items() if 1 < len(self.parts.agents) <= _MOST_AGENTS else ():
+            for key, mean in ((return_, part.mean_return), (length, part.mean_length)) if len(part) else ():
+                out[f"{head}/agent/{agent}/{tail.format(key=key, stat='mean')}"] = mean
         return out
 
     def _metrics(self, name: str, return_: str, length: str) -> dict[str, float]:

@@ -152,13 +152,14 @@ class Installed:
         """The batches of all policies as `obtain_samples` returns them."""
         if not self.many:
             return batches[0]
+        environments: int | None = None
         if self.turns:  # one agent moves at a time
             steps = sum(batch.env_steps for batch in batches)
         else:
-            B = self._batch_spec.B
+            environments = B = self._batch_spec.B
             acted = [batch.valid.reshape(-1, B, n).any(-1) for batch, n in zip(batches, self.seats) if n]
             steps = int(np.count_nonzero(np.any(acted, 0)))
-        return MultiAgentBatch(dict(zip(self.policies, batches)), steps)
+        return MultiAgentBatch(dict(zip(self.policies, batches)), steps, environments)
 
 
 class Buffers:

@@ -113,6 +113,19 @@ def test_an_agent_alone_is_taken_where_one_policy_plays_all_and_by_name_where_th
     assert one.obtain_samples(0)[0].spec == (4, 2)
 
 
+def test_a_batch_of_agents_that_act_at_once_falls_into_slices_of_time_and_one_of_turns_does_not() -> None:
+    for kind, environments in (("parallel", 3), ("turns", None)):
+        sampler = ps.SerialSampler(T=8, B=3).build(echoes(kind, DEALT))
+        sampler.initialize(agents_of(sampler))
+        batch = sampler.obtain_samples(0)[0]
+        assert batch.environments == environments
+        if environments:
+            slices = ps.timeslices(batch, 3)
+            assert [part.environments for part in slices] == [3, 3, 3]
+            assert sum(part.env_steps for part in slices) == batch.env_steps
+            assert sum(part.agent_steps for part in slices) == batch.agent_steps
+
+
 def test_metrics_are_the_teams_and_each_policys_and_agents() -> None:
     sampler = ps.SerialSampler(T=64, B=2).build(echoes("parallel", DEALT))
     sampler.initialize(agents_of(sampler))
@@ -120,7 +133,8 @@ def test_metrics_are_the_teams_and_each_policys_and_agents() -> None:
     found = episodes.metrics()
     for where, part in (("", episodes), ("b/", episodes.policies["b"]), ("agent/agent_1/", episodes.agents["agent_1"])):
         assert found[f"rollout/{where}ep_rew_mean"] == part.return_.mean()
-        assert found[f"rollout/{where}ep_len_max"] == part.length.max()
+        assert found[f"rollout/{where}ep_len_mean"] == part.length.mean()
+        assert (f"rollout/{where}ep_len_max" in found) == ("agent/" not in where)  # rows of metrics stay short
     assert episodes.return_.sum() == sum(part.return_.sum() for part in episodes.agents.values())
     plain = type(episodes)(**episodes.to_plain())
     assert plain.metrics() == found

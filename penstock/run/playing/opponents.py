@@ -44,6 +44,9 @@ class RandomAgent(Agent):
 class ScriptedAgent(Agent):
     """Acts by a function of one observation, which must always return the same for the same.
 
+    It is not asked where the mask allows nothing, as nobody has to act there; without masks it may be asked about
+    observations of zeros, whose answers count for nothing.
+
     Args:
         name: of the function, for messages.
     """
@@ -67,6 +70,8 @@ class ScriptedAgent(Agent):
         raise ConfigError(f"{self._name} is an opponent, which learns nothing")
 
     def _asked(self, obs: Any) -> Tree:
+        if isinstance(obs, dict) and MASK_KEY in obs and not obs[MASK_KEY].any():
+            return self.spec.null_action
         try:
             found = self._script(obs)
         except Exception as error:

@@ -48,6 +48,15 @@ def test_perfect_play_loses_only_where_nobody_could_win() -> None:
     assert (again.won, again.lost, again.points_by_seat) == (against.won, against.lost, against.points_by_seat)
 
 
+def legal(obs: Any) -> int:
+    return int(np.flatnonzero(obs["action_mask"])[0])
+
+
+def test_a_script_is_asked_only_where_its_mask_allows_something() -> None:
+    config, agents = sides()
+    assert play((Side("legal", script=legal), Side("random")), config, agents, 5, seed=3).episodes == 5
+
+
 def test_all_play_all_and_the_picture_shows_it(tmp_path: Path) -> None:
     config, agents = sides()
     everyone = [Side("perfect", script=perfect), Side("random"), Side("zero", script=lambda obs: 0)]
