@@ -27,7 +27,7 @@ from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs, MultiAgentBatch, SampleBatch
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Count, NotNegative, Positive, Unit, check_settings
+from penstock.core.limits import Count, NotNegative, Number, Positive, Unit, check_settings
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.check import check_env
@@ -280,7 +280,7 @@ class SelfPlay:
     """Matches against a self after which older ones are forgotten."""
     elo_k: NotNegative = 8.0
     """How far a match moves the rating, usually 4 to 32."""
-    elo: float = 1000.0
+    elo: Number = 1000.0
     """The first rating."""
 
     def __post_init__(self) -> None:

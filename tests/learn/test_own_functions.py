@@ -164,7 +164,10 @@ def test_a_policy_says_what_settings_and_batches_it_takes():
                 optimizer_fn=PPO.functions.optimizer,
             )
     for given, message in (
-        (MultiAgentBatch({"a": batch, "b": batch}, 16), r"MultiAgentBatch of the policies \['a', 'b'\]; each policy"),
+        (
+            MultiAgentBatch({"a": batch, "b": batch}, 16),
+            r"MultiAgentBatch of the policies \['a', 'b'\] for one Policy, which",
+        ),
         ((batch, None), r"got tuple.*obtain_samples returns \(batch, episodes\)"),
         (None, "got NoneType; expected the SampleBatch of a sampler"),
     ):

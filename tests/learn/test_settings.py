@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.algos import ALGOS, find_algo
+from penstock.algos.self_play import SelfPlay
 from penstock.core.errors import ConfigError
 from penstock.core.limits import _limits  # pyright: ignore[reportPrivateUsage]
 from penstock.core.spec import EnvSpec, LeafSpec
@@ -57,7 +58,7 @@ def test_every_number_of_every_algorithm_has_a_limit(name: str, field: str) -> N
 def test_defaults_lie_inside_and_the_class_says_what_it_is(name: str) -> None:
     cls = CLASSES[name]
     made = cls()
-    assert isinstance(made, Settings) and made == cls()
+    assert isinstance(made, SelfPlay if name == "self-play" else Settings) and made == cls()
     assert inspect.getdoc(cls) and "functions" not in {f.name for f in dataclasses.fields(cls)}
     for base in (Settings, InMinibatches, FromReplay):
         if issubclass(cls, base):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agents
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.wire import decode, encode
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
@@ -73,6 +73,13 @@ def _with_workers(settings: Any, workers: int) -> Any:
     return replace(settings, workers=max(min(workers, settings.B // settings.groups), 1))
 
 
+def _ends(batch: AnyBatch) -> np.ndarray[Any, Any]:
+    """The row of each end; none where agents end one by one, since an episode is then that of their environment."""
+    if isinstance(batch, MultiAgentBatch):
+        return np.zeros(0, np.int64)
+    return np.nonzero(np.asarray(batch.terminated) | np.asarray(batch.truncated))[0]
+
+
 class SharedSampler:
     """A `Sampler` of one rank's slots: batches are its own; episodes, metrics and state are those of all ranks.
 
@@ -94,12 +101,12 @@ class SharedSampler:
     def initialize(self, agents: Agents) -> dict[str, Any]:
         return self.inner.initialize(agents)
 
-    def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
+    def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""
         batch, episodes = self.inner.obtain_samples(itr)
-        ended = np.nonzero(np.asarray(batch.terminated) | np.asarray(batch.truncated))[0]
+        ended = _ends(batch)
         self._ended.append(self._rows + (ended if len(ended) == len(episodes) else np.zeros(len(episodes), np.int64)))
-        self._rows += batch.spec.T
+        self._rows += self.batch_spec.T
         return batch, numbered(episodes, self._slots[self._comm.rank].start)
 
     def evaluate_agent(
