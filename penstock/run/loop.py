@@ -349,16 +349,9 @@ class Run:
         ended = "stop rule" if rule else "steps" if over else STOPPED
         stopped_by = error or (ended if self._signal is None else signal.Signals(self._signal).name)
         metrics = {**self._evaluation, **self._metrics}
-        self._result = Result(
-            trainer.recent,
-            metrics,
-            trainer.policy,
-            self.run_dir,
-            trainer.env_steps,
-            stopped_by,
-            path,
-            "" if path else self._unsaved[-1],
-        )
+        unsaved = "" if path else self._unsaved[-1]
+        given = trainer.recent, metrics, trainer.policy, self.run_dir, trainer.env_steps, stopped_by, path, unsaved
+        self._result = Result(*given)
 
     def _save_after(self, error: BaseException) -> None:
         """Saves the run after its body raised; a failure to save is a warning, and does not hide that error."""
