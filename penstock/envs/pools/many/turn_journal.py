@@ -95,7 +95,7 @@ def _to_turn(env: Any, journal: TurnJournal) -> bool:
 
 def _crc(obs: Any, n: int) -> int:
     if isinstance(obs, np.ndarray):
-        return zlib.crc32(obs if obs.flags.c_contiguous else obs.tobytes(), n)
+        return zlib.crc32(obs.data if obs.flags.c_contiguous else obs.tobytes(), n)
     if isinstance(obs, (dict, Mapping)):  # an exact dict is known at once
         for below in obs.values():
             n = _crc(below, n)
