@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from penstock.agents.agent import Agents
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.wire import decode, encode
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
@@ -97,9 +97,15 @@ class SharedSampler:
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
         """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""
         batch, episodes = self.inner.obtain_samples(itr)
-        ended = np.nonzero(np.asarray(batch.terminated) | np.asarray(batch.truncated))[0]
-        self._ended.append(self._rows + (ended if len(ended) == len(episodes) else np.zeros(len(episodes), np.int64)))
-        self._rows += batch.spec.T
+        if isinstance(batch, MultiAgentBatch):  # a log of the first of each environment, then the second, and so on
+            rank = [int(np.count_nonzero(episodes.slot[:i] == b)) for i, b in enumerate(episodes.slot)]
+            self._ended.append(self._rows + np.array(rank, np.int64))
+            self._rows += next(iter(batch.values())).spec.T + 1
+        else:
+            ended = np.nonzero(np.asarray(batch.terminated) | np.asarray(batch.truncated))[0]
+            at = ended if len(ended) == len(episodes) else np.zeros(len(episodes), np.int64)
+            self._ended.append(self._rows + at)
+            self._rows += batch.spec.T
         return batch, numbered(episodes, self._slots[self._comm.rank].start)
 
     def evaluate_agent(
