@@ -14,7 +14,6 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.replay.replay import ReplaySchedule
 
 if TYPE_CHECKING:
-    from penstock.learn.policy import Policy
     from penstock.samplers.sampler import Sampler
 
 ResultDict: TypeAlias = dict[str, float]
@@ -71,14 +70,21 @@ class Algorithm(Protocol):
     of its own, that is an iteration of a run.
     """
 
-    @property
-    def batch(self) -> BatchSpec:
-        """T and B of the sampler that a run uses if it names none."""
+    if not TYPE_CHECKING:  # a checker holds a dataclass's plain class variable for no property
+
+        @property
+        def batch(self) -> BatchSpec:
+            """T and B of the sampler that a run uses if it names none."""
+            ...
+
+    def build(self, spec: Any, seed: int = 0, device: str = "cpu") -> Any:
+        """The live Policy for an EnvSpec; of several policies the PolicySet for {id: EnvSpec}."""
         ...
 
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        ...
+
+def batch_of(algo: Any) -> BatchSpec:
+    """T and B of the sampler that a run of this algorithm uses if it names none."""
+    return algo.batch
 
 
 class TrainingStep(NamedTuple):

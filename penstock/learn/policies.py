@@ -16,7 +16,7 @@ from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.seats import AgentSpecs, seat_agents
 from penstock.envs.shown import with_joint_state
-from penstock.learn.algorithm import Algorithm
+from penstock.learn.algorithm import Algorithm, batch_of
 from penstock.learn.policy_set import PolicySet
 
 
@@ -85,7 +85,7 @@ class Policies:
     @property
     def batch(self) -> BatchSpec:
         """The larger T and the larger B of those that the policies in training would have."""
-        specs = [algo.batch for algo in self.trained.values()]
+        specs = [batch_of(algo) for algo in self.trained.values()]
         return BatchSpec(max(spec.T for spec in specs), max(spec.B for spec in specs))
 
     @property

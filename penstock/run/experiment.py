@@ -199,7 +199,8 @@ class Experiment:
         if self.sampler is None or self.sampler == "auto":
             from penstock.samplers.serial import SerialSampler  # it loads torch
 
-            return SerialSampler(T=self.algo.batch.T, B=self.algo.batch.B)
+            algo: Any = self.algo
+            return SerialSampler(T=algo.batch.T, B=algo.batch.B)
         return self.sampler
 
     @property

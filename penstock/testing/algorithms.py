@@ -12,7 +12,7 @@ from penstock.core.protocols import require_members
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.probes import Chain
-from penstock.learn.algorithm import Algorithm, ResultDict
+from penstock.learn.algorithm import Algorithm, ResultDict, batch_of
 from penstock.learn.train_ops import training_step
 from penstock.run.checkpoints.encoding import decode, encode
 from penstock.samplers.serial import SerialSampler
@@ -40,7 +40,7 @@ def check_algorithm(
         AssertionError: the algorithm breaks a promise.
     """
     require_members(algo, Algorithm, "docs/writing-an-algorithm.md")
-    spec = batch or algo.batch
+    spec = batch or batch_of(algo)
     one, twin, other, resumed = made = [_Live(algo, env, spec, seed + add, iterations) for add in (0, 0, 1, 0)]
     try:
         opening = one.bits()

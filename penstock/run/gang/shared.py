@@ -22,6 +22,8 @@ from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.sampler import Sampler, SamplerSettings
 from penstock.workers.shares import even_split
 
+_A_BATCH = 1 << 32
+"""More than the ends of a batch."""
 _SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
 """Openings of the names of metrics that count; of others the mean over ranks is shown."""
 
@@ -73,11 +75,14 @@ def _with_workers(settings: Any, workers: int) -> Any:
     return replace(settings, workers=max(min(workers, settings.B // settings.groups), 1))
 
 
-def _ends(batch: AnyBatch) -> np.ndarray[Any, Any]:
-    """The row of each end; none where agents end one by one, since an episode is then that of their environment."""
+def _ends(batch: AnyBatch, episodes: Episodes) -> np.ndarray[Any, Any]:
+    """Numbers by which the episodes [E] of a batch are in the order of one learner: of many agents the first of each
+    environment, then the second, and so on; else the rows of their ends."""
     if isinstance(batch, MultiAgentBatch):
-        return np.zeros(0, np.int64)
-    return np.nonzero(np.asarray(batch.terminated) | np.asarray(batch.truncated))[0]
+        slots = episodes.slot.tolist()
+        return np.array([slots[:i].count(b) for i, b in enumerate(slots)], np.int64)
+    ended = np.nonzero(np.asarray(batch.terminated) | np.asarray(batch.truncated))[0]
+    return ended if len(ended) == len(episodes) else np.zeros(len(episodes), np.int64)
 
 
 class SharedSampler:
@@ -91,7 +96,7 @@ class SharedSampler:
         self.spec, self.batch_spec = inner.spec, inner.batch_spec
         self.cut_slots: list[int] = []
         self._metrics: dict[str, float] = {}
-        self._rows, self._ended = 0, list[np.ndarray[Any, Any]]()
+        self._batches, self._ended = 0, list[np.ndarray[Any, Any]]()
 
     @property
     def last_batch(self) -> SampleBatch | None:
@@ -104,9 +109,8 @@ class SharedSampler:
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""
         batch, episodes = self.inner.obtain_samples(itr)
-        ended = _ends(batch)
-        self._ended.append(self._rows + (ended if len(ended) == len(episodes) else np.zeros(len(episodes), np.int64)))
-        self._rows += self.batch_spec.T
+        self._ended.append(self._batches * _A_BATCH + _ends(batch, episodes))
+        self._batches += 1
         return batch, numbered(episodes, self._slots[self._comm.rank].start)
 
     def evaluate_agent(
@@ -124,7 +128,7 @@ class SharedSampler:
     def ended(self, count: int) -> np.ndarray[Any, Any]:
         """[count] the rows in which the episodes of the batches since the last call ended; 0 where unknown."""
         found = np.concatenate([np.zeros(0, np.int64), *self._ended])
-        self._rows, self._ended = 0, []
+        self._batches, self._ended = 0, []
         return found if len(found) == count else np.zeros(count, np.int64)
 
     def metrics(self) -> dict[str, float]:
