@@ -119,7 +119,7 @@ class EnvRunner:
                 raise ConfigError("this runner samples for a learner elsewhere and has no policy of its own")
             group = self._group
             spec = self._live.spec if group is None else group.spec
-            policy = self._recipe.algo.build(spec, seed=self._recipe.seed)
+            policy: Policy = self._recipe.algo.build(spec, seed=self._recipe.seed)
             if group is None:
                 policy.prepare(self._live.batch_spec, self.initialize(policy.agent)["info"])
             else:
