@@ -78,6 +78,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[ps.Policy, Path]:
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
 def test_a_learner_that_is_killed_costs_no_bit_and_all_share_one_cluster(
     tmp_path: Path, whole: tuple[ps.Policy, Path]
 ) -> None:

@@ -66,7 +66,7 @@ class WithoutBuild:
 
 @pytest.mark.parametrize(
     ("algo", "member"),
-    [(WithoutBatch(), r"batch: BatchSpec"), (WithoutBuild(), r"build\(spec: EnvSpec, seed: int = 0, device: str = 'cpu'\)")],
+    [(WithoutBatch(), r"batch: BatchSpec"), (WithoutBuild(), r"build\(spec: Any, seed: int = 0, device: str = 'cpu'\)")],
     ids=["batch", "build"],
 )  # fmt: skip
 def test_an_algorithm_that_lacks_a_member_is_refused_with_its_signature(algo: Any, member: str) -> None:

@@ -138,9 +138,8 @@ def _plain(notes: Mapping[str, Any], suggest: str) -> dict[str, Any]:
 
 
 def _numbered(dimension: Dimension) -> bool:
-    """True for choices that Optuna knows by their numbers: it takes no tuples, and holds True and 1 for the same."""
-    choices = dimension.choices
-    return any(isinstance(x, tuple) for x in choices) or len(set(choices)) < len(choices)
+    """True for choices that Optuna knows by their numbers, since it takes no tuples."""
+    return any(isinstance(x, tuple) for x in dimension.choices)
 
 
 def _distribution(dimension: Dimension) -> Any:

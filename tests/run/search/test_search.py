@@ -276,8 +276,8 @@ def test_samplers_that_remember_find_what_they_noted() -> None:
     assert max(t.notes["trial"]["NSGAIISampler:generation"] for t in found.trials) == 2
 
 
-def test_choices_that_optuna_cannot_tell_apart() -> None:
-    choices = [1, True, 1.0, (1, 2), None]
+def test_choices_that_optuna_cannot_hold() -> None:
+    choices = [2, True, (2, 1), (1, 2), None]
     found = search(space={"algo.x": choices, "algo.y": ["a", 2]}, suggest="tpe", trials=30)
     trained(found, lambda values, goal: 1.0 if values["algo.x"] is True else 0.0)
     assert found.best is not None and found.best.values["algo.x"] is True
