@@ -16,6 +16,7 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
 from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
@@ -23,7 +24,7 @@ from penstock.envs.pools.many.refusals import FLAGS, NUMBERS, check_values, real
 from penstock.envs.pools.many.replaying import ParallelJournal, offers_state, replay_parallel
 from penstock.envs.pools.many.rows import column_of, row_writer, writable
 from penstock.envs.pools.messages import fail
-from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
+from penstock.envs.pools.pool import Group, OpenEpisode, PoolState, row_views
 from penstock.envs.pools.restoring import write_tree
 from penstock.envs.pools.serial import STEPPING, Reset, action_reader, row_checker
 
@@ -67,7 +68,7 @@ class _Row:
         self.over: list[int] = []
 
 
-class SimultaneousPool(EnvPool):
+class SimultaneousPool(AgentsPool):
     """An `EnvPool` of one group for each policy; once all were sent, every environment steps.
 
     A row is an environment step. A seat whose agent has ended or is not there idles. The row after the end of an
@@ -144,22 +145,6 @@ class SimultaneousPool(EnvPool):
                 if over and self.host.left[e] > 0 and e not in self._ahead:
                     self._ahead[e] = self.host.reset(e)
                     self.host.over[e] = True
-
-    @property
-    def first_slot(self) -> int:
-        """Number of the first environment among those of all samplers of the run."""
-        return self.host.slots.start
-
-    def for_evaluation(self, B: int, first_slot: int = 0) -> SimultaneousPool:
-        return SimultaneousPool(
-            self.host.config,
-            self.host.seed,
-            slice(first_slot, first_slot + B),
-            evaluation=True,
-            mark=self.host.mark,
-            ledger=None if self._evaluation_ledger is None else self._evaluation_ledger(B),
-            discount=self.account.discount,
-        )
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         previous, self._outs = self._outs, outs
@@ -249,9 +234,6 @@ class SimultaneousPool(EnvPool):
             *sums, age = found["sums"][agent]
             self._sums[p][:, b] = *sums, host.tick - age
         return True
-
-    def close(self) -> None:
-        self.host.close()
 
     def _views(self, p: int, out: SampleBatch, t: int) -> _Views:
         views = row_views(out, t)

@@ -18,6 +18,7 @@ from penstock.core.spec import MASK_KEY
 from penstock.core.tree import tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import NO_CHOICE
 from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
 from penstock.envs.pools.many.replaying import offers_state
@@ -26,7 +27,7 @@ from penstock.envs.pools.many.turn_envs import TurnEnvs
 from penstock.envs.pools.many.turn_journal import replay_turns
 from penstock.envs.pools.many.turn_source import last_turn
 from penstock.envs.pools.messages import fail
-from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState
+from penstock.envs.pools.pool import Group, Ints, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
 from penstock.envs.pools.serial import STEPPING, Reset, action_reader, obs_writer
 
@@ -35,7 +36,7 @@ _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
 
 
-class TurnPool(EnvPool):
+class TurnPool(AgentsPool):
     """An `EnvPool` of one group for each policy. In a sweep every environment that is not out of room takes one turn.
 
     An environment is out of room where the agent whose turn it is has no row left; it goes on in the next batch.
@@ -118,22 +119,6 @@ class TurnPool(EnvPool):
 
     def prepare(self) -> None:
         """Nothing: an environment that is out of room has reset already."""
-
-    @property
-    def first_slot(self) -> int:
-        """Number of the first environment among those of all samplers of the run."""
-        return self.host.slots.start
-
-    def for_evaluation(self, B: int, first_slot: int = 0) -> TurnPool:
-        return TurnPool(
-            self.host.config,
-            self.host.seed,
-            slice(first_slot, first_slot + B),
-            evaluation=True,
-            mark=self.host.mark,
-            ledger=None if self._evaluation_ledger is None else self._evaluation_ledger(B),
-            discount=self.account.discount,
-        )
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         previous, self._outs = self._outs, outs
@@ -266,9 +251,6 @@ class TurnPool(EnvPool):
         """An agent's action out of its leaves."""
         policy = next(p for p, spec in enumerate(self.specs) if self.host.showing.fits(agent, spec))
         return tree_unflatten(tree_structure(self.specs[policy].action), leaves)
-
-    def close(self) -> None:
-        self.host.close()
 
     def _sweep(self) -> None:
         """Plays the turns that wait, and lets each of their environments run to its next one."""
