@@ -75,7 +75,7 @@ def _with_workers(settings: Any, workers: int) -> Any:
     return replace(settings, workers=max(min(workers, settings.B // settings.groups), 1))
 
 
-def _ends(batch: AnyBatch, episodes: Episodes) -> np.ndarray[Any, Any]:
+def order_of_ends(batch: AnyBatch, episodes: Episodes) -> np.ndarray[Any, Any]:
     """Numbers by which the episodes [E] of a batch are in the order of one learner: of many agents the first of each
     environment, then the second, and so on; else the rows of their ends."""
     if isinstance(batch, MultiAgentBatch):
@@ -109,7 +109,7 @@ class SharedSampler:
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""
         batch, episodes = self.inner.obtain_samples(itr)
-        self._ended.append(self._batches * _A_BATCH + _ends(batch, episodes))
+        self._ended.append(self._batches * _A_BATCH + order_of_ends(batch, episodes))
         self._batches += 1
         return batch, numbered(episodes, self._slots[self._comm.rank].start)
 

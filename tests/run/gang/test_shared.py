@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.batch import MultiAgentBatch
 from penstock.learn.train_ops import training_step
-from penstock.run.gang.shared import SharedSampler, gathered, shared_step, shares
+from penstock.run.gang.shared import SharedSampler, gathered, order_of_ends, shared_step, shares
 from tests.learn.ranks import ThreadComm, apart, bounds, on_ranks
 
 
@@ -86,3 +87,10 @@ def test_steps_episodes_and_metrics_are_those_of_all() -> None:
         assert metrics["faults/signal"] == 2.0 and metrics["sampler/env_wait"] in (0.0, 1.0)
         assert whole["journal"][5]["unseen"] == state["journal"][5]["unseen"]
         assert len(whole["pool"]["episode"]) == 6
+
+
+def test_episodes_of_many_agents_are_in_the_order_of_one_learners_log() -> None:
+    slots = np.array([0, 1, 0, 0, 1])
+    zeros = np.zeros(5)
+    episodes = ps.Episodes(zeros, slots, zeros, slots, zeros > 0)
+    assert order_of_ends(MultiAgentBatch({}, 9), episodes).tolist() == [0, 0, 1, 2, 1]
