@@ -308,9 +308,17 @@ class EnvRunner:
         known = [None if x is None else OpenEpisode(*x) for x in episodes]
         return self._live.go_on(row, agent_states, PoolState.from_plain(pool), known)
 
-    def open_evaluation(self, B: int, first_slot: int, seed: int, episodes: list[int]) -> None:
-        """Begins an evaluation with B of its slots: each plays so many episodes."""
+    def open_evaluation(
+        self, B: int, first_slot: int, seed: int, episodes: list[int], max_steps: int | None = None
+    ) -> None:
+        """Begins an evaluation with B of its slots: each plays so many episodes.
+
+        Args:
+            max_steps: after which an episode of many agents is cut; those of one agent the driver cuts.
+        """
         own = self._live.evaluation_buffers(B, first_slot)
+        if max_steps is not None:
+            own.pool.limit(max_steps)
         own.pool.restart(seed, episodes)
         own.set_states(None)
         self._evaluated = first_slot

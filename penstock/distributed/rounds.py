@@ -287,7 +287,11 @@ class EvaluationRunners(EnvPool):
         self.info_keys, self.seats, self.takes_turns = pool.info_keys, pool.seats, pool.takes_turns
         self._B = B
         self._columns: dict[int, slice] = {}
+        self._limit: int | None = None
         self._synced = False
+
+    def limit(self, max_steps: int) -> None:
+        self._limit = max_steps
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         self._workers.welcome()
@@ -305,7 +309,7 @@ class EvaluationRunners(EnvPool):
         self._synced = False
         self._all(
             {
-                i: self._workers.call(i, "open_evaluation", s.stop - s.start, s.start, seed, left[s])
+                i: self._workers.call(i, "open_evaluation", s.stop - s.start, s.start, seed, left[s], self._limit)
                 for i, s in self._columns.items()
             }
         )

@@ -200,14 +200,14 @@ class LiveSampler:
         noisy = not deterministic or any(agent.evaluates_with_noise for agent in agents)
         found, chunk, again = Episodes(), 0, 0
         while sum(left):
+            seating = self._config.seating
+            if seating is None:
+                play = Play(left, self._discount, max_steps)
+            else:
+                play = LogPlay(own.pool, left, seating)
+                own.pool.limit(max_steps)
             own.pool.restart(seed + (again << 20), left)
             own.set_states(None)
-            seating = self._config.seating
-            play = (
-                Play(left, self._discount, max_steps)
-                if seating is None
-                else LogPlay(own.pool, left, seating, max_steps)
-            )
             while not play.over:
                 self.fill_evaluation(Noise(seed, purpose, (itr << 24) + chunk) if noisy else None)
                 for bounds, batch in zip(self._bounds, batches):

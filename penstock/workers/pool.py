@@ -88,7 +88,7 @@ class ProcessPool(EnvPool):
         self._owners = [w for w in range(workers.count) if any(self.shares[w])]
         # As before every first episode: a worker may die before it has written its own lines.
         self._ledger_places, self.ledger = share(
-            workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0]), (B, 1)), "the ledger"
+            workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0, 0]), (B, 1)), "the ledger"
         )
         self._batches: list[list[SampleBatch]] = []  # of each buffer, one for each policy
         self._shared: Account | None = None
@@ -171,6 +171,9 @@ class ProcessPool(EnvPool):
             return None if slots is None else (seed, None if episodes is None else list(episodes[slots]))
 
         self._call("restart", args)
+
+    def limit(self, max_steps: int) -> None:
+        self.ledger[:, 3] = max_steps
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> ProcessPool:
         return ProcessPool(
@@ -262,8 +265,8 @@ class ProcessPool(EnvPool):
     def get_state(self) -> PoolState:
         ledger = self.ledger.tolist()
         whole = PoolState.resetting(  # of slots without a worker
-            [n for n, _, _ in ledger],
-            left=[None if n < 0 else n for _, n, _ in ledger],
+            [n for n, *_ in ledger],
+            left=[None if n < 0 else n for _, n, *_ in ledger],
             faults=dict(self._workers.faults.counts),
         )
         parts = [

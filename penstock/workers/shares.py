@@ -111,7 +111,7 @@ def at_work(name: str, seed: int, mark: Sequence[int], ledger: Sequence[int], ac
         mark, ledger: as `SerialPool` keeps them; of the ledger the slot's line.
     """
     local, doing, _, first, tick, evaluation = mark
-    slot, (episode, _, began) = first + local, ledger
+    slot, (episode, _, began, *_) = first + local, ledger
     if doing in (MAKING, CLOSING):
         where = "its construction" if doing == MAKING else "close()"
         return f"{'evaluation slot' if evaluation else 'slot'} {slot} of {name} in {where}"

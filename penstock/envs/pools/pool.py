@@ -237,6 +237,13 @@ class EnvPool(Protocol):
         """True once the group's rows of this batch are complete; asked of pools that take turns."""
         raise TypeError(f"{type(self).__name__} takes no turns")
 
+    def limit(self, max_steps: int) -> None:
+        """Cuts each episode after so many steps, from the next `restart` on; asked of pools of many agents.
+
+        Agents that are there then are truncated, and their episode and that of the environment are logged.
+        """
+        raise TypeError(f"{type(self).__name__} keeps no account of episodes")
+
     def metrics(self) -> dict[str, float]:
         """Further `sampler/...` and `faults/...` metrics."""
         return {}

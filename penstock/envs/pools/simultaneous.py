@@ -300,6 +300,8 @@ class SimultaneousPool(AgentsPool):
             weight *= self.account.discount
         if row.partly:
             self._change(row, views)
+        if host.limit:
+            self._cut_long(views)
         everyone = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
         look = everyone or 0 in host.episode
         for p, view in enumerate(views):
@@ -350,6 +352,20 @@ class SimultaneousPool(AgentsPool):
                 self._end(p, row.ended[p])
         for e in row.over:
             self.account.close(e, self.host.tick - self.host.began[e])
+
+    def _cut_long(self, views: list[_Views]) -> None:
+        """Ends the episodes that have as many steps as an evaluation plays: who is there is truncated."""
+        host, there = self.host, self.there
+        for e, names in enumerate(there.alive):
+            steps = host.tick - host.began[e]
+            if not names or steps < host.limit:
+                continue
+            for agent, p, b in there.where[e]:
+                views[p].truncated[b] = views[p].valid[b]
+                self._end(p, [(e, AgentStep(agent, p, b, None, truncated=True))])
+            there.clear(e)
+            host.finish(e)
+            self.account.close(e, steps)
             self.idle[e] = self._batch_end or self.host.left[e] <= 0
         for p, view in enumerate(views):
             if row.came[p]:

@@ -327,6 +327,9 @@ class TurnPool(AgentsPool):
             ):
                 reward = there.real(e, agent, result)
             over = terminated or truncated
+            if not over and host.limit and there.moves[e] >= host.limit:
+                self._cut_long(e)
+                continue
             there.journals[e].look(obs, reward)
             if self._tell:
                 obs = host.show(e, "step", agent, obs, info, there.state(e, env))
@@ -351,6 +354,23 @@ class TurnPool(AgentsPool):
             self._turn[e] = agent, obs
             self._place(e)
             return
+
+    def _cut_long(self, e: int) -> None:
+        """Ends an episode that has as many moves as an evaluation plays: who is there is truncated, unless it ended."""
+        host, there, env = self.host, self.there, self.host.envs[e]
+        state = there.state(e, env) if self._tell else None
+        for agent in list(there.agents[e]):
+            player, info = there.players[e][agent], env.infos[agent]
+            reward, terminated = there.earned(e, agent), bool(env.terminations[agent])
+            if player.column is not None and player.column.open:
+                obs = env.observe(agent)
+                obs = host.show(e, "step", agent, obs, info, state) if self._tell else obs
+                self._close_row(player.column, player, agent, obs, reward, terminated, not terminated, info)
+            else:
+                player.return_ += reward
+                player.discounted += reward
+            there.end(e, agent, player, terminated)
+        there.close(e)
 
     def _place(self, e: int) -> None:
         """Finds a row for the turn of environment e: it waits for an action there, or for the next batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,43 +45,22 @@ class Play:
 
 
 class LogPlay:
-    """The same of environments of many agents, whose episodes are in the pool's log.
+    """The same of environments of many agents, whose pool cuts long episodes itself and logs them."""
 
-    An episode that has not ended after `max_steps` is left out, with a warning: what its agents earned is in no log.
-    """
-
-    def __init__(self, pool: EnvPool, counts: list[int], seating: Seating, max_steps: int) -> None:
-        self._pool, self._counts, self._seating, self._max_steps = pool, counts, seating, max_steps
-        self._open = np.zeros(len(counts), np.int64)  # steps of the open episodes
+    def __init__(self, pool: EnvPool, counts: list[int], seating: Seating) -> None:
+        self._pool, self._counts, self._seating = pool, counts, seating
         self.found = Episodes()
         self.left = list(counts)
 
     @property
     def over(self) -> bool:
-        """Every environment has played its episodes, or its open one might never end."""
+        """Every environment has played its episodes."""
         return not any(self.left)
 
     def add(self, batches: Sequence[SampleBatch]) -> None:
         """Takes the log of the batches that have just been filled."""
-        log, E = self._pool.log, len(self._counts)
+        log = self._pool.log
         assert log is not None
-        valid = [batch.valid.reshape(len(batch.valid), E, -1) for batch in batches]
-        if self._pool.takes_turns:
-            self._open += sum(x.sum((0, 2)) for x in valid)
-        else:
-            self._open += np.any([x.any(2) for x in valid], 0).sum(0)
-        played = np.arange(log.steps.shape[1]) < log.count[:, None]
-        self._open -= np.where(played, log.steps, 0).sum(1)
         ended = logged(log, self._seating.agents, self._seating.policies)
         self.found = join_episodes([self.found, ended]).first_of_each_slot(self._counts)
-        left = np.asarray(self._counts) - np.bincount(self.found.slot, minlength=E)
-        stuck = (left > 0) & (self._open >= self._max_steps)
-        if stuck.any() and (stuck == (left > 0)).all():
-            warnings.warn(
-                f"an evaluation leaves out {left.sum()} of {sum(self._counts)} episodes: in evaluation slot(s) "
-                f"{np.flatnonzero(stuck).tolist()} one has not ended after {self._max_steps:,} steps; give the "
-                "environment a limit (PettingZoo's max_cycles), or evaluate with a larger max_steps",
-                stacklevel=3,
-            )
-            left[:] = 0
-        self.left = left.tolist()
+        self.left = (np.asarray(self._counts) - np.bincount(self.found.slot, minlength=len(self._counts))).tolist()

@@ -38,5 +38,8 @@ class AgentsPool(EnvPool):
             discount=self.account.discount,
         )
 
+    def limit(self, max_steps: int) -> None:
+        self.host.ledger[:, 3] = max_steps
+
     def close(self) -> None:
         self.host.close()

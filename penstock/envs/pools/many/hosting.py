@@ -26,7 +26,8 @@ class AgentEnvs:
 
     Args:
         config: with its seating. slots: numbers of the environments among those of all samplers of the run.
-        episodes, evaluation, mark, ledger: as of `SerialPool`, where a slot is an environment.
+        episodes, evaluation, mark, ledger: as of `SerialPool`, where a slot is an environment. The ledger's fourth word
+            is the number of steps after which an episode is cut, 0 for none.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class AgentEnvs:
         self.config, self.slots, self.evaluation = config, slots, evaluation
         self.seating = seating_of(config)
         self.mark = [0] * 6 if mark is None else mark
-        self.ledger = np.zeros((E, 3), np.int64) if ledger is None else ledger
+        self.ledger = np.zeros((E, 4), np.int64) if ledger is None else ledger
         self.envs, self.tick, self.seed = list[Any](), 0, 0
         self.episode = [-1] * E
         self.step_of: Callable[[int], int] | None = None
-        """Steps that an environment has taken in its episode, where `tick` does not count them."""
+        """Moves that were made in an environment's episode, where `tick` does not count them."""
         self.refused: Values = refused_values(config.checks)
         try:
             for e in range(E):
@@ -79,6 +80,8 @@ class AgentEnvs:
         self.left = [math.inf if episodes is None else episodes[e] for e in range(E)]
         self.over = [True] * E
         """The environment resets next."""
+        self.limit = int(self.ledger[0, 3])
+        """Steps after which an episode is cut; 0: none is."""
         self._seeds = [EpisodeSeeds(seed, self.slots.start + e, self.evaluation) for e in range(E)]
         self.ledger[:, 0], self.ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
 
@@ -100,6 +103,7 @@ class AgentEnvs:
         self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
         self.left = [math.inf if n < 0 else n for n in left]
         self.over = [True] * len(self.envs)
+        self.limit = int(self.ledger[0, 3])
 
     def reset(self, e: int, again: bool = False) -> Any:
         """Resets environment e into its next episode, or the same one `again`, and opens its seats."""
@@ -158,7 +162,10 @@ class AgentEnvs:
 
     def where(self, e: int, phase: str, agent: str | None = None) -> str:
         """Start of every message: slot, environment, method, episode, step, seed and agent."""
-        step = self.tick - self.began[e] - (phase == "step") if self.step_of is None else self.step_of(e)
+        taken = self.tick - self.began[e] if self.step_of is None else self.step_of(e)
+        if phase == "reset" or not taken:  # what is seen before any step is what the reset led to
+            phase, taken = "reset", 1
+        step = taken - 1  # counted from 0
         episode = self.episode[e]
         slot = self.slots.start + e
         text = slot_at(self.config.name, self.evaluation, slot, phase, episode, step, self._seeds[e][max(episode, 0)])

@@ -43,7 +43,7 @@ class TurnEnvs:
     def open(self, e: int, again: bool = False) -> None:
         """The next episode of an environment, or the same `again`."""
         self.host.reset(e, again)
-        self.host.ledger[e, 2] = 0
+        self.host.ledger[e, 2], self.host.mark[4] = 0, 1
         self.sources[e] = turn_source(self.host.envs[e])
         self.forget(e)
         self.journals[e] = TurnJournal(self._limit)
@@ -89,6 +89,20 @@ class TurnEnvs:
         if found := turn_violation(result, agent, self.agents[e], self.host.index):
             self.host.refuse(e, "step", *found)
         return float(result[1])
+
+    def earned(self, e: int, agent: str) -> float:
+        """What an agent has earned since it acted, whoever's turn it is. Raises if the environment does not keep it."""
+        earned = getattr(self.host.envs[e], "_cumulative_rewards", None)
+        if earned is None:
+            self.host.refuse(
+                e,
+                "step",
+                agent,
+                f"its episode is to be cut after {self.moves[e]:,} moves, and the environment has no "
+                "_cumulative_rewards, in which PettingZoo's AEC API keeps what agents have earned since they acted; "
+                "keep it, or end episodes earlier",
+            )
+        return float(earned[agent])
 
     def fail(self, e: int, error: BaseException, result: Any) -> NoReturn:
         """Raises for an exception on the way to a turn."""
