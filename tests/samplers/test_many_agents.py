@@ -11,9 +11,11 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import ConfigError
+from penstock.core.noise import env_seed
 from penstock.core.tree import tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import EchoAgents, EchoTurns
+from penstock.samplers.live import evaluation_seed
 from penstock.testing.samplers import EchoAgent
 from tests.envs.pools.plain_loop import seated
 from tests.samplers.many import Rows, agents_of, bits
@@ -141,14 +143,77 @@ def test_metrics_are_the_teams_and_each_policys_and_agents() -> None:
     assert plain.last(3).agents["agent_2"].return_.tolist() == episodes.last(3).agents["agent_2"].return_.tolist()
 
 
+class Scripted(EchoAgent):
+    """Plays 2 where its own steps are even, else 0."""
+
+    def act(self, inputs: Any, state: Any, noise: Any) -> Any:
+        action, info, after = super().act(inputs, state, None)
+        return 2 * (inputs.obs[:, 3].long() % 2 == 0).to(action.dtype), info, after
+
+
+def cut_parallel(env: Any, seed: int, limit: int) -> tuple[dict[str, list[float]], int]:
+    """Rewards of every agent in the first `limit` steps of an episode, and its steps."""
+    obs, _ = env.reset(seed=seed)
+    paid: dict[str, list[float]] = {}
+    steps = 0
+    while env.agents and steps < limit:
+        obs, rewards, *_ = env.step({a: 2 * (int(obs[a][3]) % 2 == 0) for a in env.agents})
+        steps += 1
+        for a, reward in rewards.items():
+            paid.setdefault(a, []).append(reward)
+    return paid, steps
+
+
+def cut_turns(env: Any, seed: int, limit: int) -> tuple[dict[str, list[float]], int]:
+    """The same of turns: what each agent was paid by the move after which the episode is cut, or by its own end."""
+    env.reset(seed=seed)
+    paid: dict[str, list[float]] = {}
+    moves = 0
+    while env.agents:
+        obs, _, terminated, truncated, _ = env.last()
+        over = terminated or truncated
+        if not over and moves == limit:
+            break
+        env.step(None if over else 2 * (int(obs[3]) % 2 == 0))
+        moves += not over
+        for a, reward in env.rewards.items():
+            if not over:
+                paid.setdefault(a, []).append(reward)
+    return paid, moves
+
+
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+@pytest.mark.parametrize("limit", [1, 5, 9, 200])
+def test_a_long_episode_of_an_evaluation_is_cut_and_counts_as_far_as_it_went(kind: str, limit: int) -> None:
+    config = echoes(kind, DEALT)
+    config = replace(config, kwargs={**config.kwargs, "length": 70})
+    sampler = ps.SerialSampler(T=4, B=1).build(config, 3)
+    sampler.initialize({policy: Scripted(spec) for policy, spec in sampler.specs.items()})
+    found = sampler.evaluate_agent(0, 6, slots=4, max_steps=limit)
+    assert len(found) == 6 and found.parts is not None
+    env: Any = config.make()
+    lengths = set[int]()
+    for i, slot in enumerate(found.slot.tolist()):
+        seed = env_seed(evaluation_seed(3, 0), slot, int((found.slot[:i] == slot).sum()), evaluation=True)
+        paid, steps = {"parallel": cut_parallel, "turns": cut_turns}[kind](env, seed, limit)
+        lengths.add(steps)
+        assert found.length[i] == steps
+        assert found.return_[i] == sum(map(sum, paid.values()))
+        for k, agent in enumerate(config.seating.agents):  # pyright: ignore[reportOptionalMemberAccess]
+            assert found.parts.return_[i, k] == sum(paid.get(agent, []))
+    assert max(lengths) == limit or limit == 200
+    assert found.without_end(limit) == sum(x == limit for x in found.length.tolist() if limit < 70)
+
+
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 def test_an_evaluation_does_not_wait_for_an_episode_without_end(kind: str) -> None:
     config = echoes(kind, ONE)
     endless = replace(config, kwargs={**config.kwargs, "length": 1 << 30, "steady": True})
     sampler = ps.SerialSampler(T=4, B=1).build(endless)
     sampler.initialize(agents_of(sampler))
-    with pytest.warns(UserWarning, match=r"leaves out 3 of 3 episodes: in evaluation slot\(s\) \[0, 1\] .* 100 steps"):
-        assert not len(sampler.evaluate_agent(0, 3, slots=2, max_steps=100))
+    found = sampler.evaluate_agent(0, 3, slots=2, max_steps=100)
+    assert found.length.tolist() == [100] * 3 and not found.terminated.any()
+    assert sampler.evaluate_agent(0, 3, slots=2, max_steps=40).length.tolist() == [40] * 3
 
 
 @pytest.mark.parametrize("T", [1, 6])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.many.refusals import FLAGS, NUMBERS, check_values, real_rewards, refuse_flags, write_unusual
 from penstock.envs.pools.many.replaying import ParallelJournal, offers_state, replay_parallel
+from penstock.envs.pools.many.row import Row, RowViews
 from penstock.envs.pools.many.rows import column_of, row_writer, writable
 from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import Group, OpenEpisode, PoolState, row_views
@@ -29,43 +30,6 @@ from penstock.envs.pools.restoring import write_tree
 from penstock.envs.pools.serial import STEPPING, Reset, action_reader, row_checker
 
 _CHECK_EVERY = 64
-
-
-class _Views(NamedTuple):
-    """Views that a step of one row reads and writes in one policy's batch."""
-
-    obs: Tree
-    """Of the row that comes next."""
-    action: Tree
-    reward: Any
-    terminated: Any
-    truncated: Any
-    valid: Any
-    info: dict[str, Any]
-    flat: Tree
-    """`obs` for `row_writer`."""
-    before: Tree
-    """Observations of this row."""
-    first: Any
-    """Of the row that comes next."""
-
-
-class _Row:
-    """What a row holds, seat by seat, before it is written."""
-
-    def __init__(self, policies: int) -> None:
-        self.obs: list[list[Any]] = [[] for _ in range(policies)]
-        self.rewards: list[list[Any]] = [[] for _ in range(policies)]
-        self.flags: list[Any] = []
-        """Of agents that must go on."""
-        self.partly: list[int] = []
-        """Environments in which not every seat has an agent that acted and goes on."""
-        self.invalid: list[list[int]] = [[] for _ in range(policies)]
-        """Columns of each policy whose row is not valid."""
-        self.came: list[list[int]] = [[] for _ in range(policies)]
-        """Columns of each policy in which an agent comes."""
-        self.ended: list[list[tuple[int, AgentStep]]] = [[] for _ in range(policies)]
-        self.over: list[int] = []
 
 
 class SimultaneousPool(AgentsPool):
@@ -111,7 +75,7 @@ class SimultaneousPool(AgentsPool):
         self._sound = [row_checker(spec.obs, host.refused) for spec in self.specs]
         self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
         self._outs: Sequence[SampleBatch] = ()
-        self._rows: list[list[_Views]] = []
+        self._rows: list[list[RowViews]] = []
         self.restart(seed, episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
@@ -235,16 +199,16 @@ class SimultaneousPool(AgentsPool):
             self._sums[p][:, b] = *sums, host.tick - age
         return True
 
-    def _views(self, p: int, out: SampleBatch, t: int) -> _Views:
+    def _views(self, p: int, out: SampleBatch, t: int) -> RowViews:
         views = row_views(out, t)
-        return _Views(
+        return RowViews(
             *views, writable(views[0], self.specs[p].obs), tree_map(lambda x: x[t], out.obs), out.first[t + 1]
         )
 
     def _step(self, at: int) -> None:
         """Steps every environment with the actions of a row, and writes the answers."""
         host, there, tell, views = self.host, self.there, self.host.showing.anything, self._rows[at]
-        mark, row = host.mark, _Row(len(views))
+        mark, row = host.mark, Row(len(views))
         host.tick += 1
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         actions = [x for to_env, view in zip(self._to_env, views) for x in to_env(view.action)]
@@ -319,7 +283,7 @@ class SimultaneousPool(AgentsPool):
         host.over[e], host.began[e], host.ledger[e, 2] = False, host.tick, host.tick
         return self.there.open(e, self._ahead.pop(e))
 
-    def _seat(self, e: int, steps: Sequence[AgentStep], row: _Row, views: list[_Views]) -> None:
+    def _seat(self, e: int, steps: Sequence[AgentStep], row: Row, views: list[RowViews]) -> None:
         """Adds what became of an environment's agents to a row, seat by seat."""
         at = {(step.policy, step.column): step for step in steps}
         for p, n in enumerate(self.seats):
@@ -340,7 +304,7 @@ class SimultaneousPool(AgentsPool):
         if steps and self.host.over[e]:
             row.over.append(e)
 
-    def _change(self, row: _Row, views: list[_Views]) -> None:
+    def _change(self, row: Row, views: list[RowViews]) -> None:
         """Writes what is not the same in every row: seats that idle, agents that come and end, episodes that end."""
         for p, view in enumerate(views):
             if row.invalid[p]:
@@ -351,26 +315,29 @@ class SimultaneousPool(AgentsPool):
                 view.truncated[at] = [step.truncated for _, step in row.ended[p]]
                 self._end(p, row.ended[p])
         for e in row.over:
-            self.account.close(e, self.host.tick - self.host.began[e])
+            self._close(e)
+        for p, view in enumerate(views):
+            if row.came[p]:
+                view.first[row.came[p]] = True
+                self._begin(p, row.came[p])
 
-    def _cut_long(self, views: list[_Views]) -> None:
+    def _cut_long(self, views: list[RowViews]) -> None:
         """Ends the episodes that have as many steps as an evaluation plays: who is there is truncated."""
         host, there = self.host, self.there
         for e, names in enumerate(there.alive):
-            steps = host.tick - host.began[e]
-            if not names or steps < host.limit:
+            if not names or host.tick - host.began[e] < host.limit:
                 continue
             for agent, p, b in there.where[e]:
                 views[p].truncated[b] = views[p].valid[b]
                 self._end(p, [(e, AgentStep(agent, p, b, None, truncated=True))])
             there.clear(e)
             host.finish(e)
-            self.account.close(e, steps)
-            self.idle[e] = self._batch_end or self.host.left[e] <= 0
-        for p, view in enumerate(views):
-            if row.came[p]:
-                view.first[row.came[p]] = True
-                self._begin(p, row.came[p])
+            self._close(e)
+
+    def _close(self, e: int) -> None:
+        """The episode of environment e is over."""
+        self.account.close(e, self.host.tick - self.host.began[e])
+        self.idle[e] = self._batch_end or self.host.left[e] <= 0
 
     def _begin(self, p: int, columns: list[int]) -> None:
         self._sums[p][:, columns] = [[0.0], [0.0], [1.0], [self.host.tick]]
@@ -381,7 +348,7 @@ class SimultaneousPool(AgentsPool):
         for (e, step), (return_, discounted, _, since) in zip(ended, sums):
             end(e, step.agent, p, return_, discounted, tick - int(since), bool(step.terminated))
 
-    def _report(self, e: int, infos: Any, views: list[_Views] | None) -> None:
+    def _report(self, e: int, infos: Any, views: list[RowViews] | None) -> None:
         """Records the info keys that agents report."""
         for agent, p, b in self.there.where[e]:
             if info := infos.get(agent):
