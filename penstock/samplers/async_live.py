@@ -20,7 +20,7 @@ from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.pool import PoolState
+from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.serial import STEPPING
 from penstock.samplers.accounts.slots import EpisodeStats, Journal
 from penstock.samplers.async_process import (
@@ -104,7 +104,8 @@ class AsyncLive:
         if not doing:  # an agent acts, or workers of its own step
             phase = f"batch {block[control.DONE]}" if self._attached is not None else "the construction of environments"
             return f"the process of {self._name}, in {phase}"
-        ledger = np.frombuffer(os.pread(self._workers.slabs[LEDGERS[evaluation]], 24, 24 * slot), np.int64).tolist()
+        fd, size = self._workers.slabs[LEDGERS[evaluation]], 8 * LEDGER_WORDS
+        ledger = np.frombuffer(os.pread(fd, size, size * slot), np.int64).tolist()
         action = None
         if doing == STEPPING and self._in_batch(block) and not evaluation and not self._installed.many:
             (batch,), row = self._batches[block[control.DONE] % len(self._batches)], self._row(mark)

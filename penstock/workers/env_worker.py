@@ -120,13 +120,14 @@ class SamplingProcess(Host):
         number = self.block[control.POOL]
         turns, slots = self.turns[number][g], self.shares[number][g]
         assert slots is not None
-        turns[:, 0] = -1
+        lines = np.full(turns.shape, -1, np.int64)
         for policy, seats in enumerate(pool.seats):
             mine, rows = pool.pending(policy)
             if len(mine):
                 line = np.empty((len(mine), 3), np.int64)
                 line[:, 0], line[:, 1], line[:, 2] = policy, mine + slots.start * seats, rows
-                turns[mine // seats] = line
+                lines[mine // seats] = line
+        turns[...] = lines  # at once: of a worker that dies, no turn means that its rows are whole
 
     def bind(self) -> None:
         block = self.block

@@ -28,8 +28,9 @@ from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState
 from penstock.envs.pools.serial import STEPPING, Reset
 from penstock.workers import control
+from penstock.workers.batches import SharedBatches
 from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver
-from penstock.workers.shares import Account, at_work, carry_columns, columns, cut, cut_turns, even_split, part_of
+from penstock.workers.shares import Account, at_work, columns, even_split, part_of
 from penstock.workers.supervisor import Workers
 
 TRAINING, EVALUATION = 0, 1
@@ -90,12 +91,11 @@ class ProcessPool(EnvPool):
         self._ledger_places, self.ledger = share(
             workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0, 0]), (B, 1)), "the ledger"
         )
-        self._batches: list[list[SampleBatch]] = []  # of each buffer, one for each policy
+        self._batches: SharedBatches | None = None
         self._shared: Account | None = None
         self._attached: Attach | None = None
         self.parameters: list[Tree] = []
         """Of each agent that acts in the workers, in shared memory; to be written only between two batches."""
-        self._current = self._previous = -1
         self._members: list[list[tuple[Any, int]]] = [[] for _ in self._parts]
         self._active: set[int] = set()
         self._served = [0] * len(self._parts)  # policies whose actions of the next row are there
@@ -136,9 +136,9 @@ class ProcessPool(EnvPool):
             columns = ", ".join(f"{first + s.start} to {first + s.stop - 1}" for s in self.shares[w] if s)
             return f"between steps of {self._config.name}, slots {columns}"
         slot = mark[3] + mark[0] - self._first_slot
-        action = None
-        if mark[1] == STEPPING and self._current >= 0 and self._config.seating is None:
-            (batch,) = self._batches[self._current]
+        action, batches = None, self._batches
+        if mark[1] == STEPPING and batches is not None and batches.current >= 0 and self._config.seating is None:
+            (batch,) = batches.buffers[batches.current]
             g = next(g for g, slots in enumerate(self._parts) if slot < slots.stop)
             row = max(block[control.ROWS] if self._collecting else block[control.DONE + g], 0)
             if row < batch.spec.T:
@@ -150,22 +150,28 @@ class ProcessPool(EnvPool):
             return
         self._active.discard(w)
         block = self._workers.control.blocks[w]
-        bound = block[control.ROWS] >= 0 if self._collecting else block[control.COMMAND] == block[control.DONE_COMMAND]
+        done = block[control.COMMAND] == block[control.DONE_COMMAND]
+        bound = block[control.ROWS] >= 0 if self._collecting else done
+        assert self._batches is not None
         if self._binding and not bound:
             self._unbound.add(w)
-            return
         for g, slots in enumerate(self.shares[w]):
-            if slots is not None:
+            if slots is None:
+                continue
+            if w in self._unbound:
+                self._batches.restore(slots)
+            else:
                 row = block[control.ROWS] if self._collecting else block[control.DONE + g]
-                self._cut(slots, None if self.takes_turns else row)
-                if not self._collecting:
-                    self._members[g] = [m for m in self._members[g] if m[1] != w]
+                whole = done if self._collecting else not self._batches.room(slots)
+                self._count(self._batches.lose(g, slots, row, whole))
+                self._members[g] = [m for m in self._members[g] if m[1] != w]
 
     # The pool.
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         self.seed = seed
-        self._current = self._previous = -1
+        if self._batches is not None:
+            self._batches.go_on_from(-1)
 
         def args(slots: slice | None) -> tuple[Any, ...] | None:
             return None if slots is None else (seed, None if episodes is None else list(episodes[slots]))
@@ -229,7 +235,10 @@ class ProcessPool(EnvPool):
         started = time.perf_counter()
         self._workers.wait(self._ready)
         self.wait_s += time.perf_counter() - started
-        part, P = self._out.pop(self._found)[0], len(self.seats)
+        (part, row), P = self._out.pop(self._found), len(self.seats)
+        assert self._batches is not None
+        if self.finished(part * P) if self.takes_turns else row == self._batches.rows:
+            self._batches.owed.discard(part)
         if self._queue:
             self._step(*self._queue.popleft())
         self._back.extend(range(part * P + 1, part * P + P))
@@ -252,6 +261,8 @@ class ProcessPool(EnvPool):
         self._open(outs)
         started = time.perf_counter()
         trace.timed(trace.WAIT, self._command)(control.COLLECT, ITR=itr, MODE=mode)
+        assert self._batches is not None
+        self._batches.owed.clear()
         self.wait_s += time.perf_counter() - started
 
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
@@ -284,8 +295,9 @@ class ProcessPool(EnvPool):
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
-        buffer = self._index(outs[0])
-        self._current = self._previous = buffer
+        assert self._batches is not None
+        buffer = self._batches.index(outs)
+        self._batches.go_on_from(buffer)
         self._active.clear()  # nobody owes rows
         self._workers.faults.counts.clear()
         self._workers.faults.counts.update(state.faults)
@@ -321,7 +333,8 @@ class ProcessPool(EnvPool):
             (batches, states, account),
             f"{len(batches) // P} batch(es) of T={T}, B={self._B}",
         )
-        self._batches = [batches[k : k + P] for k in range(0, len(batches), P)]
+        nulls = [spec.null_action for spec in self.specs]
+        self._batches = SharedBatches(batches, self.seats, nulls, self._shared, self.takes_turns)
         self.log = None if self._shared is None else self._shared.log
         attach = Attach(n, 2 * n, where[0], account=where[2])
         if acting is not None:
@@ -330,7 +343,6 @@ class ProcessPool(EnvPool):
             )
             acting = acting._replace(parameters=parameters)
             attach = Attach(n, 2 * n, where[0], where[1], acting, where[2], PARAMETERS)
-        self._current = self._previous = -1
         self._attached = attach
         self._workers.call([[attach] if any(shares) else None for shares in self.shares])
         return batches, states
@@ -343,9 +355,11 @@ class ProcessPool(EnvPool):
         """
         w = next(w for w in self._owners if any(s is not None and s.start <= slot < s.stop for s in self.shares[w]))
         self._workers.condemn(w, message)
+        assert self._batches is not None
         mine = [s for s in self.shares[w] if s is not None]
         for slots in mine:
-            self._cut(slots, 0 if self.takes_turns else row)  # turns of others are not in step with that row
+            # Turns of others are not in step with that row.
+            self._count(self._batches.cut(slots, 0 if self.takes_turns else row))
         return [b for s in mine for b in range(s.start, s.stop)]
 
     def metrics(self) -> dict[str, float]:
@@ -364,7 +378,8 @@ class ProcessPool(EnvPool):
     def _open(self, outs: Sequence[SampleBatch]) -> None:
         """Makes `outs` the batches to write; columns without a worker are carried over and not valid."""
         self._workers.settle()
-        self._previous, self._current = self._current, self._index(outs[0])
+        assert self._batches is not None
+        self._batches.open(outs, len(self._parts))
         self._active = {w for w in self._workers.live if w in self._owners}
         for w in self._owners:
             if w not in self._active:
@@ -373,14 +388,15 @@ class ProcessPool(EnvPool):
     def _command(self, code: int, **words: int) -> None:
         """A command to all workers of the batch, once more to the replacements of those that died before row 0."""
         called = sorted(self._active)
-        T = self._batches[self._current][0].spec.T
+        batches = self._batches
+        assert batches is not None
         self._binding = True
         while called:
             self._unbound = set()
             for w in called:
                 block = self._workers.control.blocks[w]
                 block[control.ROWS] = -1
-                self._workers.command(w, code, POOL=self._number, BUFFER=self._current, T=T, **words)
+                self._workers.command(w, code, POOL=self._number, BUFFER=batches.current, T=batches.rows, **words)
             self._workers.wait_for_commands(called)
             self._workers.settle()
             called = sorted(self._unbound - self._workers.dropped)
@@ -390,15 +406,11 @@ class ProcessPool(EnvPool):
         self._binding, self._unbound = False, set()
 
     def _absent(self, w: int) -> None:
-        """The columns of a worker that takes no part: the last row of the batch before, and nothing valid."""
+        """A worker takes no part in the batch."""
+        assert self._batches is not None
         for slots in self.shares[w]:
             if slots is not None:
-                if self._previous >= 0:
-                    for before, out, n in zip(self._batches[self._previous], self._batches[self._current], self.seats):
-                        carry_columns(before, out, columns(slots, n))
-                self._cut(slots, 0)
-                if self._shared is not None:
-                    self._shared.log.count[slots] = 0
+                self._count(self._batches.leave_out(slots))
 
     def _call(self, method: str, args: Callable[[slice | None], tuple[Any, ...] | None]) -> list[Any]:
         """Calls every worker's local pools; for each worker the answers by part, None if it died of it."""
@@ -410,25 +422,14 @@ class ProcessPool(EnvPool):
         )
         return [answer and answer[0] for answer in answers]
 
-    def _cut(self, slots: slice, row: int | None) -> None:
-        """Marks the columns of these slots invalid in the current batch, from a row on; None: after the last turn."""
-        lost = 0
-        for batch, spec, n in zip(self._batches[self._current], self.specs, self.seats):
-            if row is None:
-                lost += cut_turns(batch, columns(slots, n), spec.null_action)
-            else:
-                lost += cut(batch, columns(slots, n), row, spec.null_action)
-        if self._shared is not None:
-            self._shared.turns[slots] = -1
+    def _count(self, lost: int) -> None:
         if lost:
             self._workers.faults.counts["lost_steps"] += lost
 
-    def _index(self, out: SampleBatch) -> int:
-        return next(i for i, batches in enumerate(self._batches) if batches[0] is out)
-
     def _previous_of(self, w: int) -> int:
         """The last buffer of which this worker wrote row 0."""
-        return self._previous if w in self._unbound else self._current
+        assert self._batches is not None
+        return self._batches.previous if w in self._unbound else self._batches.current
 
     def _make(self, w: int, keep: bool) -> MakePool:
         n = self._number

@@ -13,7 +13,7 @@ from penstock.core.slab import share
 from penstock.core.tree import Tree, struct, tree_assign, tree_leaves
 from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.messages import last, slot_at
-from penstock.envs.pools.pool import EpisodeLog
+from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING
 from penstock.envs.seats import Seating
 
@@ -29,8 +29,8 @@ class Shared(NamedTuple):
     """Descriptors of files for the ledgers of a SerialPool and of its evaluations."""
 
     def ledger(self, B: int, evaluation: bool = False) -> Any:
-        """[B, 3] int64: a SerialPool's ledger, at the start of its file, where the parent reads it."""
-        return share(self.ledgers[evaluation], np.zeros((B, 3), np.int64), "the ledger")[1]
+        """[B, LEDGER_WORDS] int64: a SerialPool's ledger, at the start of its file, where the parent reads it."""
+        return share(self.ledgers[evaluation], np.zeros((B, LEDGER_WORDS), np.int64), "the ledger")[1]
 
 
 @struct

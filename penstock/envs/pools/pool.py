@@ -17,6 +17,9 @@ from penstock.core.tree import Tree, struct, tree_map
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+LEDGER_WORDS = 4
+"""Words of each slot in a pool's ledger."""
+
 
 class Group(NamedTuple):
     """Slots that step together and are served by one policy's agent in one forward."""

@@ -17,7 +17,7 @@ from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
-from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
+from penstock.envs.pools.pool import LEDGER_WORDS, EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
 from penstock.envs.spaces import action_dtypes, env_spec
 
@@ -43,7 +43,7 @@ class SerialPool(EnvPool):
         evaluation: use the evaluation seeds, which no training episode uses.
         mark: six words kept up to date, for messages about a process that died: slot within this pool, activity, a
             count that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation.
-        ledger: [B, 3] int64 of each slot: number of its episode, episodes left or -1, tick of its reset.
+        ledger: [B, 4] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, not used.
         evaluation_ledger: makes the ledger of a pool for evaluation with so many slots.
     """
 
@@ -63,7 +63,7 @@ class SerialPool(EnvPool):
     ) -> None:
         B = slots.stop - slots.start
         self.mark = [0] * 6 if mark is None else mark
-        self.ledger = np.zeros((B, 3), np.int64) if ledger is None else ledger
+        self.ledger = np.zeros((B, LEDGER_WORDS), np.int64) if ledger is None else ledger
         self.groups = (Group(0, slice(0, B)),)
         self._config, self._slots, self.evaluation = config, slots, evaluation
         self._evaluation_ledger = evaluation_ledger

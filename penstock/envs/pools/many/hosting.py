@@ -15,7 +15,7 @@ from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, refused_values
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import fail, last, refuse_obs, slot_at
-from penstock.envs.pools.pool import EpisodeLog, PoolState
+from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog, PoolState
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
 from penstock.envs.seats import Seating, Seats
 from penstock.envs.shown import Showing, check_shown
@@ -43,7 +43,7 @@ class AgentEnvs:
         self.config, self.slots, self.evaluation = config, slots, evaluation
         self.seating = seating_of(config)
         self.mark = [0] * 6 if mark is None else mark
-        self.ledger = np.zeros((E, 4), np.int64) if ledger is None else ledger
+        self.ledger = np.zeros((E, LEDGER_WORDS), np.int64) if ledger is None else ledger
         self.envs, self.tick, self.seed = list[Any](), 0, 0
         self.episode = [-1] * E
         self.step_of: Callable[[int], int] | None = None

@@ -1,0 +1,107 @@
+"""SharedBatches: the buffers of a ProcessPool, and the columns of workers that die while they write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
+from penstock.core.tree import Tree, tree_assign, tree_map
+from penstock.workers.shares import Account, carry_columns, columns, cut, cut_turns
+
+
+class SharedBatches:
+    """Buffers in shared memory, of which one is written at a time, by workers that each own some slots of every part.
+
+    Args:
+        batches: of each buffer one for each policy. seats: of each policy. nulls: its null action.
+        account: of pools of many agents. takes_turns: rows are turns, not steps of all slots.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[SampleBatch],
+        seats: Sequence[int],
+        nulls: Sequence[Tree],
+        account: Account | None,
+        takes_turns: bool,
+    ) -> None:
+        P = len(seats)
+        self.buffers = [list(batches[k : k + P]) for k in range(0, len(batches), P)]
+        self._seats, self._nulls, self._account, self._takes_turns = seats, nulls, account, takes_turns
+        self.current = self.previous = -1
+        """Numbers of the buffer that is being written, and of the one before."""
+        self.owed: set[int] = set()
+        """Parts whose rows of the current batch are not whole."""
+        self._edge: list[dict[str, Tree]] = []
+
+    def open(self, outs: Sequence[SampleBatch], parts: int) -> None:
+        """Makes `outs` the batches to write; of so many parts all rows are owed."""
+        self.previous, self.current = self.current, self.index(outs)
+        self.owed = set(range(parts))
+        written = self.buffers[self.current] if self.previous == self.current else []
+        self._edge = [{x: tree_map(lambda a: a[-1].copy(), getattr(out, x)) for x in ROWS_AND_NEXT} for out in written]
+
+    def index(self, outs: Sequence[SampleBatch]) -> int:
+        """Number of a buffer."""
+        return next(i for i, batches in enumerate(self.buffers) if batches[0] is outs[0])
+
+    @property
+    def rows(self) -> int:
+        """T of every buffer."""
+        return self.buffers[0][0].spec.T
+
+    def go_on_from(self, buffer: int) -> None:
+        """Makes this the buffer that was written last, if not -1."""
+        self.current = self.previous = buffer
+        self.owed.clear()
+
+    def restore(self, slots: slice) -> None:
+        """Puts row T of the batch before back, where a worker that died had begun to write the same buffer."""
+        for batch, edge, n in zip(self.buffers[self.current], self._edge, self._seats):
+            own = columns(slots, n)
+            for name, rows in edge.items():
+                tree_assign(getattr(batch, name), (-1, own), rows, own)
+
+    def lose(self, part: int, slots: slice, row: int, whole: bool) -> int:
+        """Closes the rows that a dead worker owed of a part: from `row` on, or what follows each column's last turn.
+
+        Args:
+            row: of steps of all slots. whole: of turns, where the worker had said that it has no room for another.
+
+        Returns:
+            the number of rows lost.
+        """
+        if part not in self.owed or (self._takes_turns and whole):
+            return 0
+        return self.cut(slots, None if self._takes_turns else row)
+
+    def room(self, slots: slice) -> bool:
+        """True if turns of these environments wait for an action."""
+        return self._account is not None and bool((self._account.turns[slots, 0] >= 0).any())
+
+    def cut(self, slots: slice, row: int | None) -> int:
+        """Marks the columns of these slots invalid in the current batch, from a row on; None: after the last turn.
+
+        Returns:
+            the number of rows lost.
+        """
+        lost = 0
+        for batch, null, n in zip(self.buffers[self.current], self._nulls, self._seats):
+            own = columns(slots, n)
+            lost += cut_turns(batch, own, null) if row is None else cut(batch, own, row, null)
+        if self._account is not None:
+            self._account.turns[slots] = -1
+        return lost
+
+    def leave_out(self, slots: slice) -> int:
+        """Writes the columns of a worker that takes no part: the last row of the batch before, and nothing valid.
+
+        Returns:
+            the number of rows lost.
+        """
+        if self.previous >= 0:
+            for before, out, n in zip(self.buffers[self.previous], self.buffers[self.current], self._seats):
+                carry_columns(before, out, columns(slots, n))
+        if self._account is not None:
+            self._account.log.count[slots] = 0
+        return self.cut(slots, 0)
