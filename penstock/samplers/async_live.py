@@ -118,6 +118,8 @@ class AsyncLive:
         What a SerialSampler had stepped of the batch that follows is lost, and counted.
         """
         done = self._block[control.DONE]
+        if not done and self._continues is not None:
+            done = self._continues.done  # it died before it had gone on from there
         if self._attached is None or not self._batches:
             return
         B, T, installed = self.batch_spec.B, self.batch_spec.T, self._installed
