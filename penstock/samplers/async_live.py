@@ -80,6 +80,7 @@ class AsyncLive:
         self._metrics: dict[str, float] = {}
         self._opened = np.zeros(inner.spec.B, np.int64)
         self._batches: list[list[SampleBatch]] = []  # of each buffer, one for each policy
+        self._kept: dict[int, list[SampleBatch]] = {}  # by number, while a new process makes the buffers anew
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
         made = workers.start(self)[0][0]
@@ -127,7 +128,10 @@ class AsyncLive:
         if self._in_batch(self._block) and mark[4] and not installed.turns:
             stepped = self._row(mark) * B + (mark[0] if mark[1] else B)
             self._workers.faults.counts["lost_steps"] += stepped
-        rows = [last_row(batch) for batch in self._batches[(done - 1) % len(self._batches)]]
+        if not self._kept:  # else it died before they were put back
+            for itr in range(max(min(self._next, done) - 1, 0), max(done, 1)):
+                self._kept[itr] = [batch.copy() for batch in self._batches[itr % len(self._batches)]]
+        rows = [last_row(batch) for batch in self._kept[max(done - 1, 0)]]
         # More episodes than these cannot have begun in the batch that was lost.
         most = T * sum(installed.seats) + 1 if installed.turns else T + 1
         pool = PoolState.resetting((self._opened + most).tolist(), restarts=done)
@@ -265,13 +269,13 @@ class AsyncLive:
                 f"{self._depth}"
             )
         self._released, self._next = state["released"], state["next"]
+        self._block[control.SENT] = 0
+        self.cut_slots = self._ask(SetInner(state["inner"], self._released))
         for name, kept in state["waiting"].items():
             batch = self._batches[int(name) % len(self._batches)]
             for x, y in zip(tree_leaves(batch), kept["rows"]):
                 x[...] = y
             self._results[int(name)] = Episodes(**kept["episodes"])
-        self._block[control.SENT] = 0
-        self.cut_slots = self._ask(SetInner(state["inner"], self._released))
         self._opened = state["opened"].copy()
         self._block[control.SENT] = self._released
 
@@ -289,7 +293,16 @@ class AsyncLive:
         while True:
             answer = self._workers.call([[message]], watch)[0]
             if answer is not None:
+                self._put_back()
                 return answer[0]
+
+    def _put_back(self) -> None:
+        """Writes the batches that were whole when a process died into the buffers, which the new one made anew."""
+        for itr, batches in self._kept.items():
+            for out, batch in zip(self._batches[itr % len(self._batches)], batches):
+                for x, y in zip(tree_leaves(out), tree_leaves(batch)):
+                    x[...] = y
+        self._kept = {}
 
     def _in_batch(self, block: Any) -> bool:
         """True if the process is collecting, and not about a message."""
@@ -320,6 +333,7 @@ class AsyncLive:
         if (
             self._block[control.SENT] < self._released and self._workers.workers[0].up
         ):  # a new process knows nothing of it
+            self._put_back()
             self._block[NEWEST] = (
                 self._next if self._next < self._released - self._depth else self._released - self._depth - 1
             )

@@ -168,7 +168,7 @@ class AsyncHost(Host):
         if isinstance(message, GetInner):
             return self.inner.state_dict()
         assert isinstance(message, SetInner)
-        self.inner.load_state_dict(message.state)
+        self.inner.load_state_dict(message.state, message.done - 1)
         self.block[control.DONE] = message.done
         return self.inner.cut_slots
 

@@ -297,10 +297,15 @@ class LiveSampler:
             "out_of_bounds": dict(zip(self._ids, counts)) if self._ids else counts[0],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
+    def load_state_dict(self, state: dict[str, Any], itr: int = 0) -> None:
+        """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored.
+
+        Args:
+            itr: number of the batch that was last, whose memory takes its last row: others may hold batches that wait.
+        """
         if not state["collected"]:
             return
+        self._filled = self._buffers[itr % len(self._buffers)]
         if self._ids and state["row"].keys() != set(self._ids):
             raise CheckpointError(
                 f"the checkpoint holds rows of {sorted(state['row'])}; this sampler's policies are {list(self._ids)}"
