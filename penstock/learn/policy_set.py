@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -137,10 +137,13 @@ class PolicySet(Mapping[str, Policy]):
         if len(self) == 1:
             return self._first
         if agent is None or self._mapping is None:
-            raise ConfigError(
-                f"there are the policies {list(self)}; name the agent, predict(obs, agent='player_0'), where the run "
-                "has a policy_mapping_fn, or take one of them: policies[id].predict(obs)"
+            how = (
+                "the run's policy_mapping_fn could not be stored (a lambda, or of a script); give it again, "
+                "ps.load(run, policy_mapping_fn=...)"
+                if self._mapping is None
+                else "name the agent, predict(obs, agent='player_0')"
             )
+            raise ConfigError(f"there are the policies {list(self)}: {how}, or take one, policies[id].predict(obs)")
         if not isinstance(self._mapping, Mapping):
             return self[self._mapping(agent, episode, seed)]
         if agent not in self._mapping:
@@ -250,6 +253,18 @@ class PolicySet(Mapping[str, Policy]):
 
 AnyPolicy: TypeAlias = Policy | PolicySet
 """What an algorithm builds: one Policy, or several by id."""
+
+if TYPE_CHECKING:
+
+    class LoadedPolicy(Policy, Mapping[str, Policy]):
+        """What a run returns, to type checkers: a Policy, of many agents a PolicySet; only the user knows which."""
+
+        trained: dict[str, Policy]
+
+        def predict(self, obs: Tree, state: Tree = None, *args: Any, agent: str | None = None, **how: Any) -> Any: ...
+
+else:
+    LoadedPolicy = AnyPolicy
 
 
 def each(policy: AnyPolicy) -> Mapping[str, Policy]:

@@ -222,8 +222,8 @@ def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
     else:
         each = math.ceil(B / workers)
         why = (
-            f"{part}: gpu, {counted(workers, 'worker')} step, and one forward of {counted(B, costs.unit)} ({_us(act)}) stands for "
-            f"{workers} of {each} ({_us(costs.forward(each))} each)"
+            f"{part}: gpu, {counted(workers, 'worker')} step, and one forward of {counted(B, costs.unit)} "
+            f"({_us(act)}) stands for {workers} of {each} ({_us(costs.forward(each))} each)"
         )
     return why + (f" ({measured} of {of} settings fitted into the budget)" if measured < of else "")
 
