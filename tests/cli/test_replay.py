@@ -174,7 +174,9 @@ def test_of_several_policies_one_is_named(cli: Cli, tmp_path: Path) -> None:
         trainer.save()
         write_config(trainer)
     said = cli("replay", "info", tmp_path)
-    assert said.code == 0 and f"{T * B}, {T * B} of them" in said.out and "policy a" in said.out and "policy b" in said.out
+    assert (
+        said.code == 0 and f"{T * B}, {T * B} of them" in said.out and "policy a" in said.out and "policy b" in said.out
+    )
     assert "policy b" not in cli("replay", "info", tmp_path, "--policy", "a").out
     for name in "ab":
         assert cli("replay", "export", tmp_path, "--policy", name, "--to", tmp_path / f"{name}.npz").code == 0
