@@ -238,7 +238,7 @@ class PolicySet(Mapping[str, Policy]):
         if len(self) == 1 and (not ids or parameters.keys() & own[next(iter(ids))].keys()):
             return
         stored = {key.partition("/")[0] for key in parameters if "/" in key}
-        if len(self) == 1 and not stored or len(self) > 1 and stored == ids:
+        if (len(self) == 1 and not stored) or (len(self) > 1 and stored == ids):
             return
         theirs = f"parameters of the policies {sorted(stored)}" if stored else "parameters of one policy, without ids,"
         raise CheckpointError(

@@ -199,7 +199,7 @@ def test_what_is_stored_is_prefixed_and_comes_back() -> None:
 @pytest.mark.parametrize(("before", "after"), [("ab", "ac"), ("ab", "abc"), ("abc", "ab"), ("ab", "a"), ("a", "ab")])
 def test_policies_of_other_ids_are_named(before: str, after: str) -> None:
     stored, here = (
-        built(ps.Policies({x: PPO for x in ids}, by_name(ids), {x: 2 for x in ids})) for ids in (before, after)
+        built(ps.Policies(dict.fromkeys(ids, PPO), by_name(ids), dict.fromkeys(ids, 2))) for ids in (before, after)
     )
     theirs = "one policy" if len(before) == 1 else f"policies {list(before)}"
     for load in (lambda: here.load_parameters(stored.parameters()), lambda: here.load_state_dict(stored.state_dict())):
