@@ -22,6 +22,7 @@ def run(argv: list[str]) -> int:
         "path", metavar="PATH", help="run directory, checkpoint directory, or (info) an exported replay"
     )
     parser.add_argument("--which", default="last", help="checkpoint of a run: last, best, or a step (default last)")
+    parser.add_argument("--policy", metavar="ID", help="of a run with several policies the one whose replay it is")
     parser.add_argument(
         "--to", metavar="FILE.npz|DIR", help="where to export to; must not be there yet, its parent must"
     )
@@ -39,25 +40,29 @@ def run(argv: list[str]) -> int:
     from penstock.run.progress import print_summary
     from penstock.run.replays.export import export
     from penstock.run.replays.exported import exported
-    from penstock.run.replays.stored import fields, open_replay, summary
+    from penstock.run.replays.stored import fields, open_replay, open_replays, summary
 
     path = Path(args.path)
     if args.action == "export":
-        replay = open_replay(path, args.which)
+        replay = open_replay(path, args.which, args.policy)
         with undamaged(replay.path):
             written = export(replay, Path(args.to), frames=args.frames)
         print(f"{args.to}: {written:,} bytes")
         return 0
     about = exported(path)
     if about is not None:
-        rows, table = about
+        shown = [about]
     else:
-        replay = open_replay(path, args.which)
-        with undamaged(replay.path):
-            rows, table = summary(replay), fields(replay)
-    print_summary(f"replay of {path}", rows)
-    arrays = Table("field", "dtype", "shape", Column("bytes", justify="right"))
-    for row in table:
-        arrays.add_row(*(Text(cell) for cell in row))
-    Console(highlight=False).print(arrays)
+        replays = open_replays(path, args.which)
+        replays = replays if args.policy is None else {args.policy: open_replay(path, args.which, args.policy)}
+        shown: list[tuple[dict[str, str], list[tuple[str, str, str, str]]]] = []
+        for replay in replays.values():
+            with undamaged(replay.path):
+                shown.append((summary(replay), fields(replay)))
+    for rows, table in shown:
+        print_summary(f"replay of {path}", rows)
+        arrays = Table("field", "dtype", "shape", Column("bytes", justify="right"))
+        for row in table:
+            arrays.add_row(*(Text(cell) for cell in row))
+        Console(highlight=False).print(arrays)
     return 0

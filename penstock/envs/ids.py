@@ -18,6 +18,7 @@ import gymnasium as gym
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, MissingExtraError, nearest
 from penstock.envs.atari import atari
+from penstock.envs.pettingzoo import installed_ids
 
 _ALE, _MINATAR, _TOY = "ALE/", "MinAtar/", "penstock/"
 _MINATAR_GAMES = {
@@ -91,7 +92,7 @@ def make_registered(id_: str, **kwargs: Any) -> Any:
         if id_ in gym.registry:
             raise
         raise ConfigError(
-            f"unknown environment id {id_!r}: {nearest(id_, known_ids())} Packages register their ids when they are "
+            f"unknown environment id {id_!r}: {nearest(id_, [*known_ids(), *installed_ids()])} Packages register their ids when they are "
             "imported: name the package in `imports=` (--import, e.g. --import minigrid)"
         ) from error
 

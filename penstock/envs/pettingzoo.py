@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
-from penstock.core.errors import ConfigError, MissingExtraError, words_of
+from penstock.core.errors import ConfigError, MissingExtraError, nearest_words, words_of
 
 PREFIX = "pettingzoo:"
 _FAMILIES = ("atari", "butterfly", "classic", "sisl")
@@ -71,7 +71,7 @@ def factory_of(id_: str) -> Callable[..., Any]:
     if not slash or not name.isidentifier() or not all(part.isidentifier() for part in family.split(".")):
         raise ConfigError(
             f"env={id_!r}; expected {PREFIX}FAMILY/NAME, e.g. {PREFIX}mpe2/simple_spread_v3 or "
-            f"{PREFIX}classic/tictactoe_v3"
+            f"{PREFIX}classic/tictactoe_v3{_hint(id_)}"
         )
     home = _HOMES.get(family, family)
     try:
@@ -80,11 +80,12 @@ def factory_of(id_: str) -> Callable[..., Any]:
         missing = error.name or ""
         if missing in (home, f"{home}.{name}") and missing != home.partition(".")[0]:
             raise ConfigError(
-                f"env={id_!r}: {home} has no environment {name!r}; PettingZoo numbers its versions: look up the newest"
+                f"env={id_!r}: {home} has no environment {name!r}{_hint(id_)}; `penstock envs {family}` lists all"
             ) from error
         if missing == family and family not in _KNOWN:
             raise ConfigError(
                 f"env={id_!r}: there is no package {family!r} here; families of PettingZoo: {', '.join(_KNOWN)}"
+                f"{_hint(id_)}"
             ) from error
         raise MissingExtraError(missing or home, "pettingzoo") from error
     except Exception as error:  # PettingZoo raises its own for environments that it has renumbered or moved
@@ -95,6 +96,12 @@ def factory_of(id_: str) -> Callable[..., Any]:
         if callable(make := getattr(module, maker, None)):
             return make
     raise ConfigError(f"env={id_!r}: {module.__name__} has neither parallel_env nor env; expected one that makes it")
+
+
+def _hint(id_: str) -> str:
+    """The installed ids closest to one that is not there; "" if none is close."""
+    close = nearest_words(id_, installed_ids())
+    return f"; did you mean {' or '.join(repr(word) for word in close)}?" if close else ""
 
 
 def agents_of(env: AgentsEnv, name: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -137,10 +137,13 @@ class PolicySet(Mapping[str, Policy]):
         if len(self) == 1:
             return self._first
         if agent is None or self._mapping is None:
-            raise ConfigError(
-                f"there are the policies {list(self)}; name the agent, predict(obs, agent='player_0'), where the run "
-                "has a policy_mapping_fn, or take one of them: policies[id].predict(obs)"
+            how = (
+                "the run's policy_mapping_fn could not be stored (a lambda, or of a script); give it again, "
+                "ps.load(run, policy_mapping_fn=...)"
+                if self._mapping is None
+                else "name the agent, predict(obs, agent='player_0')"
             )
+            raise ConfigError(f"there are the policies {list(self)}: {how}, or take one, policies[id].predict(obs)")
         if not isinstance(self._mapping, Mapping):
             return self[self._mapping(agent, episode, seed)]
         if agent not in self._mapping:
@@ -207,6 +210,7 @@ class PolicySet(Mapping[str, Policy]):
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
         """The inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies are others."""
+        self._require_ids(state["agent"])
         rest = {key: value for key, value in state.items() if key != "agent"}
         agents, states, own = self._parted(state["agent"]), self._parted(rest), self._parted(arrays or {})
         for name, policy in self.items():
@@ -214,6 +218,7 @@ class PolicySet(Mapping[str, Policy]):
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """As `Policy.load_parameters`, of all policies. Raises CheckpointError if they do not fit."""
+        self._require_ids(parameters)
         for name, own in self._parted(parameters).items():
             self[name].load_parameters(own)
 
@@ -225,6 +230,21 @@ class PolicySet(Mapping[str, Policy]):
         if len(self) > 1:
             raise ConfigError(f"there are the policies {list(self)}, each with its own: policies[id].{what}")
         return self._first
+
+    def _require_ids(self, parameters: Mapping[str, Tensor]) -> None:
+        """Raises CheckpointError unless the parameters are of policies with the ids of these."""
+        own = {name: policy.agent.state_dict() for name, policy in self.items()}
+        ids = {name for name, state in own.items() if state}
+        if len(self) == 1 and (not ids or parameters.keys() & own[next(iter(ids))].keys()):
+            return
+        stored = {key.partition("/")[0] for key in parameters if "/" in key}
+        if (len(self) == 1 and not stored) or (len(self) > 1 and stored == ids):
+            return
+        theirs = f"parameters of the policies {sorted(stored)}" if stored else "parameters of one policy, without ids,"
+        raise CheckpointError(
+            f"{theirs} are stored, and here are the policies {list(self)}; with other policies start anew, and give "
+            "each its own: policies[id].load_parameters(ps.load(run)[id].agent.state_dict())"
+        )
 
     def _joined(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The parts of the policies in one; of several policies under `id/key`."""
@@ -250,6 +270,18 @@ class PolicySet(Mapping[str, Policy]):
 
 AnyPolicy: TypeAlias = Policy | PolicySet
 """What an algorithm builds: one Policy, or several by id."""
+
+if TYPE_CHECKING:
+
+    class LoadedPolicy(Policy, Mapping[str, Policy]):
+        """What a run returns, to type checkers: a Policy, of many agents a PolicySet; only the user knows which."""
+
+        trained: dict[str, Policy]
+
+        def predict(self, obs: Tree, state: Tree = None, *args: Any, agent: str | None = None, **how: Any) -> Any: ...
+
+else:
+    LoadedPolicy = AnyPolicy
 
 
 def each(policy: AnyPolicy) -> Mapping[str, Policy]:

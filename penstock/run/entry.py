@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from penstock.core.config import import_object, override
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
-from penstock.learn.policy_set import AnyPolicy, parameters
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, parameters
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
@@ -163,10 +163,11 @@ def load(
     policy_mapping_fn: PolicyMap | None = None,
     device: str = "cpu",
     trust: bool = False,
-) -> AnyPolicy:
+) -> LoadedPolicy:
     """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
 
-    Of a run in an environment of many agents the policies by id: `load("runs/a")["shared"].predict(obs)`.
+    Of a run in an environment of many agents it is a `PolicySet`, the policies by id: `load("runs/a")["shared"]`, and
+    `load("runs/a").predict(obs, agent="player_0")`.
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
@@ -175,7 +176,7 @@ def load(
             own runs (docs/security.md).
     """
     again = Again(agent=agent, policy_mapping_fn=policy_mapping_fn)
-    return _load(read_config(Path(run_dir), trust), which, again, device)[0]
+    return cast(LoadedPolicy, _load(read_config(Path(run_dir), trust), which, again, device)[0])
 
 
 def open_policy(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.learn.algorithm import ResultDict
-from penstock.learn.policy_set import AnyPolicy
+from penstock.learn.policy_set import LoadedPolicy
 from penstock.samplers.episodes import Episodes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Iteration:
     """The run, for `stop`, `save` and `evaluate`."""
 
     @property
-    def policy(self) -> AnyPolicy:
+    def policy(self) -> LoadedPolicy:
         """The policy in training; a change to it is trained on."""
         return self.run.policy
 

@@ -17,7 +17,7 @@ from penstock.core.config import import_object
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
-from penstock.learn.policy_set import AnyPolicy
+from penstock.learn.policy_set import LoadedPolicy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
 from penstock.run.files.stored import Again
@@ -212,7 +212,7 @@ class Run:
         return self._live
 
     @property
-    def policy(self) -> AnyPolicy:
+    def policy(self) -> LoadedPolicy:
         """The policy in training."""
         return self.trainer.policy
 

@@ -12,7 +12,7 @@ from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.minibatch import part_count
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, PolicySet, each
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, PolicySet, each
 from penstock.run.files.rundir import changes_since
 from penstock.run.trainer import Trainer
 from penstock.samplers import described
@@ -30,7 +30,7 @@ class Result:
     """The last 100 training episodes."""
     metrics: ResultDict
     """Metrics of the last iteration and of the last evaluation."""
-    policy: AnyPolicy
+    policy: LoadedPolicy
     """The trained policy: `policy.agent` is the torch module, `policy.predict` acts; of many agents those by id."""
     run_dir: Path
     env_steps: int

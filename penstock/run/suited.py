@@ -32,9 +32,14 @@ def seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig, 
     return config, dict(zip(config.seating.policies, config.seating.specs))
 
 
-def specs_for(exp: Experiment, report: EnvReport) -> Specs:
-    """The spec that the algorithm of an experiment is built for, or {policy id: EnvSpec}."""
-    return seated(for_agents(exp.algo, report.agents), exp.env_config, report)[1]
+def suited(exp: Experiment, report: EnvReport) -> tuple[Any, EnvConfig, Specs]:
+    """The algorithm of an experiment as it plays in its environment, the environment with seats, and its specs.
+
+    Args:
+        report: of `check_env` on the experiment's environment.
+    """
+    algo = for_agents(exp.algo, report.agents)
+    return algo, *seated(algo, exp.env_config, report)
 
 
 def check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:

@@ -20,8 +20,7 @@ from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
-from penstock.learn.policies import for_agents
-from penstock.learn.policy_set import AnyPolicy, agents_of
+from penstock.learn.policy_set import LoadedPolicy, agents_of
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
@@ -30,7 +29,7 @@ from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
 from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
 from penstock.run.playing.evaluator import Evaluator, check_fits
-from penstock.run.suited import check_sources, seated, with_discount
+from penstock.run.suited import check_sources, seated, suited, with_discount
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.episodes import Episodes, join_episodes
@@ -65,9 +64,9 @@ class Trainer:
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
         self.report: EnvReport = check_apart(exp.env_config, exp.run.seed, settings)
-        self.algo: Any = for_agents(exp.algo, self.report.agents)
-        """The experiment's algorithm; in an environment of many agents one that knows who plays whom."""
-        self.env_config, self.specs = seated(self.algo, exp.env_config, self.report)
+        self.algo, self.env_config, self.specs = suited(exp, self.report)
+        """The experiment's algorithm; in an environment of many agents one that knows who plays whom. And what it is
+        built for."""
         self._held_out = exp.eval_env is not None or bool(exp.eval_env_kwargs)
         if self._held_out:
             report = check_apart(exp.eval_env_config, exp.run.seed, settings)
@@ -111,7 +110,7 @@ class Trainer:
         try:
             if self.gang is not None:
                 device = self.gang.device(device)
-            self.policy: AnyPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
+            self.policy: LoadedPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
             self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
             if self._init is not None:
                 self.policy.load_parameters(self._init)

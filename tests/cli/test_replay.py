@@ -16,8 +16,10 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.files.rundir import write_config
 from penstock.run.replays.export import export
 from penstock.run.replays.stored import open_replay
+from penstock.run.trainer import Trainer
 from tests.run.replays.recorded import CASES, B, Recorded, T, opened
 
 pytestmark = pytest.mark.timeout(60)
@@ -159,3 +161,29 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(
     with pytest.raises(ConfigError, match=r"y\.npz needs .* MB and 0\.0 MB are free"):
         export(replay, tmp_path / "y.npz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "single.npz", "x.npz"]
+
+
+def test_of_several_policies_one_is_named(cli: Cli, tmp_path: Path) -> None:
+    mapping = {"agent_0": "a", "agent_1": "b"}
+    dqn = ps.DQN(learning_starts=16, batch_size=8, replay=ps.ReplaySettings(capacity=100), net=ps.Net(hidden=(8,)))
+    algo = ps.Policies({"a": dqn, "b": dqn}, mapping)
+    exp = ps.Experiment("penstock.envs.toy:TeamBits", algo, ps.SerialSampler(T, B))
+    with Trainer(exp, tmp_path) as trainer:
+        trainer.train()
+        batch = trainer.batch.copy()  # pyright: ignore[reportOptionalMemberAccess]
+        trainer.save()
+        write_config(trainer)
+    said = cli("replay", "info", tmp_path)
+    assert (
+        said.code == 0 and f"{T * B}, {T * B} of them" in said.out and "policy a" in said.out and "policy b" in said.out
+    )
+    assert "policy b" not in cli("replay", "info", tmp_path, "--policy", "a").out
+    for name in "ab":
+        assert cli("replay", "export", tmp_path, "--policy", name, "--to", tmp_path / f"{name}.npz").code == 0
+        found = opened(tmp_path / f"{name}.npz")
+        np.testing.assert_array_equal(found["reward"], batch[name].reward)
+        np.testing.assert_array_equal(found["obs"], batch[name].obs)
+    said = cli("replay", "export", tmp_path, "--to", tmp_path / "x.npz")
+    assert said.code == 2 and "['a', 'b']" in said.err and "--policy a" in said.err
+    said = cli("replay", "export", tmp_path, "--policy", "c", "--to", tmp_path / "x.npz")
+    assert said.code == 2 and "no replay of a policy 'c'" in said.err

@@ -91,3 +91,14 @@ def test_ids_in_runs_of_0_1_0_mean_what_they_meant(env: str) -> None:
     assert as_before_ids({"env": {"env": env, "kwargs": {}}}) == {"env": {"env": env, "kwargs": {"raw": True}}}
     for new in ({**old, "env_drop": []}, {"env": {"env": env, "drop": []}}, {"env": "CartPole-v1"}, {"env": None}):
         assert as_before_ids(new) == new
+
+
+@pytest.mark.parametrize(
+    "id_", ["mpe2/simple_sprad_v3", "mpe2/simple_spread_v9", "mpe/simple_spread_v3", "mpe2/simple-spread_v3"]
+)
+def test_a_mistyped_environment_of_many_agents_names_the_nearest(id_: str) -> None:
+    pytest.importorskip("mpe2")
+    with pytest.raises(ConfigError, match="did you mean 'pettingzoo:mpe2/simple_spread_v3'"):
+        EnvConfig(f"pettingzoo:{id_}").make()
+    with pytest.raises(ConfigError, match="did you mean 'pettingzoo:mpe2/simple_spread_v3'"):
+        EnvConfig(f"pettingzoo/{id_}").make()

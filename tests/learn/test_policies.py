@@ -194,8 +194,25 @@ def test_what_is_stored_is_prefixed_and_comes_back() -> None:
         other[name].seed = policy.seed
     results = [train_one_step(each, MultiAgentBatch(parts, env_steps=24)) for each in (policies, other)]
     assert results[0] == results[1]
-    with pytest.raises(CheckpointError, match="belongs to none of the policies"):
-        built(ps.Policies({"a": PPO, "c": PPO}, {"red": "a", "blue": "c"})).load_parameters(state["agent"])
+
+
+@pytest.mark.parametrize(("before", "after"), [("ab", "ac"), ("ab", "abc"), ("abc", "ab"), ("ab", "a"), ("a", "ab")])
+def test_policies_of_other_ids_are_named(before: str, after: str) -> None:
+    stored, here = (
+        built(ps.Policies(dict.fromkeys(ids, PPO), by_name(ids), dict.fromkeys(ids, 2))) for ids in (before, after)
+    )
+    theirs = "one policy" if len(before) == 1 else f"policies {list(before)}"
+    for load in (lambda: here.load_parameters(stored.parameters()), lambda: here.load_state_dict(stored.state_dict())):
+        with pytest.raises(CheckpointError) as caught:
+            load()
+        assert theirs in str(caught.value) and str(list(after)) in str(caught.value)
+
+
+def by_name(ids: str) -> Any:
+    def mapping(agent: str, episode: int, seed: int) -> str:
+        return ids[episode % len(ids)]
+
+    return mapping
 
 
 def test_one_policy_is_stored_as_a_plain_one() -> None:

@@ -111,7 +111,15 @@ def test_a_mapping_that_cannot_be_stored_is_asked_for_again(same_run: Same, tmp_
     ps.train(ps.Experiment(BITS, two(unnamed), SAMPLER, run_config(cut, 64, eval_episodes=0)))
     with pytest.raises(ConfigError, match=r"policy_mapping_fn=\.\.\."):
         ps.resume(cut, {"run.steps": 128})
-    assert list(ps.load(cut)) == ["a", "b"]  # pyright: ignore[reportArgumentType]
+    found = ps.load(cut)
+    assert list(found) == [name for name, _ in found.items()] == ["a", "b"]
+    with pytest.raises(ConfigError, match=r"ps\.load\(run, policy_mapping_fn=\.\.\.\)"):
+        found.predict([1.0], agent="agent_0")
+    again = ps.load(cut, policy_mapping_fn=unnamed)
+    assert again.predict([1.0], agent="agent_0") == found["a"].predict([1.0])
+    assert again.predict([1.0], agent="agent_1") == found["b"].predict([1.0])
+    with pytest.raises(ConfigError, match="name the agent, predict"):
+        again.predict([1.0])
     with pytest.raises(ConfigError, match="without a policy_mapping_fn"):
         ps.evaluate(cut, episodes=2)
     assert len(ps.evaluate(ps.load(cut, policy_mapping_fn=unnamed), BITS, 2)) == 2
@@ -130,7 +138,7 @@ def test_a_run_ends_by_a_metric_of_one_policy_and_starts_from_anothers_networks(
     second = ps.train(
         ps.Experiment(BITS, algo, SAMPLER, run_config(tmp_path / "second", 32, eval_episodes=0)), init=first
     )
-    before, after = ps.load(first)["a"], second.policy["a"]  # pyright: ignore[reportIndexIssue]
+    before, after = ps.load(first)["a"], second.policy["a"]
     state = after.agent.state_dict()
     assert all(torch.equal(x, state[name]) for name, x in before.agent.state_dict().items())
     wrong = ps.Experiment(BITS, two(ONE_EACH), SAMPLER, run_config(tmp_path / "w", stop={"rollout/c/ep_rew_mean": 1.0}))

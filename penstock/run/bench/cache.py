@@ -19,17 +19,19 @@ from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError
 from penstock.core.files import write_atomic
 from penstock.core.machine import allowed_cpus, cpu_quota
+from penstock.core.spec import EnvSpec
+from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.bench.search import (
     Synchronous,
     Verdict,
     base_sampler,
     bench,
     describe,
-    one_agents,
     settings_of,
     with_settings,
 )
 from penstock.run.experiment import Experiment
+from penstock.run.suited import suited
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
 
@@ -45,10 +47,10 @@ def auto_sampler(exp: Experiment) -> Synchronous:
     samplers that act where the agent learns are tried, so the choice changes nothing but speed.
     """
     require_device(exp.run.device, "run.device")
-    base, spec = base_sampler(exp), one_agents(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
-    policy = exp.algo.build(spec, seed=exp.run.seed, device=exp.run.device)
-    shapes = [[name, list(x.shape)] for name, x in policy.agent.state_dict().items()]
-    key = _key(exp, base, [type(policy.agent).__qualname__, shapes])
+    base = base_sampler(exp)
+    algo, _, specs = suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
+    policy = algo.build(specs, seed=exp.run.seed, device=exp.run.device)
+    key = _key(exp, base, _network(policy))
     del policy
     found = None if key is None else _read(cache_path(key), key)
     if key is not None and found is not None:
@@ -72,6 +74,14 @@ def cache_path(key: dict[str, Any]) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     return Path(home) / "penstock" / "samplers" / f"{digest}.json"
+
+
+def _network(policy: AnyPolicy) -> list[Any]:
+    """Class and shapes of the parameters of an agent; of several policies those of each, with its id and seats."""
+    if isinstance(policy, PolicySet) and not isinstance(policy.specs, EnvSpec):
+        return [[name, own.spec.agents, *_network(own)] for name, own in policy.items()]
+    shapes = [[name, list(x.shape)] for name, x in policy.agent.state_dict().items()]
+    return [type(policy.agent).__qualname__, shapes]
 
 
 def _key(exp: Experiment, base: SerialSampler, network: list[Any]) -> dict[str, Any] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,8 +19,12 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY, BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.check_agents import time_steps
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
+from penstock.envs.seats import Seating
+from penstock.envs.spaces import env_spec
+from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.samplers.cpu import CpuSampler
 from penstock.workers.pool import TRAINING, ProcessPool
 
@@ -41,6 +46,8 @@ class Costs:
     """Median of `agent.act` with its copy to the CPU, by number of rows."""
     handshake_us: float
     """Median of a round trip from learner to worker and back; 0 if no sampler would need one."""
+    unit: Literal["row", "environment"] = "row"
+    """What `forward_us` counts: rows, or environments of many agents, for which all policies act."""
 
     def forward(self, rows: int) -> float:
         """Duration for a number of rows, interpolated between the measured ones."""
@@ -48,15 +55,25 @@ class Costs:
         return float(np.interp(padded_rows(rows), counts, [self.forward_us[n] for n in counts]))
 
 
-def measure_env(config: EnvConfig, spec: EnvSpec, seed: int, seconds: float, slots: int = 0) -> tuple[float, float]:
+def measure_env(config: EnvConfig, seed: int, seconds: float, slots: int = 0) -> tuple[float, float]:
     """Median and 99th percentile of `env.step` in us under random actions, without resets.
 
     Args:
-        slots: of a native batched environment; 0 for one environment.
+        config: of many agents one with seats. slots: of a native batched environment; 0 for one environment.
     """
+    if config.seating is not None:
+        took = time_steps(config, seed, seconds, _MOST_STEPS)
+    else:
+        took = _step_times(config, seed, seconds, slots)
+    return statistics.median(took[_STARTUP:]) * 1e6, float(np.percentile(took[_STARTUP:], 99)) * 1e6
+
+
+def _step_times(config: EnvConfig, seed: int, seconds: float, slots: int) -> list[float]:
+    """Durations of a step in s, of each of `slots`."""
     env: Any = config.make()
     try:
         n = getattr(env, "num_envs", 1)
+        spec = env_spec(env)
         size = action_noise_size(spec.action)
         noise = uniform(seed, Purpose.CHECK, 1 << 20, slice(0, n), 256, size)
 
@@ -78,7 +95,23 @@ def measure_env(config: EnvConfig, spec: EnvSpec, seed: int, seconds: float, slo
                 obs, _ = env.reset()
     finally:
         close_env(env, config.name)
-    return statistics.median(took[_STARTUP:]) * 1e6, float(np.percentile(took[_STARTUP:], 99)) * 1e6
+    return took
+
+
+def measure_acting(policy: AnyPolicy, seating: Seating | None, slots: int, seconds: float) -> float:
+    """Median time in us to act for a number of slots; of many agents the sum over the policies that play there.
+
+    Args:
+        seating: of the environments; None for those of one agent. Where agents take turns one of them acts at a time,
+            so that a policy is taken to have its share of the seats.
+    """
+    if seating is None:
+        return measure_forward(policy.agent, policy.spec, slots, seconds)
+    assert isinstance(policy, PolicySet)
+    at_once = 1 if not seating.turns else sum(seating.seats)
+    rows = [padded_rows(math.ceil(slots * seats / at_once)) for seats in seating.seats]
+    each_s = seconds / len(rows)
+    return sum(measure_forward(own.agent, own.spec, n, each_s) for n, own in zip(rows, policy.values()))
 
 
 def measure_forward(agent: Agent, spec: EnvSpec, rows: int, seconds: float) -> float:

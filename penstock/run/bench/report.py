@@ -10,10 +10,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from penstock.core.machine import counted
+from penstock.learn.policy_set import agents_of
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.search import Verdict, describe, run_threads
 from penstock.run.experiment import Experiment
 from penstock.run.progress import print_summary
+from penstock.run.suited import suited
 from penstock.run.timeline import WARM_UP, WINDOW, Tracing
 from penstock.workers.checking import check_apart
 
@@ -28,7 +31,7 @@ def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
     console.print(f"{exp.algo_name} on {exp.env_config.name}, T={T}, B={B}, {verdict.machine}; {verdict.seconds:.0f} s")
     parts = Table("a part of a step", "median us", "99 % us")
     rows: list[tuple[str, float, float | None]] = [("env.step", costs.step_us, costs.step_p99_us)]
-    rows += [(f"forward of {n} rows", us, None) for n, us in sorted(costs.forward_us.items())]
+    rows += [(f"forward of {counted(n, costs.unit)}", us, None) for n, us in sorted(costs.forward_us.items())]
     rows += [("hand-shake: learner to worker and back", costs.handshake_us, None)] if costs.handshake_us else []
     for name, median, high in rows:
         parts.add_row(name, f"{median:,.1f}", "" if high is None else f"{high:,.1f}")
@@ -52,17 +55,16 @@ def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
 def trace_sampler(exp: Experiment, verdict: Verdict, path: Path) -> None:
     """Trains some short batches with the recommended sampler and writes their timeline."""
     sampler = replace(verdict.best.sampler, max_decorrelation_steps=0, T=min(verdict.best.sampler.T, _TRACED_T))
-    policy = exp.algo.build(
-        check_apart(exp.env_config, exp.run.seed, exp.sampler).spec, seed=exp.run.seed, device=exp.run.device
-    )
+    algo, config, specs = suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
+    policy = algo.build(specs, seed=exp.run.seed, device=exp.run.device)
     with contextlib.ExitStack() as stack:
         stack.enter_context(run_threads(exp))
         tracing = Tracing(path)
         stack.callback(tracing.close)
-        live = sampler.build(exp.env_config, exp.run.seed)
+        live = sampler.build(config, exp.run.seed)
         stack.callback(live.shutdown)
         stack.callback(tracing.close)
-        live.initialize(policy.agent)
+        live.initialize(agents_of(policy))
         until = time.monotonic() + _LONGEST_TRACE_S
         for itr in range(WARM_UP + WINDOW):
             tracing.tick(training_step(policy, live, itr).train_s)

@@ -12,18 +12,17 @@ from typing import Any, TypeAlias
 
 import torch
 
-from penstock.agents.agent import Agent
 from penstock.agents.parameters import require_device
 from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.machine import Machine, counted, read_machine
-from penstock.core.spec import EnvSpec
-from penstock.envs.check import EnvReport
+from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
-from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, agents_of
 from penstock.run.affinity import default_workers
-from penstock.run.bench.costs import Costs, measure_env, measure_forward, measure_handshake
+from penstock.run.bench.costs import Costs, measure_acting, measure_env, measure_handshake
 from penstock.run.experiment import Experiment
+from penstock.run.suited import suited
 from penstock.samplers import SAMPLERS, find_sampler
 from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import GpuSampler
@@ -88,21 +87,24 @@ def bench(
     deadline = started + budget_s
     require_device(exp.run.device, "run.device")
     base, machine = base_sampler(exp), read_machine()
-    spec = one_agents(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
+    algo, config, specs = suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
     with run_threads(exp):
-        policy = exp.algo.build(spec, seed=exp.run.seed, device=exp.run.device)
-        native = makes_vector_env(exp.env_config)
-        costs = _measure_parts(exp, base, policy, spec, machine, budget_s, native, say)
+        policy = algo.build(specs, seed=exp.run.seed, device=exp.run.device)
+        native = makes_vector_env(config)
+        costs = _measure_parts(config, exp.run.seed, base, policy, machine, budget_s, native, say)
+        agents = agents_of(policy)
         rows = [Row(s, predict(s, costs)) for s in candidates(base, machine, native, same_device, exp.run.device)]
         rows = in_turn(rows)
         first = deadline - _SECOND_PASS * budget_s
         # One is measured however late it is: on a busy machine the parts alone may have taken all the time.
         until = [max(first, time.monotonic() + _SHORTEST_S), *[first] * (len(rows) - 1)]
-        rows = [_measured(exp, row, policy.agent, until[i], len(rows) - i, say) for i, row in enumerate(rows)]
+        rows = [
+            _measured(config, exp.run.seed, row, agents, until[i], len(rows) - i, say) for i, row in enumerate(rows)
+        ]
         rows.sort(key=lambda row: -row.steps_per_s)
         finalists = [row for row in rows[:_FINALISTS] if row.steps_per_s]
         for i, row in enumerate(finalists):  # what else ran on the machine may have cost one of them its place
-            again = _measured(exp, row, policy.agent, deadline, len(finalists) - i, say)
+            again = _measured(config, exp.run.seed, row, agents, deadline, len(finalists) - i, say)
             rows[i] = replace(row, steps_per_s=max(again.steps_per_s, row.steps_per_s))
     measured = [row for row in rows if row.steps_per_s]
     if not measured:
@@ -220,27 +222,17 @@ def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
     else:
         each = math.ceil(B / workers)
         why = (
-            f"{part}: gpu, {counted(workers, 'worker')} step, and one forward of {B} rows ({_us(act)}) stands for "
-            f"{workers} of {each} ({_us(costs.forward(each))} each)"
+            f"{part}: gpu, {counted(workers, 'worker')} step, and one forward of {counted(B, costs.unit)} "
+            f"({_us(act)}) stands for {workers} of {each} ({_us(costs.forward(each))} each)"
         )
     return why + (f" ({measured} of {of} settings fitted into the budget)" if measured < of else "")
 
 
-def one_agents(exp: Experiment, report: EnvReport) -> EnvSpec:
-    """The spec of an environment of one agent. Raises ConfigError for one of many, whose samplers are not measured."""
-    if report.agents is not None:
-        raise ConfigError(
-            f"{exp.env_config.name} is an environment of many agents, for which the fastest sampler is not measured; "
-            "name one: --sampler serial or cpu (ps.SerialSampler, ps.CpuSampler)"
-        )
-    return report.spec
-
-
 def _measure_parts(
-    exp: Experiment,
+    config: EnvConfig,
+    seed: int,
     base: SerialSampler,
-    policy: Policy,
-    spec: EnvSpec,
+    policy: AnyPolicy,
     machine: Machine,
     budget_s: float,
     native: bool,
@@ -248,14 +240,16 @@ def _measure_parts(
 ) -> Costs:
     say("the parts of a step")
     slice_s = min(max(budget_s / 30, 0.1), 2.0)
-    step_us, p99_us = measure_env(exp.env_config, spec, exp.run.seed, slice_s, base.B if native else 0)
+    step_us, p99_us = measure_env(config, seed, slice_s, base.B if native else 0)
     counts = {padded_rows(math.ceil(base.B / n)) for n in (1, 2, 4, 8, 16) if n == 1 or n <= 2 * machine.busy_cores}
-    forward = {n: measure_forward(policy.agent, spec, n, slice_s / len(counts)) for n in sorted(counts)}
+    forward = {n: measure_acting(policy, config.seating, n, slice_s / len(counts)) for n in sorted(counts)}
     shake_us = 0.0 if native else measure_handshake(slice_s)
-    return Costs(step_us, p99_us, forward, shake_us)
+    return Costs(step_us, p99_us, forward, shake_us, "row" if config.seating is None else "environment")
 
 
-def _measured(exp: Experiment, row: Row, agent: Agent, deadline: float, left: int, say: Callable[[str], None]) -> Row:
+def _measured(
+    config: EnvConfig, seed: int, row: Row, agents: Any, deadline: float, left: int, say: Callable[[str], None]
+) -> Row:
     """The row with its speed: whole batches for a share of the time left, the first one not counted."""
     now = time.monotonic()
     if now >= deadline:
@@ -266,11 +260,11 @@ def _measured(exp: Experiment, row: Row, agent: Agent, deadline: float, left: in
     T = int(max(min(row.sampler.T, share * 0.25e6 / max(row.predicted_us, 1e-3)), 1))
     short = replace(row.sampler, T=T, max_decorrelation_steps=0)
     try:
-        live = short.build(exp.env_config, exp.run.seed)
+        live = short.build(config, seed)
     except (ConfigError, EnvWorkerError) as error:
         return replace(row, note=str(error).splitlines()[0])
     try:
-        live.initialize(agent)
+        live.initialize(agents)
         live.obtain_samples(0)
         until = max(min(now + share, deadline), time.monotonic() + _SHORTEST_S)
         rates: list[float] = []

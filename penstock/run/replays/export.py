@@ -177,6 +177,9 @@ def _spec(replay: StoredReplay, needed: bool) -> tuple[EnvSpec, Any]:
     """The environment's spec, and its stored form in config.json."""
     try:
         plain = read_json(replay.path.parent.parent / CONFIG)["spec"]
+        policies = plain.get("policies")
+        if policies is not None:
+            plain = policies[replay.policy] if replay.policy else next(iter(policies.values()))
         return EnvSpec.from_plain(plain), plain
     except (CheckpointError, ConfigError, LookupError) as error:
         if needed:

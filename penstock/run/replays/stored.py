@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.machine import counted
 from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
 from penstock.run.checkpoints.pruning import candidates
 from penstock.run.files.stored import undamaged
+
+_EXPERIENCE = "experience"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class StoredReplay:
     arrays: Mapping[str, Array]
     history: int
     """Earlier rows that a row's observation may need: one less than the frames of a stack, else 0."""
+    policy: str = ""
+    """Id of the policy whose it is; "" where the run has one."""
 
     @property
     def capacity(self) -> int:
@@ -79,15 +83,30 @@ class StoredReplay:
         return self.units[numbers % len(self.units)]
 
 
-def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
+def open_replay(path: Path | str, which: str = "last", policy: str | None = None) -> StoredReplay:
     """Opens the replay of a checkpoint and checks it against its sha256.
 
     Args:
         path: a run (its checkpoint `which`: last, best or a step), a checkpoint's directory, or a file in one.
+        policy: id of the one whose replay it is, where a run has several.
 
     Raises:
         CheckpointError: the replay is damaged or removed (names the file), or there never was one.
+        ConfigError: several policies have one and none is named, or one that has none.
     """
+    found = open_replays(path, which)
+    if policy is None and len(found) == 1:
+        return next(iter(found.values()))
+    if policy is None:
+        raise ConfigError(f"{path} holds the replays of {list(found)}; say whose: --policy {next(iter(found))}")
+    if policy not in found:
+        known = nearest(policy, found) if any(found) else "the run has one policy, leave --policy out"
+        raise ConfigError(f"{path} holds no replay of a policy {policy!r}; {known}")
+    return found[policy]
+
+
+def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredReplay]:
+    """The replays of a checkpoint by policy id, "" where the run has one policy; all else as of `open_replay`."""
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path  # one that the user names may be a link
     folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path
@@ -113,11 +132,23 @@ def open_replay(path: Path | str, which: str = "last") -> StoredReplay:
         )
     arrays = checkpoint.arrays()
     with undamaged(folder, "or it was written by another version"):
-        own = checkpoint.state["policy"]["experience"]
-        history = max((int(x.max(initial=0)) for name, x in arrays.items() if name.endswith(".age")), default=0)
-        replay = StoredReplay(folder, checkpoint.step, own["replay"], int(own["trained"]), arrays, history)
-        _require_sound(replay)
-        return replay
+        states: Mapping[str, Any] = checkpoint.state["policy"]
+        owners = [
+            key.removesuffix(_EXPERIENCE) for key in states if key == _EXPERIENCE or key.endswith(f"/{_EXPERIENCE}")
+        ]
+        found: dict[str, StoredReplay] = {}
+        for prefix in owners:
+            own = states[prefix + _EXPERIENCE]
+            mine = {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+            history = max((int(x.max(initial=0)) for name, x in mine.items() if name.endswith(".age")), default=0)
+            whose = prefix.removesuffix("/")
+            found[whose] = StoredReplay(
+                folder, checkpoint.step, own["replay"], int(own["trained"]), mine, history, whose
+            )
+            _require_sound(found[whose])
+        if not found:
+            raise KeyError(_EXPERIENCE)
+        return found
 
 
 def _require_sound(replay: StoredReplay) -> None:
@@ -136,6 +167,7 @@ def summary(replay: StoredReplay) -> dict[str, str]:
     index = replay.state["index"]
     out = {
         "checkpoint": f"{replay.path}, step {replay.step:,}",
+        **({"policy": replay.policy} if replay.policy else {}),
         "capacity": f"{replay.capacity:,} rows in {counted(slots, 'slot')}",
         "rows kept": f"{len(valid) * slots:,}, {np.count_nonzero(valid):,} of them environment steps",
         "oldest, newest": f"{start:,} and {head - 1:,} of {head:,} rows that each slot has had" if head else "none yet",

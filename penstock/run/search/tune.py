@@ -29,7 +29,7 @@ from penstock.run.search.report import FoundTrial, SearchResult, number, write_p
 from penstock.run.search.search import Mode, SearchSettings
 from penstock.run.search.space import check_explored, check_init, check_space, read_space
 from penstock.run.search.stored import ADVICE, STATE, read_state, require_same, settings_of
-from penstock.run.suited import specs_for
+from penstock.run.suited import suited
 from penstock.workers.checking import check_apart
 
 
@@ -265,7 +265,7 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
 
 def _spec_of(exp: Experiment) -> Specs:
     """What the policies are built for; the environment is checked in a process of its own. Raises EnvWorkerError."""
-    return specs_for(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler_settings))
+    return suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler_settings))[2]
 
 
 def _unstorable(plain: Any) -> str | None:

@@ -70,6 +70,15 @@ def test_auto_is_measured_once_for_each_question(
     assert len(asked) == 5
 
 
+def test_auto_of_many_agents_is_one_question_for_each_way_to_seat_them(cache: Path, asked: list[Any]) -> None:
+    shared = replace(experiment(), env="penstock.envs.toy:TeamBits")
+    mapping = {"agent_0": "a", "agent_1": "b"}
+    two = replace(shared, algo=ps.Policies({"a": ps.A2C(), "b": ps.A2C()}, policy_mapping_fn=mapping))
+    for exp in (shared, two, shared, two):
+        assert auto_sampler(exp) == ps.GpuSampler(T=8, B=4, workers=2)
+    assert len(asked) == len(list(cache.iterdir())) == 2
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"key": 1, "sampler": {"name": "os:system"}}', "\xff"])
 def test_a_damaged_answer_is_measured_again(cache: Path, asked: list[Any], text: str) -> None:
     auto_sampler(experiment())

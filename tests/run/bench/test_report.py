@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock.run.bench.report import print_verdict, trace_sampler
 from penstock.run.bench.search import Row, Verdict
-from tests.run.bench.short import BASE, costs, experiment
+from tests.run.bench.short import BASE, ENV, costs, experiment
 
 pytestmark = pytest.mark.usefixtures("nothing_left_set")
 
@@ -29,8 +30,9 @@ def test_the_tables_name_every_part_and_sampler(capsys: pytest.CaptureFixture[st
     assert lines[-1] == "penstock train a2c --env X"
 
 
-def test_the_recommended_sampler_leaves_a_timeline(tmp_path: Path) -> None:
-    trace_sampler(experiment(), VERDICT, tmp_path / "t.json")
+@pytest.mark.parametrize("env", [ENV, "penstock.envs.toy:TeamBits"])
+def test_the_recommended_sampler_leaves_a_timeline(env: str, tmp_path: Path) -> None:
+    trace_sampler(replace(experiment(), env=env), VERDICT, tmp_path / "t.json")
     names = {event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]}
     assert {"step", "act", "learn"} <= names
     assert (tmp_path / "t.png").stat().st_size > 0

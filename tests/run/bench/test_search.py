@@ -123,6 +123,19 @@ def test_one_sampler_is_measured_however_late_it_is() -> None:
     assert {row.note for row in verdict.rows[1:]} == {"no time left"}
 
 
+TWO = ps.Policies({"a": ps.A2C(), "b": ps.DQN()}, policy_mapping_fn={"agent_0": "a", "agent_1": "b"})
+
+
+@pytest.mark.parametrize(("env", "algo"), [("TeamBits", TWO), ("Nim", ps.A2C())], ids=["at once", "in turn"])
+def test_many_agents_are_measured_in_environment_steps(env: str, algo: Any) -> None:
+    verdict = bench(replace(experiment(), env=f"penstock.envs.toy:{env}", algo=algo), 1e-3)
+    assert verdict.best.sampler == BASE
+    assert verdict.best.steps_per_s > 0
+    assert verdict.costs.step_us > 0
+    assert verdict.costs.unit == "environment"
+    assert verdict.costs.forward(4) > 0
+
+
 def test_an_environment_that_fails_is_the_error() -> None:
     exp = replace(experiment(), env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "raise_in_init"})
     with pytest.raises(ps.PenstockError):
