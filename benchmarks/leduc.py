@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs
 from penstock.envs.toy.agents import TurnToy
 
@@ -110,8 +109,8 @@ class LeducPoker(TurnToy):
     """
 
     def __init__(self) -> None:
-        seen = {"observation": spaces.Box(0, 1, (24,), np.float32), "action_mask": spaces.MultiBinary(3)}
-        super().__init__(2, spaces.Dict(seen), 3)
+        observation, mask = spaces.Box(0, 1, (24,), np.float32), spaces.MultiBinary(3)
+        super().__init__(2, spaces.Dict({"observation": observation, "action_mask": mask}), 3)
         self.state, self._cards = State(LEDUC_POKER.start), [0, 0, 0]
 
     def begin(self) -> None:
@@ -199,8 +198,8 @@ def _spread(moves: list[int]) -> np.ndarray:
     return out
 
 
-def chances_of(agent: Agent, rules: Rules) -> Chances:
-    """The chances with which an agent without memory moves."""
+def chances_of(agent: Any, rules: Rules) -> Chances:
+    """The chances with which an `Agent` without memory moves."""
     known = decisions(rules)
     seen = [shown(rules, state, own) for state, own in known]
     obs = {key: torch.from_numpy(np.stack([x[key] for x in seen])) for key in seen[0]}
