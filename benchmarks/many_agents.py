@@ -1,13 +1,14 @@
 """Learning of many agents, over seeds: a line for each run and the bar it is held to.
 
-    python benchmarks/many_agents.py bits late matrix nim spread discount speaker tictactoe connect-four
+    python benchmarks/many_agents.py bits late matrix nim spread discount speaker tictactoe connect-four leduc
                                      [--seeds 1,2,3,4,5] [--steps N] [--out FILE]
 
 `bits`: two policies, and MAPPO's one, 0.95 of the pairs right in 20,000 steps. `late`: a reward that is paid on the
 other's move, 0.98. `matrix`: QMIX 8 and VDN 7 in the two-step game. `nim`: self-play, no wrong move from any number of
 stones. `spread` and `speaker`: PPO and MAPPO, mean return of an agent; on spread it is better than -22, where random
 play has -26.8. `discount`: PPO on spread after 25,600 steps, by discount. `tictactoe`: self-play, at most 2 of 100 lost
-against perfect play. `connect-four`: self-play, 95 of 100 won against random play.
+against perfect play. `connect-four`: self-play, 95 of 100 won against random play. `leduc`: self-play by OpenSpiel's rules
+and by RLCard's, exploitability of main and of the average over the pool and main, below that of uniform play.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import leduc
 import numpy as np
 import torch
 
 import penstock as ps
+from penstock.algos.self_play import PastSelves
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import LatePay, Nim, TeamBits, TwoStepMatrix
 
@@ -65,7 +68,7 @@ def nim_mistakes(trainer: ps.Trainer) -> dict[str, float]:
 @functools.cache
 def value(board: tuple[int, ...]) -> int:
     """Of a tictactoe board for the one to move, whose marks are 1 and the other's -1."""
-    if any(board[a] and board[a] == board[b] == board[c] for a, b, c in LINES):
+    if is_won(board):
         return -1
     return max((-value(after(board, i)) for i in range(9) if not board[i]), default=0)
 
@@ -78,9 +81,32 @@ def after(board: tuple[int, ...], i: int) -> tuple[int, ...]:
 def perfect(obs: Any, rng: np.random.Generator) -> int:
     """Any of the best moves of tictactoe."""
     planes = np.asarray(obs["observation"], np.int64).reshape(9, 2)
-    board = tuple((planes[:, 0] - planes[:, 1]).tolist())
-    worth = {i: -value(after(board, i)) for i in range(9) if not board[i]}
-    return int(rng.choice([i for i, x in worth.items() if x == max(worth.values())]))
+    return int(rng.choice(best_moves(tuple((planes[:, 0] - planes[:, 1]).tolist()))))
+
+
+def best_moves(board: tuple[int, ...]) -> list[int]:
+    """The moves of tictactoe that keep a board's value."""
+    return [i for i in range(9) if not board[i] and -value(after(board, i)) == value(board)]
+
+
+def is_won(board: tuple[int, ...]) -> bool:
+    """One of the two has three in a line."""
+    return any(board[a] and board[a] == board[b] == board[c] for a, b, c in LINES)
+
+
+def expected_losses(trainer: ps.Trainer) -> dict[str, float]:
+    """Tictactoe games in 100 that main's likeliest moves lose where the other draws any of the best ones; exact."""
+    main = trainer.policy["main"]  # pyright: ignore
+
+    def lost(board: tuple[int, ...], mine: bool) -> float:
+        if is_won(board) or all(board):
+            return float(mine and is_won(board))
+        planes = np.array([[x == 1, x == -1] for x in board], np.int8).reshape(3, 3, 2)
+        obs = {"observation": planes, "action_mask": np.array([x == 0 for x in board], np.int8)}
+        moves = [int(main.predict(obs))] if mine else best_moves(board)
+        return sum(lost(after(board, i), not mine) for i in moves) / len(moves)
+
+    return {"expected_lost": round(50.0 * (lost((0,) * 9, True) + lost((0,) * 9, False)), 3)}
 
 
 def random_move(obs: Any, rng: np.random.Generator) -> int:
@@ -111,6 +137,25 @@ def against(
     return {"won": float(won), "lost": float(lost)}
 
 
+def exploited(trainer: ps.Trainer, rules: leduc.Rules) -> dict[str, float]:
+    """Exploitability of main, of the average over the pool and main, each with equal weight, and of uniform play."""
+    main, selves = (trainer.policy[name].agent for name in ("main", "opponent"))  # pyright: ignore
+    assert isinstance(selves, PastSelves)
+    kept = [member for member, serial in zip(selves.members, selves.serial.tolist()) if serial > 0]
+    chances = [leduc.chances_of(agent, rules) for agent in (*kept, main)]
+    return {
+        "main": leduc.exploitability(chances[-1], rules),
+        "average": leduc.exploitability(leduc.average(chances, rules), rules),
+        "uniform": rules.uniform,
+        "selves": float(len(chances)),
+    }
+
+
+def against_perfect(trainer: ps.Trainer) -> dict[str, float]:
+    """100 games of tictactoe against perfect play, and what is to be expected of them."""
+    return against(trainer, perfect) | expected_losses(trainer)
+
+
 def two_of(make: Callable[[], Any], mapping: Mapping[str, str]) -> ps.Policies:
     """Policies that are alike, one for each id."""
     return ps.Policies({name: make() for name in dict.fromkeys(mapping.values())}, mapping)
@@ -129,17 +174,17 @@ def runs() -> dict[str, list[Run]]:
     def qmix(mixer: Any) -> Any:
         return replace(ps.preset("qmix", "penstock.envs.toy:TwoStepMatrix").algo, mixer=mixer)  # pyright: ignore
 
-    def selves(entropy: str, hidden: tuple[int, ...]) -> ps.SelfPlay:
-        net = ps.Net(hidden=hidden, activation="relu")
-        algo = ps.PPO(lr="linear(1e-3, 1e-4)", epochs=4, minibatch=512, entropy_coef=entropy, discount=1.0, net=net)
-        return ps.SelfPlay(algo, pool=8, interval=20, latest=0.5)
+    def games(name: str, env: str, score: Any, bar: Any, instead: Any = None) -> Run:
+        """Self-play by the preset of an environment, in it or in another one."""
+        exp = ps.preset("self-play", env)
+        return Run(f"{name}/self-play", lambda: exp.algo, instead or env, exp.sampler, exp.run.steps, score, bar)
 
     bits = {"agent_0": "a", "agent_1": "b"}
     roles = {"speaker_0": "speaker", "listener_0": "listener"}
     matrix, mpe_sampler = EnvConfig(TwoStepMatrix, state="env"), ps.SerialSampler(T=25, B=32)
     tictactoe, connect = "pettingzoo:classic/tictactoe_v3", "pettingzoo:classic/connect_four_v3"
     half, third = (functools.partial(episode_return, share=1 / n) for n in (2, 3))
-    games = ps.SerialSampler(T=32, B=64)
+    cards = "pettingzoo:classic/leduc_holdem_v4"
     late, of_pairs = (functools.partial(episode_return, share=1 / n) for n in (8, 16))
     few = ps.SerialSampler(T=4, B=8)
     return {
@@ -158,10 +203,12 @@ def runs() -> dict[str, list[Run]]:
                          25_600, third) for x in (0.9, 0.95, 0.99)],
         "speaker": [Run(f"speaker/{algo.__name__}", functools.partial(two_of, functools.partial(mpe, algo), roles), SPEAKER,
                         mpe_sampler, 1_000_000, half) for algo in (ps.PPO, ps.MAPPO)],
-        "tictactoe": [Run("tictactoe/self-play", lambda: selves("linear(0.1, 0.02)", (128, 128)), tictactoe, games, 1_500_000,
-                          functools.partial(against, other=perfect), lambda x: x["lost"] <= 2)],
-        "connect-four": [Run("connect-four/self-play", lambda: selves("linear(0.1, 0.02)", (256, 256)), connect, games,
-                             1_000_000, functools.partial(against, other=random_move), lambda x: x["won"] >= 95)],
+        "tictactoe": [games("tictactoe", tictactoe, against_perfect, lambda x: x["lost"] <= 2)],
+        "connect-four": [games("connect-four", connect, functools.partial(against, other=random_move),
+                               lambda x: x["won"] >= 95)],
+        "leduc": [games(f"leduc/{rules.name}", cards, functools.partial(exploited, rules=rules),
+                        lambda x: x["average"] < x["uniform"], env)
+                  for rules, env in ((leduc.LEDUC_POKER, leduc.LeducPoker), (leduc.RLCARD, None))],
     }  # fmt: skip
 
 

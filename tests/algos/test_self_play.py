@@ -18,6 +18,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.envs.make import EnvConfig
 from penstock.envs.shown import read_agents
 from penstock.envs.toy import Nim, TwoStep
+from penstock.learn.policy import as_tensors
 from penstock.learn.policy_set import PolicySet
 from penstock.samplers.episodes import AgentEpisodes, Episodes
 from penstock.testing import check_agent
@@ -197,6 +198,32 @@ class Game:
         for itr in range(start, stop):
             found = self.cfg.training_step(self.policies, self.sampler, itr).metrics
         return found
+
+
+def test_every_move_of_a_game_is_credited_with_how_it_ended() -> None:
+    """With lambda and discount 1 the return of each of main's turns is 1 in a game that it won and -1 in another.
+
+    Who took the last stone is read off the board that main saw; T is long enough for whole games.
+    """
+    cfg = replace(CFG, algo=replace(CFG.algo, gae_lambda=1.0, discount=1.0))
+    game = Game(cfg, 9, ps.SerialSampler(T=24, B=16))
+    game.play(0, 3)
+    batch = game.sampler.obtain_samples(3)[0]["main"]
+    main = game.policies["main"]
+    found = main.postprocess_fn(main.agent, as_tensors(batch, main.device), main.settings)["return"].numpy()
+    game.sampler.shutdown()
+    ends, checked = batch.valid & batch.terminated, {1.0: 0, -1.0: 0}
+    for b in range(16):
+        begun = 0
+        for t in np.flatnonzero(ends[:, b]):
+            left = int(batch.obs["observation"][t, b].argmax())
+            won = 1.0 if left == int(batch.action[t, b]) + 1 else -1.0
+            for row in range(begun, t + 1):
+                if batch.valid[row, b]:
+                    assert found[row, b] == pytest.approx(won, abs=1e-5)
+                    checked[won] += 1
+            begun = t + 1
+    assert min(checked.values()) > 30
 
 
 def test_nim_is_solved_against_past_selves() -> None:
