@@ -37,8 +37,8 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(params=["processes", "ray"])
 def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "ray":
-        request.getfixturevalue("cluster")
+    """Processes are forks of this one; those that begin as users' do are in the loop over them."""
+    request.getfixturevalue({"processes": "forked", "ray": "cluster"}[request.param])
     return request.param
 
 

@@ -69,15 +69,17 @@ def ranks() -> list[psutil.Process]:
     return forks_of("penstock.run.gang.rank")
 
 
-def struck(seed: int, kills: int, number: int, until_s: tuple[float, float]) -> threading.Thread:
-    """A thread that sends a signal to a rank, each time a while after one was started."""
+def struck(folder: Path, seed: int, kills: int, number: int, until_s: tuple[float, float]) -> threading.Thread:
+    """A thread that sends a signal to a rank of a run with a checkpoint, each time a while after one was started."""
 
     def strike() -> None:
         rng, known = random.Random(seed), set[int]()
         for _ in range(kills):
             deadline = time.monotonic() + LIMIT_S
-            while not (found := [p for p in ranks() if p.pid not in known]) and time.monotonic() < deadline:
-                time.sleep(0.02)
+            found: list[psutil.Process] = []
+            while not (found and list(folder.glob("checkpoints/0*"))) and time.monotonic() < deadline:
+                time.sleep(0.002)
+                found = [p for p in ranks() if p.pid not in known]
             time.sleep(rng.uniform(*until_s))
             for process in found:
                 known.add(process.pid)
@@ -108,10 +110,12 @@ def test_learners_are_one_run_that_goes_on_under_another_number(tmp_path: Path, 
 
 def test_a_rank_that_is_killed_costs_no_bit(tmp_path: Path) -> None:
     whole = ps.train(experiment(tmp_path / "whole", learners=2))
-    thread = struck(1, 1, signal.SIGKILL, (0.5, 3.0))
-    with warnings.catch_warnings(record=True):
+    thread = struck(tmp_path / "struck", 1, 1, signal.SIGKILL, (0.0, 0.02))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         found = ps.train(experiment(tmp_path / "struck", learners=2))
     thread.join(LIMIT_S)
+    assert [x for x in caught if "all 2 learners go on from step" in str(x.message)], "it was through before it was struck"
     assert same_bits(found.policy, whole.policy)
     assert rows(tmp_path / "struck") == rows(tmp_path / "whole")
 
@@ -139,7 +143,7 @@ def test_a_rank_that_is_lost_in_a_save_of_the_loop_or_after_a_break(tmp_path: Pa
 def test_kills_at_random_moments_cost_no_bit(tmp_path: Path, algo: Any, seed: int) -> None:
     exp = experiment(tmp_path / "whole", algo, learners=3, steps=4_000)
     whole = ps.train(exp)
-    thread = struck(seed, 3, signal.SIGKILL, (0.0, 6.0))
+    thread = struck(tmp_path / "struck", seed, 3, signal.SIGKILL, (0.0, 3.0))
     with warnings.catch_warnings(record=True):
         found = ps.train(replace(exp, run=replace(exp.run, dir=str(tmp_path / "struck"))))
     assert same_bits(found.policy, whole.policy)
