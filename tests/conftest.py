@@ -23,9 +23,9 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.envs.check import check_env
 from penstock.workers import checking
-from tests.forked import forked, no_segment_left
+from tests.forked import forked, launched, no_segment_left
 
-__all__ = ["forked", "no_segment_left"]
+__all__ = ["forked", "launched", "no_segment_left"]
 
 torch.set_num_threads(1)
 

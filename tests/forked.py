@@ -6,20 +6,24 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import IO, Any, ClassVar
 
 import psutil
 import pytest
 
 import penstock.samplers.async_process
 import penstock.workers.env_worker
+from penstock.cli.main import main
 from penstock.distributed.backends import local_process, runner_process
 from penstock.run.gang import process as gang_process, rank
+from penstock.run.launch import slots
 from penstock.workers import process as worker_process
 from penstock.workers.checking import CheckingProcess
 from penstock.workers.host import run_process
@@ -48,14 +52,15 @@ class Forked:
         self.pid = os.fork()
         if not self.pid:
             try:
-                self._become(args, pass_fds, env, stdout, stderr)
+                self._become(pass_fds, env, stdout, stderr)
+                os._exit(self._main(args))
             finally:
                 os._exit(1)
         os.setpgid(self.pid, self.pid)  # here as well: whichever of the two comes first
         self.started.append(self)
 
     @staticmethod
-    def _become(args: Sequence[str], pass_fds: Sequence[int], env: dict[str, str], stdout: int, stderr: int) -> None:
+    def _become(pass_fds: Sequence[int], env: dict[str, str], stdout: int, stderr: int) -> None:
         gc.freeze()  # nothing of the learner's is finalized here
         os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -67,12 +72,15 @@ class Forked:
                 with contextlib.suppress(OSError):  # the listing's own
                     os.close(fd)
         os.environ.update(env)
+
+    @staticmethod
+    def _main(args: Sequence[str]) -> int:
         module, boot, *_ = args[args.index("penstock.workers.tie") + 1 :]
         given = json.loads(boot)
         die_with_the_learner(given["alive"], given["learner_pid"])
         sys.argv = [module, boot]
         MAINS[module]()
-        os._exit(0)
+        return 0
 
     def wait(self, timeout: float) -> int:
         deadline = time.monotonic() + timeout
@@ -85,6 +93,31 @@ class Forked:
             else:
                 time.sleep(0.001)
         return self.returncode
+
+
+class Launched(Forked):
+    """The same for `python -m penstock COMMAND`, a run of a launch or of a search."""
+
+    def __init__(
+        self, args: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], cwd: None, **settings: Any
+    ) -> None:
+        assert cwd is None
+        super().__init__(args, pass_fds=(), stdout=stdout.fileno(), stderr=stderr.fileno(), **settings)
+
+    @staticmethod
+    def _main(args: Sequence[str]) -> int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the launcher's own are inherited
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            return main(list(args[args.index("penstock") + 1 :]))
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else ended.code is not None
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
 
 
 class _Subprocess:
@@ -103,6 +136,13 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "subprocess", _Subprocess)
     yield
     Forked.started.clear()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do runs that a launcher or a search starts. The others are those of test_launch.py."""
+    there = SimpleNamespace(Popen=Launched, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(slots, "subprocess", there)
 
 
 def fork_from_here_on() -> None:

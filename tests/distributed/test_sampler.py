@@ -205,10 +205,10 @@ def test_the_slots_are_those_of_all_runners_in_ready_mode_of_one() -> None:
 OF_A_SCRIPT = """
 import gymnasium as gym
 import penstock as ps
+from penstock.envs.toy import Counter
 from penstock.workers.checking import check_apart
-from tests.distributed.test_faults import Seeded
 
-class Own(Seeded): ...
+class Own(Counter): ...
 
 gym.register("Own-v0", entry_point="__main__:Own")
 if __name__ == "__main__":

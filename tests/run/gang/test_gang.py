@@ -115,7 +115,9 @@ def test_a_rank_that_is_killed_costs_no_bit(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         found = ps.train(experiment(tmp_path / "struck", learners=2))
     thread.join(LIMIT_S)
-    assert [x for x in caught if "all 2 learners go on from step" in str(x.message)], "it was through before it was struck"
+    assert [x for x in caught if "all 2 learners go on from step" in str(x.message)], (
+        "it was through before it was struck"
+    )
     assert same_bits(found.policy, whole.policy)
     assert rows(tmp_path / "struck") == rows(tmp_path / "whole")
 
