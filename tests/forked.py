@@ -141,6 +141,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """So do runs that a launcher or a search starts. The others are those of test_launch.py."""
+    import torch._dynamo  # which torch's own optimizers import; 1 s, once for all of them
+
     there = SimpleNamespace(Popen=Launched, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(slots, "subprocess", there)
 
