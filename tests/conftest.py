@@ -112,8 +112,8 @@ class Zygote:
         self._children.append(child := Child(self, self.ask({"log": str(log), **request}), log))
         return child
 
-    def script(self, path: Path, *args: str, forked: bool = False) -> Child:
-        return self.start(script=str(path), args=args, forked=forked)
+    def script(self, path: Path, *args: str, cwd: Path | None = None, forked: bool = False) -> Child:
+        return self.start(script=str(path), args=args, cwd=cwd and str(cwd), forked=forked)
 
     def train(self, exp: ps.Experiment, init: Path | None = None) -> Child:
         return self.start(train=to_plain(exp), init=init and str(init), forked=True)

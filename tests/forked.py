@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
@@ -141,7 +142,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """So do runs that a launcher or a search starts. The others are those of test_launch.py."""
-    import torch._dynamo  # which torch's own optimizers import; 1 s, once for all of them
+    importlib.import_module("torch._dynamo")  # which torch's own optimizers import; 1 s, once for all of them
 
     there = SimpleNamespace(Popen=Launched, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(slots, "subprocess", there)
