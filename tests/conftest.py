@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -22,9 +23,9 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.envs.check import check_env
 from penstock.workers import checking
-from tests.forked import forked, no_segment_left
+from tests.forked import forked, launched, no_segment_left
 
-__all__ = ["forked", "no_segment_left"]
+__all__ = ["forked", "launched", "no_segment_left"]
 
 torch.set_num_threads(1)
 
@@ -42,6 +43,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LIMIT_S = 200.0
 """No wait is long where nothing is wrong; on a busy machine this is not."""
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests outlive every collection of garbage, which need not look at them: 0.3 s each time that one asks."""
+    gc.collect()
+    gc.freeze()
 
 
 class Child:
@@ -81,7 +88,7 @@ class Child:
 
 
 class Zygote:
-    """Forks fresh processes; see zygote.py."""
+    """Forks fresh processes; see zygote.py. Workers of a script and of a command line begin as users' do."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count = folder, 0
@@ -105,17 +112,17 @@ class Zygote:
         self._children.append(child := Child(self, self.ask({"log": str(log), **request}), log))
         return child
 
-    def script(self, path: Path) -> Child:
-        return self.start(script=str(path))
+    def script(self, path: Path, *args: str, cwd: Path | None = None, forked: bool = False) -> Child:
+        return self.start(script=str(path), args=args, cwd=cwd and str(cwd), forked=forked)
 
     def train(self, exp: ps.Experiment, init: Path | None = None) -> Child:
-        return self.start(train=to_plain(exp), init=init and str(init))
+        return self.start(train=to_plain(exp), init=init and str(init), forked=True)
 
     def resume(self, run: Path, changes: dict[str, Any] | None = None) -> Child:
-        return self.start(resume=str(run), changes=changes)
+        return self.start(resume=str(run), changes=changes, forked=True)
 
     def cli(self, *argv: str) -> Child:
-        return self.start(argv=list(argv))
+        return self.start(argv=list(argv), forked=False)
 
     def close(self) -> None:
         for child in self._children:

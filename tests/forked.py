@@ -1,65 +1,87 @@
-"""Worker processes that are forked, for tests that start dozens and ask for bits: `import torch` takes 1.5 s in each."""
+"""Child processes that are forked, for tests that start dozens and ask for bits: `import torch` takes 1.5 s in each."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import IO, Any, ClassVar
 
+import psutil
 import pytest
 
 import penstock.samplers.async_process
 import penstock.workers.env_worker
-from penstock.workers import process as child
+from penstock.cli.main import main
+from penstock.distributed.backends import local_process, runner_process
+from penstock.run.gang import process as gang_process, rank
+from penstock.run.launch import slots
+from penstock.workers import process as worker_process
 from penstock.workers.checking import CheckingProcess
-from penstock.workers.host import Host, run_process
+from penstock.workers.host import run_process
 from penstock.workers.tie import die_with_the_learner
 
-MODULES: dict[str, type[Host]] = {
-    "penstock.workers.env_worker": penstock.workers.env_worker.SamplingProcess,
-    "penstock.samplers.async_process": penstock.samplers.async_process.AsyncHost,
-    "penstock.workers.checking": CheckingProcess,
+MAINS: dict[str, Callable[[], None]] = {
+    "penstock.workers.env_worker": partial(run_process, penstock.workers.env_worker.SamplingProcess),
+    "penstock.samplers.async_process": partial(run_process, penstock.samplers.async_process.AsyncHost),
+    "penstock.workers.checking": partial(run_process, CheckingProcess),
+    "penstock.distributed.backends.runner_process": runner_process.main,
+    "penstock.run.gang.rank": rank.main,
 }
 
 
 class Forked:
     """Stands for `subprocess.Popen`: a copy of this process that does what `python -m MODULE BOOT` would do."""
 
+    started: ClassVar[list[Forked]] = []
+
     def __init__(
-        self, args: Sequence[str], *, pass_fds: Sequence[int], env: dict[str, str], process_group: int, stdin: int
-    ) -> None:
+        self, args: Sequence[str], *, pass_fds: Sequence[int], env: dict[str, str], process_group: int, stdin: int,
+        stdout: int = 1, stderr: int = 2,
+    ) -> None:  # fmt: skip
         self.args, self.returncode = args, None
         assert (process_group, stdin) == (0, subprocess.DEVNULL)
         self.pid = os.fork()
         if not self.pid:
             try:
-                self._become(args, pass_fds, env)
+                self._become(pass_fds, env, stdout, stderr)
+                os._exit(self._main(args))
             finally:
                 os._exit(1)
         os.setpgid(self.pid, self.pid)  # here as well: whichever of the two comes first
+        self.started.append(self)
 
     @staticmethod
-    def _become(args: Sequence[str], pass_fds: Sequence[int], env: dict[str, str]) -> None:
+    def _become(pass_fds: Sequence[int], env: dict[str, str], stdout: int, stderr: int) -> None:
         gc.freeze()  # nothing of the learner's is finalized here
         os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        sys.stdout, sys.stderr = (open(fd, "w", buffering=1, closefd=False) for fd in (1, 2))  # noqa: SIM115
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd not in (0, 1, 2, *pass_fds):
                 with contextlib.suppress(OSError):  # the listing's own
                     os.close(fd)
         os.environ.update(env)
-        *_, module, boot = args
+
+    @staticmethod
+    def _main(args: Sequence[str]) -> int:
+        module, boot, *_ = args[args.index("penstock.workers.tie") + 1 :]
         given = json.loads(boot)
         die_with_the_learner(given["alive"], given["learner_pid"])
         sys.argv = [module, boot]
-        run_process(MODULES[module])
-        os._exit(0)
+        MAINS[module]()
+        return 0
 
     def wait(self, timeout: float) -> int:
         deadline = time.monotonic() + timeout
@@ -74,16 +96,68 @@ class Forked:
         return self.returncode
 
 
-class _Subprocess:
-    """The module `subprocess` as samplers see it."""
+class Launched(Forked):
+    """The same for `python -m penstock COMMAND`, a run of a launch or of a search."""
 
-    Popen, DEVNULL = Forked, subprocess.DEVNULL
+    def __init__(
+        self, args: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], cwd: None, **settings: Any
+    ) -> None:
+        assert cwd is None
+        super().__init__(args, pass_fds=(), stdout=stdout.fileno(), stderr=stderr.fileno(), **settings)
+
+    @staticmethod
+    def _main(args: Sequence[str]) -> int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the launcher's own are inherited
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            return main(list(args[args.index("penstock") + 1 :]))
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else ended.code is not None
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+class _Subprocess:
+    """The module `subprocess` as those see it that start workers, runners and ranks."""
+
+    Popen, DEVNULL, TimeoutExpired = Forked, subprocess.DEVNULL, subprocess.TimeoutExpired
+
+
+STARTERS = (worker_process, local_process, gang_process)
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Workers begin as copies of this process. Those that start as users' do are in the other tests."""
-    monkeypatch.setattr(child, "subprocess", _Subprocess)
+def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers, runners and ranks begin as copies of this process. Those that start as users' do are in other tests."""
+    for module in STARTERS:
+        monkeypatch.setattr(module, "subprocess", _Subprocess)
+    yield
+    Forked.started.clear()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do runs that a launcher or a search starts. The others are those of test_launch.py."""
+    importlib.import_module("torch._dynamo")  # which torch's own optimizers import; 1 s, once for all of them
+
+    there = SimpleNamespace(Popen=Launched, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(slots, "subprocess", there)
+
+
+def fork_from_here_on() -> None:
+    """As the fixture, for the rest of this process's life."""
+    for module in STARTERS:
+        module.subprocess = _Subprocess  # pyright: ignore
+
+
+def forks_of(module: str) -> list[psutil.Process]:
+    """Processes that were forked to run the module and have not been waited for."""
+    found = [x.pid for x in Forked.started if module in x.args and x.returncode is None]
+    return [x for x in psutil.Process().children() if x.pid in found]
 
 
 OF_MULTIPROCESSING = ("sem.mp-", "psm_", "pym-")

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
 import sys
 import tomllib
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from types import GenericAlias, ModuleType, UnionType
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -60,8 +62,22 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def calls(tree: ast.AST) -> list[ast.Call]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+TEXTS = {path: path.read_text() for path in (*PACKAGE, *OTHERS)}
+
+
+@functools.cache
+def nodes(text: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text)))
+
+
+@functools.cache
+def named_calls(text: str) -> list[tuple[ast.Call, str]]:
+    return [(node, ast.unparse(node.func)) for node in nodes(text) if isinstance(node, ast.Call)]
+
+
+def where(find: Callable[[str], Any], paths: Iterable[Path] = PACKAGE) -> dict[str, Any]:
+    """What `find` sees in the text of each file, by the file's name; files in which it sees nothing are left out."""
+    return {relative(path): found for path in paths if (found := find(TEXTS[path]))}
 
 
 def has_limit(call: ast.Call) -> bool:
@@ -74,8 +90,7 @@ def has_limit(call: ast.Call) -> bool:
 def unbounded_waits(text: str) -> list[tuple[int, str]]:
     """Calls that may block for ever: `.wait()` and its like with nothing in the brackets, subprocess.run without timeout."""
     found: list[tuple[int, str]] = []
-    for call in calls(ast.parse(text)):
-        name = ast.unparse(call.func)
+    for call, name in named_calls(text):
         last = name.split(".")[-1]
         if name in ("subprocess.run", "subprocess.check_output", "subprocess.check_call", "subprocess.call"):
             if not any(k.arg == "timeout" for k in call.keywords):
@@ -92,43 +107,41 @@ def unbounded_waits(text: str) -> list[tuple[int, str]]:
 def unsafe_loads(text: str) -> list[tuple[int, str]]:
     """Whatever could run code out of data."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             found += [(node.lineno, m) for m in modules if m.split(".")[0] in UNPICKLERS]
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            if name in ("eval", "exec", "compile", "__import__") or re.fullmatch(r"(cloudpickle|pickle)\.loads?", name):
-                found.append((node.lineno, name))
-            if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
-                found.append((node.lineno, name))
-            if name in ("torch.load", "load_state_dict_from_url") and keywords.get("weights_only") != "True":
-                found.append((node.lineno, f"{name} without weights_only=True"))
-            if name in ("np.load", "numpy.load") and keywords.get("allow_pickle", "False") != "False":
-                found.append((node.lineno, f"{name} with allow_pickle"))
-            if keywords.get("shell") == "True" or name in ("os.system", "os.popen"):
-                found.append((node.lineno, f"{name} through a shell"))
+    for call, name in named_calls(text):
+        keywords = {k.arg: ast.unparse(k.value) for k in call.keywords}
+        if name in ("eval", "exec", "compile", "__import__") or re.fullmatch(r"(cloudpickle|pickle)\.loads?", name):
+            found.append((call.lineno, name))
+        if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
+            found.append((call.lineno, name))
+        if name in ("torch.load", "load_state_dict_from_url") and keywords.get("weights_only") != "True":
+            found.append((call.lineno, f"{name} without weights_only=True"))
+        if name in ("np.load", "numpy.load") and keywords.get("allow_pickle", "False") != "False":
+            found.append((call.lineno, f"{name} with allow_pickle"))
+        if keywords.get("shell") == "True" or name in ("os.system", "os.popen"):
+            found.append((call.lineno, f"{name} through a shell"))
     return found
 
 
-@pytest.mark.parametrize("path", [*PACKAGE, *OTHERS], ids=relative)
-def test_says_in_its_first_line_what_it_is(path: Path) -> None:
-    text = path.read_text()
-    assert text.startswith('"""'), f"{relative(path)} begins with {text.splitlines()[:1]}; expected a docstring"
-    assert ast.get_docstring(ast.parse(text))
+def test_every_file_says_in_its_first_line_what_it_is() -> None:
+    silent = where(
+        lambda text: not (text.startswith('"""') and ast.get_docstring(ast.parse(text))) and text.splitlines()[:1],
+        TEXTS,
+    )
+    assert not silent, "expected a docstring"
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=relative)
-def test_is_short(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{relative(path)} has {lines} lines; a file answers one question in {MAX_LINES}"
+def test_every_file_is_short() -> None:
+    long = where(lambda text: (n := len(text.splitlines())) > MAX_LINES and n)
+    assert not long, f"a file answers one question in {MAX_LINES} lines"
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=relative)
-def test_is_narrow(path: Path) -> None:
-    wide = [i for i, line in enumerate(path.read_text().splitlines(), 1) if len(line) > MAX_WIDTH]
-    assert not wide, f"{relative(path)}: lines {wide} have more than {MAX_WIDTH} characters"
+def test_every_file_is_narrow() -> None:
+    wide = where(lambda text: [i for i, line in enumerate(text.splitlines(), 1) if len(line) > MAX_WIDTH])
+    assert not wide, f"lines have more than {MAX_WIDTH} characters"
 
 
 def test_no_folder_is_crowded() -> None:
@@ -146,25 +159,22 @@ def test_little_is_kept_from_the_formatter() -> None:
     assert marks < MAX_UNFORMATTED, f"{marks} marks; say it in a shape that the formatter keeps"
 
 
-@pytest.mark.parametrize("path", [*PACKAGE, *OTHERS], ids=relative)
-def test_has_no_notes_to_self(path: Path) -> None:
-    found = re.findall(r"\b(TODO|FIXME|XXX|HACK)\b", path.read_text())
-    assert not found, f"{relative(path)} holds {found}"
+def test_no_file_has_notes_to_self() -> None:
+    assert not where(lambda text: re.findall(r"\b(TODO|FIXME|XXX|HACK)\b", text), TEXTS)
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=relative)
-def test_runs_nothing_that_it_loads(path: Path) -> None:
-    found = [
-        (line, name) for line, name in unsafe_loads(path.read_text()) if (relative(path), name) not in MAY_UNPICKLE
-    ]
-    assert not found, relative(path)
+def excepted(found: dict[str, Any], allowed: Container[tuple[str, str]]) -> dict[str, Any]:
+    """Lines and names of each file that are not allowed there."""
+    left = {path: [(line, name) for line, name in seen if (path, name) not in allowed] for path, seen in found.items()}
+    return {path: seen for path, seen in left.items() if seen}
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=relative)
-def test_waits_for_nothing_for_ever(path: Path) -> None:
-    found = [(line, name) for line, name in unbounded_waits(path.read_text())]
-    found = [(line, name) for line, name in found if (relative(path), name) not in BOUNDED_ELSEWHERE]
-    assert not found, f"{relative(path)} waits without a limit: {found}"
+def test_no_file_runs_what_it_loads() -> None:
+    assert not excepted(where(unsafe_loads), MAY_UNPICKLE)
+
+
+def test_no_file_waits_for_anything_for_ever() -> None:
+    assert not excepted(where(unbounded_waits), BOUNDED_ELSEWHERE), "these wait without a limit"
 
 
 @pytest.mark.parametrize(
@@ -187,11 +197,10 @@ def test_the_scan_lets_bounded_calls_pass(text: str) -> None:
     assert not unbounded_waits(text)
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=relative)
-def test_measures_with_a_clock_that_is_never_set(path: Path) -> None:
+def test_every_file_measures_with_a_clock_that_is_never_set() -> None:
     """`time.time` jumps when the clock is set; it may only date what a person reads."""
-    found = [call.lineno for call in calls(ast.parse(path.read_text())) if ast.unparse(call.func) == "time.time"]
-    assert not found or relative(path) in MAY_DATE, f"{relative(path)}: time.time at {found}; use time.monotonic"
+    found = where(lambda text: [call.lineno for call, name in named_calls(text) if name == "time.time"])
+    assert found.keys() <= MAY_DATE.keys(), f"time.time in {found}; use time.monotonic"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +230,7 @@ def test_imports_nothing_that_is_not_installed_with_it() -> None:
     extras = {"ale_py", "cv2", "imageio_ffmpeg", "pygame", "ray", "mujoco", "optuna", "pettingzoo"}
     foreign: dict[str, set[str]] = {}
     for path in PACKAGE:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(TEXTS[path]):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for module in modules:

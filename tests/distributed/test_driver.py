@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,9 @@ from penstock.distributed.sampler import RunnerSampler
 pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = """
-import sys
+import os, sys
+os.setpgid(0, 0)
+os.environ["STEP_S"] = "0.002"
 from tests.distributed.test_driver import experiment
 import penstock as ps
 
@@ -68,33 +68,22 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
         ("ray", signal.SIGKILL, -9),
     ],
 )
-def test_ended_by_a_signal(backend: str, number: int, code: int, clean: Any, tmp_path: Path) -> None:
+def test_ended_by_a_signal(
+    backend: str, number: int, code: int, clean: Any, zygote: Any, until: Any, tmp_path: Path
+) -> None:
     if backend == "ray":
         pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
-    root = str(Path(__file__).parents[2])
-    folder = tmp_path / "run"
-    environment = {**os.environ, "PYTHONPATH": root, "STEP_S": "0.002"}
-    command = [sys.executable, "-c", SCRIPT, str(folder), backend]
-    driver = subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=number == signal.SIGINT
-    )
-    try:
-        until = time.monotonic() + 100
-        while not any(x.name.isdigit() for x in folder.glob("checkpoints/*")):
-            assert driver.poll() is None and time.monotonic() < until, driver.stderr and driver.stderr.read()[-3000:]
-            time.sleep(0.02)
-        below = psutil.Process(driver.pid).children(recursive=True)
-        assert len(below) >= 2
-        if number == signal.SIGINT:  # a terminal sends it to all processes of its foreground group
-            os.killpg(driver.pid, number)
-        else:
-            driver.send_signal(number)
-        assert driver.wait(timeout=60) == code
-    finally:
-        driver.kill()
-        driver.wait(timeout=10)
-        assert driver.stderr is not None
-        driver.stderr.close()
+    folder, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    driver = zygote.script(script, str(folder), backend)
+    until(lambda: any(x.name.isdigit() for x in folder.glob("checkpoints/*")), driver)
+    below = psutil.Process(driver.pid).children(recursive=True)
+    assert len(below) >= 2
+    if number == signal.SIGINT:  # a terminal sends it to all processes of its foreground group
+        os.killpg(driver.pid, number)
+    else:
+        driver.send(number)
+    assert driver.wait(60.0) == code, driver.output
     _, alive = psutil.wait_procs(below, timeout=20)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     # Under one runner in this process it ends as the run of a SerialSampler does.

@@ -37,14 +37,22 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(params=["processes", "ray"])
 def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "ray":
-        request.getfixturevalue("cluster")
+    """Processes are forks of this one; those that begin as users' do are in the loop over them."""
+    request.getfixturevalue({"processes": "forked", "ray": "cluster"}[request.param])
     return request.param
 
 
+UPDATES = [("pendulum", 3, "cpu", 0), ("cartpole", 1, "alternating", 0), ("lstm", 2, "serial", 1)]
+
+
 @pytest.mark.parametrize(
-    ("case", "n", "inner", "depth"),
-    [("pendulum", 3, "cpu", 0), ("cartpole", 1, "alternating", 0), ("lstm", 2, "serial", 1)],
+    ("backend", "case", "n", "inner", "depth"),
+    [
+        *(("processes", *x) for x in UPDATES),
+        *(pytest.param("ray", *x, marks=pytest.mark.slow) for x in UPDATES[:2]),
+        ("ray", *UPDATES[2]),
+    ],
+    indirect=["backend"],
 )
 def test_updates_are_equal_bit_for_bit(case: str, n: int, inner: str, depth: int, backend: str) -> None:
     one = ps.AsyncSampler(ps.SerialSampler(9, 6), depth=depth) if depth else ps.SerialSampler(9, 6)
@@ -94,7 +102,15 @@ class Ends(Seeded):
 
 
 @pytest.mark.filterwarnings("ignore:runner .*the runner is replaced")
-@pytest.mark.parametrize("how", ["exit", "hang", "kill"])
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [
+        *(("processes", how) for how in ("exit", "hang", "kill")),
+        *(pytest.param("ray", how, marks=pytest.mark.slow) for how in ("exit", "hang")),
+        ("ray", "kill"),
+    ],
+    indirect=["backend"],
+)
 def test_a_runner_is_lost_and_replaced(how: str, backend: Any, tmp_path: Any) -> None:
     env = EnvConfig(Ends, {"how": how, "path": str(tmp_path / "count")})
     settings = RunnerSampler(2, ps.SerialSampler(8, 1), backend, deadline_s=2.0, object_store_mb=80)

@@ -8,7 +8,7 @@ import penstock as ps
 from tests.samplers.many import agents_of, bits
 from tests.samplers.test_many_agents import THREE, echoes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 
 @pytest.mark.parametrize("kind", ["parallel", "turns"])

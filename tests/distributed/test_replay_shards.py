@@ -179,6 +179,7 @@ def test_training_is_equal_bit_for_bit(case: str, shards: int) -> None:
     assert trained(case, shards, prefetch=shards != 2) == local(case)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("case", ALGOS)
 def test_training_is_equal_from_processes(case: str) -> None:
     assert trained(case, 2, "processes") == local(case)
@@ -196,7 +197,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("case", ALGOS)
+@pytest.mark.parametrize("case", ["DQN-PER", *(pytest.param(x, marks=pytest.mark.slow) for x in ("SAC", "R2D1"))])
 def test_training_is_equal_from_actors_of_ray(case: str) -> None:
     assert trained(case, 3, "ray") == local(case)
 
@@ -257,6 +258,7 @@ def test_a_shard_that_hangs_costs_its_deadline_and_is_killed() -> None:
         replay.close()
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("backend", ["in-process", "processes"])
 def test_what_a_shard_refuses_is_an_error_of_settings_here(backend: Any, close: Any) -> None:
     replay = close(made("transitions", 2, backend, deduplicate_frames=True))
@@ -353,6 +355,7 @@ def test_a_run_goes_on_under_another_number_of_shards(before: int, after: int, t
     assert found[0] == found[1]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_whose_shard_died_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """With runners too: Ape-X's layout. It ends in the bits of a run that never knew of either."""
     env, algo = ALGOS["DQN-PER"]

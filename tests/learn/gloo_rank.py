@@ -1,4 +1,4 @@
-"""A rank in a process of its own: `python -m tests.learn.gloo_rank RANK SIZE FILE BATCHES OUT [hang|die]`."""
+"""A rank in a process of its own: `gloo_rank.py RANK SIZE FILE BATCHES OUT [hang|die]`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,40 +17,25 @@ from penstock.learn.comm import ALONE, GroupComm, meet
 from tests.learn.gloo_rank import ALGO
 from tests.learn.ranks import apart, batches_of, trained
 
-ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 100.0
 
 
-def start(tmp_path: Path, count: int, *trouble: str) -> tuple[ps.EnvSpec, list[Any], list[subprocess.Popen[str]]]:
+def start(zygote: Any, tmp_path: Path, count: int, *trouble: str) -> tuple[ps.EnvSpec, list[Any], list[Any]]:
     spec, batches = batches_of("CartPole-v1", ALGO, 64, 16, count)
     torch.save((spec, batches), tmp_path / "batches")
-    command = [sys.executable, "-m", "tests.learn.gloo_rank"]
     names = [str(tmp_path / "meeting"), str(tmp_path / "batches"), str(tmp_path / "out")]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), "2", *names, *trouble], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ
-        )
-        for rank in range(2)
-    ]
-    return spec, batches, processes
+    script = Path(__file__).parent / "gloo_rank.py"
+    return spec, batches, [zygote.script(script, str(rank), "2", *names, *trouble) for rank in range(2)]
 
 
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    try:
-        return [(process.wait(timeout=LIMIT_S), process.communicate(timeout=LIMIT_S)[0]) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(timeout=LIMIT_S)
-
-
-def test_two_processes_equal_one_learner(tmp_path: Path) -> None:
-    """More than 1,000 gradient steps; one learner in the meantime takes the first 160."""
-    spec, batches, processes = start(tmp_path, 13)
+@pytest.mark.parametrize("count", [4, pytest.param(13, marks=pytest.mark.slow)])
+def test_two_processes_equal_one_learner(tmp_path: Path, zygote: Any, count: int) -> None:
+    """Over 80 gradient steps a batch; one learner in the meantime takes the first 160."""
+    spec, batches, processes = start(zygote, tmp_path, count)
     ((one, _),) = trained(ALGO, spec, batches[:2], [16])
-    assert ended(processes) == [(0, ""), (0, "")]
+    assert [(process.wait(), process.output) for process in processes] == [(0, ""), (0, "")]
     (updates, agent, optimizer), other = (torch.load(tmp_path / f"out.{rank}") for rank in range(2))
-    assert updates == other[0] == 13 * 80 > 1_000
+    assert updates == other[0] == count * 80
     assert all(torch.equal(x, other[1][name]) for name, x in agent.items())
     assert all(torch.equal(x, y) for x, y in zip(optimizer["squares"], other[2]["squares"]))
     assert one.updates == 160
@@ -61,15 +45,17 @@ def test_two_processes_equal_one_learner(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("trouble", "least", "most"), [("die", 0.0, 4.0), ("hang", 4.0, 15.0)])
-def test_a_rank_that_is_lost_is_an_error_in_time(tmp_path: Path, trouble: str, least: float, most: float) -> None:
-    _, _, processes = start(tmp_path, 1, trouble)
-    assert processes[0].stdout is not None
-    took, _, message = processes[0].stdout.readline().partition(" ")  # gloo lets no process go while a peer hangs
-    processes[1].kill()
-    (code, _), _ = ended(processes)
-    assert code == 6
-    assert "rank 0 of 2 waited in" in message and "within 5 s" in message
-    assert least <= float(took) <= most
+def test_a_rank_that_is_lost_is_an_error_in_time(
+    tmp_path: Path, zygote: Any, until: Any, trouble: str, least: float, most: float
+) -> None:
+    _, _, (waits, harms) = start(zygote, tmp_path, 1, trouble)
+    said = r"^([\d.]+) rank 0 of 2 waited in .* within 5 s"
+    until(lambda: re.search(said, waits.output, re.M), waits)  # gloo lets no process go while a peer hangs
+    if harms.running:
+        harms.kill()
+    assert waits.wait() == 6
+    found = re.search(said, waits.output, re.M)
+    assert found is not None and least <= float(found[1]) <= most
 
 
 def comm_of_one(tmp_path: Path) -> GroupComm:

@@ -82,6 +82,7 @@ CASES = {
 """Settings, sampler, and seconds that an update and a step take longer."""
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("case", CASES)
 def test_the_ratio_holds_on_both_sides_and_no_row_is_lost(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_a_trace_says_who_did_what(kind: str, tmp_path: Path) -> None:
     sampler, expected = EXPECTED[kind]
@@ -66,6 +67,7 @@ def test_a_trace_that_a_short_run_cuts_holds_what_there_was(tmp_path: Path) -> N
     assert sum(e["name"] == "learn" for e in found["traceEvents"]) == 4
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_trace_changes_no_bit(tmp_path: Path) -> None:
     def parameters(**run: Any) -> list[Any]:
         with ps.Trainer(experiment(ps.GpuSampler(T=8, B=4, workers=2), **run)) as trainer:

@@ -2,8 +2,9 @@
 
 Not a test module. Nothing but imports has happened in the process that is forked. One JSON object a line:
 {"log": path, "train": plain experiment, "init": run or null}, {"log", "resume": run, "changes"}, {"log", "argv"}, or
-{"log", "script": path} is answered by the pid, {"wait": pid, "timeout": s} by the exit code, negative for a signal, or
-null for still running.
+{"log", "script": path, "args": list, "cwd": path or null} is answered by the pid, {"wait": pid, "timeout": s} by the
+exit code, negative for a signal, or null for still running. With "forked": true its workers, runners and ranks are
+forks of it as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import runpy
 import sys
 import time
+import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium.envs.classic_control  # noqa: F401
@@ -26,11 +29,20 @@ from penstock.core.errors import PenstockError
 from penstock.envs.check import check_env
 from penstock.workers import checking
 
+sys.path.append(str(Path(__file__).parent.parent.parent))
+from tests.forked import fork_from_here_on
+
 
 def carry_out(request: dict[str, Any]) -> int:
+    if request["forked"]:
+        fork_from_here_on()
     if "argv" in request:
         return main(request["argv"])
     if "script" in request:
+        sys.argv = [request["script"], *request["args"]]
+        sys.path.insert(0, str(Path(request["script"]).parent))
+        os.chdir(request["cwd"] or ".")
+        warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
         runpy.run_path(request["script"], run_name="__main__")
         return 0
     try:

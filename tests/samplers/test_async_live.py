@@ -23,6 +23,7 @@ def test_resumes_exactly_with_waiting_batches() -> None:
     check_resume(ps.AsyncSerialSampler(ps.SerialSampler(7, 6), depth=1).build, before=2, after=2)
 
 
+@pytest.mark.usefixtures("forked")
 def test_async_tree_is_started_anew(tmp_path: Path) -> None:
     settings = ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1, start_timeout_s=LIMIT_S)
     sampler = settings.build(echo_config(), SEED)
@@ -39,6 +40,7 @@ def test_async_tree_is_started_anew(tmp_path: Path) -> None:
         sampler.shutdown()
 
 
+@pytest.mark.usefixtures("forked")
 def test_async_errors_name_the_slot() -> None:
     sampler = ps.AsyncCpuSampler(ps.CpuSampler(T, B, workers=1), depth=1).build(crash("raise"), SEED)
     try:

@@ -52,6 +52,7 @@ def test_versions_and_lag_are_those_of_the_depth() -> None:
         sampler.shutdown()
 
 
+@pytest.mark.usefixtures("forked")
 def test_stale_data_is_refused_where_an_algorithm_cannot_take_it() -> None:
     from penstock.run.trainer import Trainer
 

@@ -75,6 +75,7 @@ def played(settings: Any) -> tuple[dict[str, float], list[str]]:
         sampler.shutdown()
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("place", ["serial", "gpu-1", "async-serial-0"])
 def test_every_sampler_goes_on_warns_once_and_reports_one_count(place: str) -> None:
     make = PLACES.get(place, ps.SerialSampler)

@@ -28,12 +28,23 @@ EVERYWHERE = [(place, case) for place in ("cpu-2", "gpu-2", "alternating-2") for
     ("async-alternating-0", "cnn"),
 ]  # fmt: skip
 """Every agent in each way to place work, and every sampler."""
+AS_USERS_DO = [("cpu-2", "lstm"), ("gpu-2", "pendulum"), ("alternating-2", "cartpole"), ("async-cpu-0", "cnn")]
+"""Those whose workers are no forks of this process; of the rest too with `-m slow`."""
 MORE = [("cpu-1", "pendulum"), ("cpu-3", "lstm"), ("gpu-1", "cnn"), ("alternating-3", "lstm"), ("alternating-3", "pendulum"),
         ("no-overlap", "cartpole"), ("async-serial-0", "lstm")]  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("place", "case"), EVERYWHERE)
 def test_twenty_updates_are_equal_bit_for_bit_wherever_work_is_placed(case: str, place: str) -> None:
+    compare_with_serial(case, place)
+
+
+@pytest.mark.parametrize(
+    ("place", "case"),
+    [*AS_USERS_DO, *(pytest.param(*x, marks=pytest.mark.slow) for x in EVERYWHERE if x not in AS_USERS_DO)],
+)
+def test_twenty_updates_are_equal_with_workers_that_begin_as_users_do(case: str, place: str) -> None:
     compare_with_serial(case, place)
 
 

@@ -1,4 +1,4 @@
-"""Several learners in processes: each test starts some, which takes seconds."""
+"""Several learners in processes; ranks that begin as users' do are those of test_many_agents.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,9 +23,11 @@ import penstock as ps
 from penstock.envs.toy import ThreeStep
 from penstock.run.files.sizes import check_processes
 from penstock.run.gang import gang as gangs
+from tests.forked import forks_of
 from tests.learn.ranks import apart
 
-ROOT = Path(__file__).parent.parent.parent.parent
+pytestmark = pytest.mark.usefixtures("forked")
+
 LIMIT_S = 180.0
 NET = ps.Net(hidden=(16,), normalize_obs=True, normalize_reward=True)
 PPO = ps.PPO(epochs=2, minibatch=64, net=NET)
@@ -66,18 +66,20 @@ def same_bits(one: ps.Policy, other: ps.Policy) -> bool:
 
 
 def ranks() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "penstock.run.gang.rank" in " ".join(p.cmdline())]
+    return forks_of("penstock.run.gang.rank")
 
 
-def struck(seed: int, kills: int, number: int, until_s: tuple[float, float]) -> threading.Thread:
-    """A thread that sends a signal to a rank, each time a while after one was started."""
+def struck(folder: Path, seed: int, kills: int, number: int, until_s: tuple[float, float]) -> threading.Thread:
+    """A thread that sends a signal to a rank of a run with a checkpoint, each time a while after one was started."""
 
     def strike() -> None:
         rng, known = random.Random(seed), set[int]()
         for _ in range(kills):
             deadline = time.monotonic() + LIMIT_S
-            while not (found := [p for p in ranks() if p.pid not in known]) and time.monotonic() < deadline:
-                time.sleep(0.02)
+            found: list[psutil.Process] = []
+            while not (found and list(folder.glob("checkpoints/0*"))) and time.monotonic() < deadline:
+                time.sleep(0.002)
+                found = [p for p in ranks() if p.pid not in known]
             time.sleep(rng.uniform(*until_s))
             for process in found:
                 known.add(process.pid)
@@ -108,10 +110,14 @@ def test_learners_are_one_run_that_goes_on_under_another_number(tmp_path: Path, 
 
 def test_a_rank_that_is_killed_costs_no_bit(tmp_path: Path) -> None:
     whole = ps.train(experiment(tmp_path / "whole", learners=2))
-    thread = struck(1, 1, signal.SIGKILL, (0.5, 3.0))
-    with warnings.catch_warnings(record=True):
+    thread = struck(tmp_path / "struck", 1, 1, signal.SIGKILL, (0.0, 0.02))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         found = ps.train(experiment(tmp_path / "struck", learners=2))
     thread.join(LIMIT_S)
+    assert [x for x in caught if "all 2 learners go on from step" in str(x.message)], (
+        "it was through before it was struck"
+    )
     assert same_bits(found.policy, whole.policy)
     assert rows(tmp_path / "struck") == rows(tmp_path / "whole")
 
@@ -139,7 +145,7 @@ def test_a_rank_that_is_lost_in_a_save_of_the_loop_or_after_a_break(tmp_path: Pa
 def test_kills_at_random_moments_cost_no_bit(tmp_path: Path, algo: Any, seed: int) -> None:
     exp = experiment(tmp_path / "whole", algo, learners=3, steps=4_000)
     whole = ps.train(exp)
-    thread = struck(seed, 3, signal.SIGKILL, (0.0, 6.0))
+    thread = struck(tmp_path / "struck", seed, 3, signal.SIGKILL, (0.0, 3.0))
     with warnings.catch_warnings(record=True):
         found = ps.train(replace(exp, run=replace(exp.run, dir=str(tmp_path / "struck"))))
     assert same_bits(found.policy, whole.policy)
@@ -148,7 +154,7 @@ def test_kills_at_random_moments_cost_no_bit(tmp_path: Path, algo: Any, seed: in
 
 
 def test_a_rank_that_hangs_is_named_and_replaced(tmp_path: Path) -> None:
-    exp = experiment(tmp_path / "run", learners=2, steps=100_000, learner_timeout_s=10.0)
+    exp = experiment(tmp_path / "run", learners=2, steps=100_000, learner_timeout_s=5.0)
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught, ps.Run(exp) as run:
         warnings.simplefilter("always")
@@ -159,7 +165,7 @@ def test_a_rank_that_hangs_is_named_and_replaced(tmp_path: Path) -> None:
             if it.itr == 4 and not said:
                 ranks()[0].send_signal(signal.SIGSTOP)
     assert "rank 1 (pid " in said[0] and "hangs: it has not come to collective" in said[0]
-    assert "run.learner_timeout_s=10 s" in said[0]
+    assert "run.learner_timeout_s=5 s" in said[0]
     assert "all 2 learners go on from step" in said[0]
     assert ranks() == []
 
@@ -235,28 +241,24 @@ ps.train(exp)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
-def test_no_process_outlives_the_run(tmp_path: Path, number: int, code: int) -> None:
-    folder = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT.format(folder=str(folder))], cwd=ROOT, env=os.environ)
-    try:
-        deadline = time.monotonic() + LIMIT_S
-        log = folder / "metrics.jsonl"
-        while not (log.exists() and log.read_text().count("\n") > 2) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 3  # a rank, and a worker of each
-        listening = [
-            c.laddr.ip
-            for p in (psutil.Process(process.pid), *family)
-            for c in p.net_connections()
-            if c.status == psutil.CONN_LISTEN
-        ]
-        assert set(listening) <= {"127.0.0.1"}
-        process.send_signal(number)
-        assert process.wait(timeout=LIMIT_S) == code
-    finally:
-        process.kill()
-        process.wait(timeout=LIMIT_S)
+def test_no_process_outlives_the_run(tmp_path: Path, zygote: Any, until: Any, number: int, code: int) -> None:
+    """Of those that are killed, rank and workers began as users' do."""
+    folder, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(SCRIPT.format(folder=str(folder)))
+    run = zygote.script(script, forked=number == signal.SIGTERM)
+    log = folder / "metrics.jsonl"
+    until(lambda: log.exists() and log.read_text().count("\n") > 2, run)
+    family = psutil.Process(run.pid).children(recursive=True)
+    assert len(family) >= 3  # a rank, and a worker of each
+    listening = [
+        c.laddr.ip
+        for p in (psutil.Process(run.pid), *family)
+        for c in p.net_connections()
+        if c.status == psutil.CONN_LISTEN
+    ]
+    assert set(listening) <= {"127.0.0.1"}
+    run.send(number)
+    assert run.wait() == code
     _, alive = psutil.wait_procs(family, timeout=20)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
     if number == signal.SIGTERM:

@@ -11,6 +11,8 @@ from penstock.core.tree import tree_leaves
 from penstock.run.gang.states import joined, part
 from tests.learn.ranks import bounds
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 LSTM = ps.PPO(net=ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=4))
 SAMPLERS: dict[str, Any] = {
     "serial": lambda B: ps.SerialSampler(T=8, B=B, max_decorrelation_steps=5),
