@@ -100,6 +100,16 @@ class NoInfo(Compound):
         return obs, dict.fromkeys(infos)
 
 
+class Nobody(Compound):
+    """Every second episode is over at its reset."""
+
+    begun = 0
+
+    def begin(self) -> None:
+        Nobody.begun += 1
+        self.agents = self.agents if Nobody.begun % 2 else []
+
+
 class AllOver(Compound):
     """Says by RLlib's key when everybody is done."""
 
@@ -112,12 +122,13 @@ class AllOver(Compound):
     ("cls", "words"),
     [
         (NoInfo, r"in reset\(\) at episode 0.*agent 'agent_0': info: got NoneType None, expected a dict"),
+        (Nobody, r"in reset\(\) at episode \d.* env.agents is empty: the episode is over before any agent acted"),
         (AllOver, r"agent 'agent_0': terminations lack it: got \['__all__'\].*RLlib's MultiAgentEnv"),
     ],
 )
 def test_other_conventions_are_named(cls: Any, words: str) -> None:
     with pytest.raises(EnvContractError, match=words):
-        check_env(cls, steps=3)
+        check_env(cls, steps=9)
 
 
 def _seen(seed: int | None = None, options: Any = None) -> int | None:
