@@ -59,7 +59,7 @@ def check_agents(config: EnvConfig, found: AgentSpecs, seed: int, steps: int) ->
     watches: list[_Watch] = []
 
     def watched(env: Any) -> Any:
-        watches.append(_Watch(env, found.turns, config.name))
+        watches.append(_Watch(env, found.turns, config))
         return env
 
     own = replace(config, seating=seating, wrappers=(*config.wrappers, watched))
@@ -178,15 +178,15 @@ def _out_of_bounds(outs: list[SampleBatch], specs: tuple[EnvSpec, ...], agents: 
 class _Watch:
     """Times an environment's calls, and compares what it gave with what that has become when it is called again."""
 
-    def __init__(self, env: Any, turns: bool, name: str) -> None:
-        self._env, self._name = env, name
+    def __init__(self, env: Any, turns: bool, config: EnvConfig) -> None:
+        self._env, self._name, self._compares = env, config.name, config.checks != "off"
         self.reset_s, self.step_s = list[float](), list[float]()
         self._agents = list[Any]()
         self._given: list[tuple[str, Any, Any]] = []
         env.reset = self._timed(env.reset, self.reset_s)
         env.step = self._timed(env.step, self.step_s)
         if turns:
-            env.last = self._kept(env.last)
+            env.last, env.observe = self._kept(env.last), self._seen(env.observe)
 
     def _timed(self, call: Callable[..., Any], durations: list[float]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +194,7 @@ class _Watch:
             result = call(*args, **kwargs)
             durations.append(time.perf_counter() - started)
             self._compare(call.__name__)
-            if isinstance(result, tuple) and result and isinstance(result[0], Mapping):
+            if self._compares and isinstance(result, tuple) and result and isinstance(result[0], Mapping):
                 self._given = [(str(agent), obs, deepcopy(obs)) for agent, obs in result[0].items()]
             self._look_at_rewards()
             return result
@@ -206,18 +206,32 @@ class _Watch:
             result = last(*args, **kwargs)
             self._compare("last")
             if isinstance(result, tuple) and result:
-                self._given = [(str(self._env.agent_selection), result[0], deepcopy(result[0]))]
+                self._keep(self._env.agent_selection, result[0])
             return result
 
         return kept
+
+    def _seen(self, observe: Callable[..., Any]) -> Callable[..., Any]:
+        def seen(agent: Any) -> Any:
+            obs = observe(agent)
+            self._compare("observe")
+            self._keep(agent, obs)
+            return obs
+
+        return seen
+
+    def _keep(self, agent: Any, obs: Any) -> None:
+        if self._compares:
+            self._given = [(str(agent), obs, deepcopy(obs))]
 
     def _compare(self, method: str) -> None:
         for agent, obs, before in self._given:
             if _raw(obs) != _raw(before):
                 raise EnvContractError(
-                    f"slot 0 of {self._name} in {method}(), agent {agent!r}: the observation that was returned before "
-                    "has changed; return new memory at every step (obs.copy()): whoever keeps it would keep something "
-                    "else"
+                    f"slot 0 of {self._name} in {method}() at episode {len(self.reset_s) - 1}, agent {agent!r}: the "
+                    "observation that was returned before has changed; return new memory at every step (obs.copy()), "
+                    "or wrap one that is not yours (--wrappers penstock.envs.wrappers:copy_obs): whoever keeps it would "
+                    "keep something else"
                 )
 
     def _look_at_rewards(self) -> None:
@@ -227,8 +241,9 @@ class _Watch:
         for agent, reward in self._env.rewards.items():
             if agent not in self._agents and agent not in before and np.any(reward):
                 raise EnvContractError(
-                    f"slot 0 of {self._name} in step(), agent {agent!r}: rewards it with {reward} though it is not in "
-                    f"env.agents {self._agents}; give an agent its last reward before it goes"
+                    f"slot 0 of {self._name} in step() at episode {len(self.reset_s) - 1}, agent {agent!r}: rewards it "
+                    f"with {reward} though it is not in env.agents {self._agents}; give an agent its last reward before "
+                    "it goes"
                 )
 
 

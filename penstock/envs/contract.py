@@ -20,6 +20,10 @@ _ONE_REWARD = (
     "add up the objectives, e.g. by --wrappers penstock.envs.wrappers:WeightedReward (weights: "
     "functools.partial(WeightedReward, weights=(1, 0.1))) or, in MO-Gymnasium, mo_gymnasium.wrappers:LinearReward"
 )
+_FOR_EACH = (
+    "one for each agent? then it is an environment of many, which needs PettingZoo's API (docs/environments.md); else "
+    "return float(reward)"
+)
 _CURE = "widen the space, clip the value, or leave bounds unchecked (env_checks='finite', --env-checks finite)"
 
 
@@ -76,6 +80,8 @@ def describe_step_violation(result: Any) -> str | None:
         hint = "return float(reward)"
         if isinstance(reward, np.ndarray):
             hint = "return reward.item()" if reward.size == 1 else _ONE_REWARD
+        elif isinstance(reward, (list, tuple, dict)):
+            hint = _FOR_EACH
         return f"reward: got {_shown(reward)}, expected one real number; {hint}"
     if not -LARGEST_REWARD <= float(reward) <= LARGEST_REWARD:
         return f"reward: got {reward}, expected a finite number that fits float32; look for a division by zero"

@@ -25,7 +25,7 @@ from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
 from penstock.envs.ids import make_registered, note_on, own_factory
-from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id
+from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
 
@@ -43,6 +43,10 @@ _EXTRAS = {
     "pettingzoo": "pettingzoo",
     "mpe2": "pettingzoo",
 }
+_DERIVE = (
+    "derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of yours or of "
+    "shimmy (wrappers=, --wrappers)"
+)
 _OLD_GYM = (
     "that is the old `gym`, which Gymnasium has replaced: `import gymnasium as gym` and derive from gymnasium.Env, or "
     "convert the environment with shimmy (pip install 'shimmy[gym-v26]' or 'shimmy[gym-v21]')"
@@ -236,10 +240,8 @@ def _expect_env(made: Any, what: str) -> AnyEnv:
     elif any(base.__module__.split(".")[0] == "gym" for base in cls.__mro__):
         hint = f"; {_OLD_GYM}"
     elif callable(getattr(made, "step", None)) and callable(getattr(made, "reset", None)):
-        hint = (
-            "; derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of "
-            "yours or of shimmy (wrappers=, --wrappers)"
-        )
+        lacking = lacks_for_agents(made)
+        hint = f"; for PettingZoo's API it lacks {lacking}" if lacking else f"; {_DERIVE}"
     raise ConfigError(
         f"{what} gave {cls.__module__}.{cls.__qualname__}; expected a gymnasium.Env or gymnasium.vector.VectorEnv{hint}"
     )

@@ -5,6 +5,7 @@ Nothing here needs PettingZoo itself unless an id names it: any class with the m
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -21,6 +22,11 @@ _FAMILIES = ("atari", "butterfly", "classic", "sisl")
 """Families of PettingZoo's own package; `mpe2` and others are packages of their own."""
 _HOMES = {**{family: f"pettingzoo.{family}" for family in _FAMILIES}, "magent2": "magent2.environments"}
 _KNOWN = (*_FAMILIES, "mpe2", "magent2")
+_IN_EXTRA = ("classic", "mpe2")
+"""Families that the extra `pettingzoo` brings."""
+
+_SMALL_SEEDS = ("hanabi_",)
+"""How names of environments begin whose `reset` takes a seed of 31 bits: OpenSpiel hands it to C++ as an int."""
 
 
 class AgentsEnv(Protocol):
@@ -40,6 +46,21 @@ def is_agents_env(env: Any) -> bool:
     if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not hasattr(env, "possible_agents"):
         return False
     return all(callable(getattr(env, name, None)) for name in ("observation_space", "action_space", "reset", "step"))
+
+
+def lacks_for_agents(env: Any) -> str:
+    """The parts of PettingZoo's API that an environment lacks which seems to be of many agents; "" if none does."""
+    spaces = {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
+    if not any(isinstance(space, dict) for space in spaces.values()) and not (
+        hasattr(env, "possible_agents") or hasattr(env, "agents")
+    ):
+        return ""
+    lacking = [] if hasattr(env, "possible_agents") else ["possible_agents, the list of all names"]
+    for name, space in spaces.items():
+        if not callable(space):
+            seen = f", which is a {type(space).__name__} here" if space is not None else ""
+            lacking.append(f"a method {name}(agent){seen}")
+    return " and ".join(lacking)
 
 
 def takes_turns(env: Any) -> bool:
@@ -87,14 +108,14 @@ def factory_of(id_: str) -> Callable[..., Any]:
                 f"env={id_!r}: there is no package {family!r} here; families of PettingZoo: {', '.join(_KNOWN)}"
                 f"{_hint(id_)}"
             ) from error
-        raise MissingExtraError(missing or home, "pettingzoo") from error
+        raise _missing(family, missing or home) from error
     except Exception as error:  # PettingZoo raises its own for environments that it has renumbered or moved
         if type(error).__module__.startswith("pettingzoo"):
             raise ConfigError(f"env={id_!r}: {words_of(error)}") from error
         raise
     for maker in ("parallel_env", "env"):
         if callable(make := getattr(module, maker, None)):
-            return make
+            return functools.partial(_small_seeded, make) if name.startswith(_SMALL_SEEDS) else make
     raise ConfigError(f"env={id_!r}: {module.__name__} has neither parallel_env nor env; expected one that makes it")
 
 
@@ -104,8 +125,33 @@ def _hint(id_: str) -> str:
     return f"; did you mean {' or '.join(repr(word) for word in close)}?" if close else ""
 
 
+def _small_seeded(make: Callable[..., Any], **kwargs: Any) -> Any:
+    """An environment that is reset with the upper 31 of a seed's 32 bits."""
+    env = make(**kwargs)
+    reset = env.reset
+
+    def seeded(seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return reset(seed=None if seed is None else seed >> 1, options=options)
+
+    env.reset = seeded
+    return env
+
+
+def _missing(family: str, package: str) -> ConfigError:
+    """The error for a package that is not installed, with what brings it: of most families PettingZoo's own extra."""
+    if package == "pettingzoo" or family in _IN_EXTRA:
+        return MissingExtraError(package, "pettingzoo")
+    bring = f"pettingzoo[{family}]" if family in _FAMILIES else family
+    return ConfigError(f"{package} is not installed; {PREFIX}{family} needs it: pip install '{bring}'")
+
+
 def agents_of(env: AgentsEnv, name: str) -> tuple[str, ...]:
     """`possible_agents`. Raises ConfigError unless they are distinct texts."""
+    if isinstance(env.possible_agents, (set, frozenset)):
+        raise ConfigError(
+            f"{name}: possible_agents is a set, {sorted(map(str, env.possible_agents))} in some order; expected a list: "
+            "other processes would seat the agents otherwise"
+        )
     agents: Sequence[Any] = list(env.possible_agents)
     if not agents or not all(isinstance(agent, str) for agent in agents) or len({*agents}) != len(agents):
         raise ConfigError(

@@ -60,7 +60,7 @@ def agent_specs(env: AgentsEnv, name: str, state: StateOf = "", mask_key: str = 
     infos: Any = (
         getattr(env, "infos", {}) if turns else found[1] if isinstance(found, tuple) and len(found) == 2 else {}
     )
-    masked = {plain[agent].action for agent in agents if _has(infos, agent, mask_key) and not _shows(plain[agent])}
+    masked = [plain[agent].action for agent in agents if _has(infos, agent, mask_key) and not _shows(plain[agent])]
     width = state_leaf(env, plain, state, name) if state else None
     specs: dict[str, EnvSpec] = {}
     for agent, spec in plain.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -143,6 +144,29 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
                 "choice of the action space"
             )
         return {**(obs if self._merge else {"obs": obs}), MASK_KEY: mask}
+
+
+def copy_obs(env: Any) -> Any:
+    """The environment of many agents itself, whose observations are copies from now on.
+
+    For one that changes an observation after it was returned, such as SuperSuit's frame_stack_v1.
+    """
+    for name in ("reset", "step", "last", "observe"):
+        if callable(call := getattr(env, name, None)):
+            setattr(env, name, _copying(call, bare=name == "observe"))
+    return env
+
+
+def _copying(call: Callable[..., Any], bare: bool) -> Callable[..., Any]:
+    """The call with a copy of the observation that it returns, `bare` or as the first of several."""
+
+    def copying(*args: Any, **kwargs: Any) -> Any:
+        found = call(*args, **kwargs)
+        if bare:
+            return deepcopy(found)
+        return (deepcopy(found[0]), *found[1:]) if isinstance(found, tuple) and found else found
+
+    return copying
 
 
 def _choices(space: Any) -> int:

@@ -188,8 +188,29 @@ def test_faults_of_turns_name_agent_slot_and_episode(fault: str) -> None:
 
 @pytest.mark.parametrize("cls", [BadAgents, BadTurns])
 def test_the_check_finds_memory_that_changes(cls: Any) -> None:
-    with pytest.raises(EnvContractError, match=r"slot 0 of .* agent 'agent_\d'.*has changed"):
+    with pytest.raises(EnvContractError, match=r"slot 0 of .* at episode 0, agent 'agent_\d'.*has changed"):
         check_env(EnvConfig(cls, {"fault": "mutates"}))
+
+
+def test_the_check_finds_memory_that_changes_below_wrappers() -> None:
+    pytest.importorskip("pettingzoo")
+    from pettingzoo import AECEnv  # pyright: ignore[reportMissingTypeStubs]
+
+    class Below(BadTurns, AECEnv):  # `last` is PettingZoo's own, and read past
+        last: Any = AECEnv.last
+        render: Any = AECEnv.render
+
+    def made(fault: str) -> Any:
+        return Below(fault)
+
+    with pytest.raises(EnvContractError, match=r"at episode 0, agent 'agent_\d'.*has changed"):
+        check_env(EnvConfig(made, {"fault": "mutates"}))
+    check_env(EnvConfig(made, {"fault": "mutates"}, checks="off"))
+    check_env(EnvConfig(made, {"fault": "mutates"}, wrappers=("penstock.envs.wrappers:copy_obs",)))
+
+
+def test_memory_that_changes_may_be_copied() -> None:
+    check_env(EnvConfig(BadAgents, {"fault": "mutates"}, wrappers=("penstock.envs.wrappers:copy_obs",)))
 
 
 def test_the_check_finds_rewards_of_agents_that_are_not_there() -> None:

@@ -19,6 +19,10 @@ NO_CHOICE = (
     "its action mask is all zero, so it can do nothing at all; give at least one legal action (a pass), or end its "
     "episode"
 )
+_RLLIB = (
+    "'__all__' is of RLlib's MultiAgentEnv: PettingZoo's API, which is expected here, has a flag for each agent, and an "
+    "empty env.agents once all are over"
+)
 _PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
@@ -26,6 +30,9 @@ def parallel_reset_violation(result: Any) -> Violation:
     """The first way in which a result of a Parallel environment's `reset` breaks PettingZoo's API."""
     if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(x, Mapping) for x in result):
         return None, f"got {_brief(result)}, expected a tuple (observations, infos) of two dicts by agent"
+    for agent, info in result[1].items():
+        if not isinstance(info, Mapping):
+            return agent, f"info: got {_brief(info)}, expected a dict; return {{}} if there is nothing to say"
     return None
 
 
@@ -40,7 +47,10 @@ def parallel_step_violation(result: Any, names: Sequence[str]) -> Violation:
     for part, found in zip(_PARTS[:4], result):
         for agent in names:
             if agent not in found:
-                return agent, f"{part} lack it: got {sorted(map(str, found))}; return one for every agent that acted"
+                hint = f"; {_RLLIB}" if "__all__" in found else ""
+                return agent, (
+                    f"{part} lack it: got {sorted(map(str, found))}; return one for every agent that acted{hint}"
+                )
     obs, rewards, terminations, truncations, infos = result
     for agent in names:
         values = (obs[agent], rewards[agent], terminations[agent], truncations[agent], infos.get(agent, {}))

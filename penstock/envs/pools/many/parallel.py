@@ -58,6 +58,10 @@ class ParallelEnvs:
         obs, infos = result
         self.clear(e)
         now = list(host.envs[e].agents)
+        if not now:
+            host.refuse(
+                e, "reset", None, "env.agents is empty: the episode is over before any agent acted; let one act"
+            )
         self._check_came(e, "reset", now, obs)
         return self._come(e, "reset", now, now, self.shown(e, "reset", now, obs, infos))
 
