@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from penstock.core.batch import poison
 from penstock.core.tree import tree_leaves
-from penstock.workers import control, faults
+from penstock.workers import faults
 from tests.samplers.many import Rows, agents_of, bits
 from tests.samplers.test_many_agents import DEALT, IDLE, ONE, THREE, echoes
 
@@ -137,9 +137,11 @@ def test_a_batch_that_waits_outlives_the_process_that_collected_it(kind: str) ->
         rows = Rows(depth=2)
         for k in range(12):
             if k in (3, 4, 8):
-                process = sampler._workers.workers[0]
-                sampler._workers.wait(lambda k=k: sampler._block[control.DONE] == k + 2)
-                os.kill(process.process.pid, signal.SIGKILL)
+                sampler._workers.wait(lambda k=k: sampler._ready(k + 1))
+                process: Any = sampler._workers.workers[0].process
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait(60.0)
+                sampler._workers.settle()
             batch, episodes = sampler.obtain_samples(k)
             rows.take(batch, episodes, k)
             if k < 5:  # batches 3 and 4 were waiting when the process that had collected them died
