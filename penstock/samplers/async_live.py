@@ -330,10 +330,10 @@ class AsyncLive:
             self._workers.ring(0)
 
     def _ready(self, itr: int) -> bool:
-        if (
-            self._block[control.SENT] < self._released and self._workers.workers[0].up
-        ):  # a new process knows nothing of it
-            self._put_back()
+        if not self._workers.workers[0].up:
+            return False  # what it has done so far, it has made anew
+        self._put_back()
+        if self._block[control.SENT] < self._released:  # a new process knows nothing of it
             self._block[NEWEST] = (
                 self._next if self._next < self._released - self._depth else self._released - self._depth - 1
             )

@@ -40,7 +40,8 @@ def outcome(settings: Any, config: Any, batches: int, evaluate: bool) -> list[An
             batch, episodes = sampler.obtain_samples(k)
             found.append((bits(batch), batch.env_steps, repr(episodes.to_plain())))
             if evaluate and k % 3 == 1:
-                found.append(repr(sampler.evaluate_agent(k, 5, deterministic=k % 2 == 0).to_plain()))
+                limit = 5 if k == 4 else 1_000
+                found.append(repr(sampler.evaluate_agent(k, 5, deterministic=k % 2 == 0, max_steps=limit).to_plain()))
     finally:
         sampler.shutdown()
     return found
@@ -155,18 +156,18 @@ def test_a_resumed_run_goes_on_in_other_processes_bit_for_bit(kind: str, name: s
         resumed.shutdown()
 
 
-@pytest.mark.parametrize("kind", ["parallel", "turns"])
-def test_an_asynchronous_run_is_resumed_with_its_waiting_batches(kind: str) -> None:
-    config, settings = echoes(kind, THREE), ps.AsyncSerialSampler(ps.SerialSampler(5, 3))
+@pytest.mark.parametrize(("kind", "depth", "before"), [("parallel", 1, 5), ("turns", 1, 5), ("turns", 2, 4)])
+def test_an_asynchronous_run_is_resumed_with_its_waiting_batches(kind: str, depth: int, before: int) -> None:
+    config, settings = echoes(kind, THREE), ps.AsyncSerialSampler(ps.SerialSampler(5, 3), depth=depth)
     whole, resumed = settings.build(config, 2), settings.build(config, 2)
     try:
         for each in (whole, resumed):
             each.initialize(agents_of(each))
-        for k in range(5):
+        for k in range(before):
             whole.obtain_samples(k)
         resumed.load_state_dict(whole.state_dict())
         assert not resumed.cut_slots
-        for k in range(5, 10):
+        for k in range(before, before + 5):
             (one, episodes), (other, others) = whole.obtain_samples(k), resumed.obtain_samples(k)
             assert bits(one) == bits(other), k
             assert repr(episodes.to_plain()) == repr(others.to_plain())

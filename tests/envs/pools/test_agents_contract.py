@@ -179,11 +179,36 @@ def test_faults_of_turns_name_agent_slot_and_episode(fault: str) -> None:
     with pytest.raises(EnvWorkerError) as caught:
         Driver(config, 2, 8).play(1)
     text = str(caught.value)
-    assert re.search(r"slot [01] of .*BadTurns in step\(\) at episode 0, step \d, seed \d+", text), text
+    step = 1 if fault == "dead acts" else 2  # moves are counted from 0, as steps are
+    assert re.search(rf"slot [01] of .*BadTurns in step\(\) at episode 0, step {step}, seed \d+", text), text
     assert words in text
     assert agent is None or f"agent {agent!r}" in text, text
     with pytest.raises(EnvWorkerError, match=re.escape(words)):
         check_env(EnvConfig(BadTurns, {"fault": fault}))
+
+
+class BadReset(EchoTurns):
+    """Raises in its second reset, or shows something wrong after it."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(2, 4, steady=True)
+        self.fault, self.resets = fault, 0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.resets += 1
+        if self.resets == 3 and self.fault == "raises":  # the first one was to read what the environment shows
+            raise RuntimeError("broken")
+        super().reset(seed)
+
+    def observe(self, agent: str) -> Any:
+        obs = super().observe(agent)
+        return obs.astype(np.float64) if self.resets == 3 and self.fault == "dtype" else obs
+
+
+@pytest.mark.parametrize("fault", ["raises", "dtype"])
+def test_what_is_wrong_at_a_reset_of_turns_is_said_to_be_of_the_reset(fault: str) -> None:
+    with pytest.raises(EnvWorkerError, match=r"BadReset in reset\(\) at episode [12], step 0, seed \d+"):
+        Driver(seated(BadReset, kwargs={"fault": fault}), 1, 16).play(3)
 
 
 @pytest.mark.parametrize("cls", [BadAgents, BadTurns])
