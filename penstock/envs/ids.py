@@ -92,8 +92,9 @@ def make_registered(id_: str, **kwargs: Any) -> Any:
         if id_ in gym.registry:
             raise
         raise ConfigError(
-            f"unknown environment id {id_!r}: {nearest(id_, [*known_ids(), *installed_ids()])} Packages register their ids when they are "
-            "imported: name the package in `imports=` (--import, e.g. --import minigrid)"
+            f"unknown environment id {id_!r}: {nearest(id_, [*known_ids(), *installed_ids()])} "
+            "Packages register their ids when they are imported: name the package in "
+            "`imports=` (--import, e.g. --import minigrid)"
         ) from error
 
 

@@ -117,8 +117,8 @@ def record(
     report = check_apart(config, exp.run.seed, exp.sampler_settings)
     if report.agents is not None:
         raise ConfigError(
-            f"{config.name} is an environment of many agents; a dataset holds the episodes of one, so none is recorded. "
-            "Keep batches instead, batch.copy() of sampler.obtain_samples(itr) in a loop of your own "
+            f"{config.name} is an environment of many agents; a dataset holds the episodes of one, so none is made; "
+            "keep batches instead, batch.copy() of sampler.obtain_samples(itr) in a loop of your own "
             "(docs/many-agents.md); of a run with replay, penstock replay export"
         )
     if isinstance(policy, PolicySet):

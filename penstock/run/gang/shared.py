@@ -107,11 +107,16 @@ class SharedSampler:
         return self.inner.initialize(agents)
 
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
-        """The own batch and the episodes that ended in it, by numbers of slots over all ranks."""
+        """The own batch and the episodes that ended in it, by the own slots; `shared_step` numbers them over all."""
         batch, episodes = self.inner.obtain_samples(itr)
         self._ended.append(self._batches * _A_BATCH + order_of_ends(batch, episodes))
         self._batches += 1
-        return batch, numbered(episodes, self._slots[self._comm.rank].start)
+        return batch, episodes
+
+    @property
+    def first_slot(self) -> int:
+        """Number of the first own slot over all ranks."""
+        return self._slots[self._comm.rank].start
 
     def evaluate_agent(
         self,
@@ -165,7 +170,8 @@ def shared_step(step: TrainingStepFn) -> TrainingStepFn:
 
     def of_all(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
         own = step(policy, sampler, itr)
-        mine = {"steps": own.env_steps, "episodes": own.episodes.to_plain(), "metrics": sampler.inner.metrics()}
+        played = numbered(own.episodes, sampler.first_slot)
+        mine = {"steps": own.env_steps, "episodes": played.to_plain(), "metrics": sampler.inner.metrics()}
         told = gathered(policy.comm, {**mine, "ended": sampler.ended(len(own.episodes))})
         sampler.told([x["metrics"] for x in told])
         episodes = join_episodes([Episodes(**x["episodes"]) for x in told])

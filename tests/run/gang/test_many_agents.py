@@ -43,6 +43,18 @@ def test_two_learners_of_two_policies_are_one_and_go_on_as_one(tmp_path: Path) -
     _same(ps.load(tmp_path / "1"), ps.load(tmp_path / "2"))
 
 
+def test_self_play_counts_the_matches_of_all_learners(tmp_path: Path) -> None:
+    found = {}
+    for learners in (1, 2):
+        algo = ps.SelfPlay(ps.PPO(net=ps.Net(hidden=(8,)), epochs=1, minibatch=32), interval=1)
+        exp = ps.Experiment("penstock.envs.toy:Nim", algo, ps.SerialSampler(T=8, B=5))
+        run = config(tmp_path / str(learners), learners, 100)
+        found[learners] = ps.train(ps.override(exp, {"run": run, "run.eval_episodes": 0})).metrics
+    played = {name: x for name, x in found[1].items() if name.startswith("self_play/")}
+    assert played["self_play/games"] > 0
+    assert played == {name: found[2][name] for name in played}
+
+
 def _same(one: object, other: object) -> None:
     assert isinstance(one, ps.PolicySet) and isinstance(other, ps.PolicySet)
     theirs = other.parameters()
