@@ -46,7 +46,7 @@ LIMIT_S = 200.0
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests outlive every collection of garbage, which need not look at them: 0.3 s each time that one asks."""
+    """Modules and tests outlive every collection of garbage, which need not look at them: 0.2 s a time."""
     gc.collect()
     gc.freeze()
 

@@ -75,7 +75,8 @@ def test_ended_by_a_signal(
         pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
     folder, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(SCRIPT)
-    driver = zygote.script(script, str(folder), backend)
+    forked = backend == "processes" and number != signal.SIGKILL
+    driver = zygote.script(script, str(folder), backend, forked=forked)
     until(lambda: any(x.name.isdigit() for x in folder.glob("checkpoints/*")), driver)
     below = psutil.Process(driver.pid).children(recursive=True)
     assert len(below) >= 2

@@ -137,7 +137,7 @@ def test_a_runner_is_lost_and_replaced(how: str, backend: Any, tmp_path: Any) ->
 
 def test_an_exception_reaches_the_driver(backend: Any, tmp_path: Any) -> None:
     env = EnvConfig(Ends, {"how": "raise", "path": str(tmp_path / "count")})
-    sampler, _ = live(RunnerSampler(2, ps.SerialSampler(8, 1), backend, object_store_mb=80), env, ps.PPO())
+    sampler, _ = live(RunnerSampler(1, ps.SerialSampler(8, 2), backend, object_store_mb=80), env, ps.PPO())
     try:
         with pytest.raises(ps.EnvWorkerError, match=r"(?s)runner \d .*the arm is stuck"):
             for itr in range(20):
@@ -148,7 +148,7 @@ def test_an_exception_reaches_the_driver(backend: Any, tmp_path: Any) -> None:
 
 def test_a_wrong_environment_is_a_config_error(backend: Any) -> None:
     with pytest.raises(ps.ConfigError, match="NoSuchEnv"):
-        RunnerSampler(2, ps.SerialSampler(8, 1), backend, object_store_mb=80).build("NoSuchEnv-v0")
+        RunnerSampler(1, ps.SerialSampler(8, 1), backend, object_store_mb=80).build("NoSuchEnv-v0")
 
 
 def test_other_versions_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ SAMPLERS = {
     "async-cpu": "ps.AsyncCpuSampler(ps.CpuSampler(T=16, B=4, workers=1))",
     "async-alternating": "ps.AsyncAlternatingSampler(ps.AlternatingSampler(T=16, B=4, workers=1))",
 }
+AS_USERS_DO = {"gpu", "alternating", "async-alternating"}
+"""Kinds whose workers are no forks of the learner: env workers, which need no torch, and one process of samplers."""
 LIMIT_S = 100.0
 """For a process to be gone, which on a busy machine waits for its turn; asleep for 1000 s, none ends by itself."""
 SAMPLE = "for itr in range(10): sampler.obtain_samples(itr)"
@@ -56,7 +58,7 @@ def started(zygote: Zygote, until: Any, tmp_path: Path, kind: str, end: str = SA
     """A learner that has just said so."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).format(sampler=SAMPLERS[kind], end=end))
-    child = zygote.script(script)
+    child = zygote.script(script, forked=kind not in AS_USERS_DO)
     until(lambda: says in child.output, child)
     return child
 

@@ -287,6 +287,7 @@ def test_drop_goes_on_without_the_slots_of_the_worker(kind: str) -> None:
         sampler.shutdown()
 
 
+@pytest.mark.usefixtures("forked")
 def test_past_the_budget_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_FIRST_DELAY_S", 0.01)
     sampler = live("gpu", EnvConfig(FaultEnv, {"fault": "sigkill_in_step", "at": 1}))
