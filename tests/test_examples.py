@@ -51,6 +51,24 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        name, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        there = page.parent / name if name else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
+
+
 def run(command: list[str], folder: Path) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)

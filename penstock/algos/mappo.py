@@ -2,10 +2,13 @@
 
 Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games", arXiv:2103.01955. The critic is
 given the agent's own observation and `obs["state"]` side by side (section 5.2, "agent-specific"); rows of agents that
-are dead or absent are not trained on, so they need no zeros (section 5.4). Loss and targets are those of PPO.
+are dead or absent are not trained on, so they need no zeros (their appendix, "death masking"). Loss and targets are
+those of PPO.
 
-Differs from the paper: values are not normalised (`net.normalize_reward` scales what they are of), the value loss is
-not clipped, and with a recurrent net the actor alone has memory.
+Differs from the paper: values are not normalised (`net.normalize_reward` scales what they are of); the value loss is
+half the square, not clipped and not Huber's; a pass is made of minibatches, where theirs is one of the whole batch
+(section 5.3); inputs are normalised only with `net.normalize_obs`; nothing that an observation shares with the state is
+left out of it; and with a recurrent net the actor alone has memory.
 """
 
 from __future__ import annotations

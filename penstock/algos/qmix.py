@@ -5,8 +5,11 @@ network of them that rises with each, its weights made from the state of the tea
 greedy action is the greedy action of each agent (eq. 5), so agents act alone. One policy plays all agents of the team;
 where they should differ, their observations say who is who.
 
-Differs from the papers: no memory, n-step targets may be used, Adam, truncated episodes bootstrap, and an agent that is
-dead or absent enters neither the sum nor the mixer (a row is of those that acted).
+Differs from the papers: no memory, and no last action among the inputs; samples are transitions, not episodes, and
+n-step targets may be used; targets are those of double Q-learning, as in the authors' code (`double=False`: eq. 6 as it
+stands); Adam, not RMSprop; target networks and epsilon go by gradient steps and by the run, not by episodes; truncated
+episodes bootstrap; and an agent that is dead or absent enters neither the sum nor the mixer (a row is of those that
+acted).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from penstock.replay.replay import Replay, ReplaySchedule
 
 
 def postprocess_fn(agent: TeamQAgent, x: TrainBatch, cfg: QMIX) -> TrainBatch:
-    """Adds `target` [N]: r + discount * Q_tot_target(next, each agent's argmax Q)  (eq. 6)."""
+    """Adds `target` [N]: r + discount * Q_tot_target(next, each agent's argmax Q)  (eq. 6; `double` says whose Q)."""
     following, there = x["next"].flat(), x["next_valid"]
     out = agent.q.bootstrap(following)
     best = agent.q.greedy(following, agent.q(following) if cfg.double else out)

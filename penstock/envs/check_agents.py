@@ -230,8 +230,8 @@ class _Watch:
                 raise EnvContractError(
                     f"slot 0 of {self._name} in {method}() at episode {len(self.reset_s) - 1}, agent {agent!r}: the "
                     "observation that was returned before has changed; return new memory at every step (obs.copy()), "
-                    "or wrap one that is not yours (--wrappers penstock.envs.wrappers:copy_obs): whoever keeps it would "
-                    "keep something else"
+                    "or wrap an environment that is not yours (--wrappers penstock.envs.wrappers:copy_obs): whoever "
+                    "keeps it would keep something else"
                 )
 
     def _look_at_rewards(self) -> None:
@@ -242,8 +242,8 @@ class _Watch:
             if agent not in self._agents and agent not in before and np.any(reward):
                 raise EnvContractError(
                     f"slot 0 of {self._name} in step() at episode {len(self.reset_s) - 1}, agent {agent!r}: rewards it "
-                    f"with {reward} though it is not in env.agents {self._agents}; give an agent its last reward before "
-                    "it goes"
+                    f"with {reward} though it is not in env.agents {self._agents}; give an agent its last reward "
+                    "before it goes"
                 )
 
 

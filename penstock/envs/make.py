@@ -44,8 +44,8 @@ _EXTRAS = {
     "mpe2": "pettingzoo",
 }
 _DERIVE = (
-    "derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of yours or of "
-    "shimmy (wrappers=, --wrappers)"
+    "derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of yours or "
+    "of shimmy (wrappers=, --wrappers)"
 )
 _OLD_GYM = (
     "that is the old `gym`, which Gymnasium has replaced: `import gymnasium as gym` and derive from gymnasium.Env, or "

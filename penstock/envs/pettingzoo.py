@@ -149,8 +149,8 @@ def agents_of(env: AgentsEnv, name: str) -> tuple[str, ...]:
     """`possible_agents`. Raises ConfigError unless they are distinct texts."""
     if isinstance(env.possible_agents, (set, frozenset)):
         raise ConfigError(
-            f"{name}: possible_agents is a set, {sorted(map(str, env.possible_agents))} in some order; expected a list: "
-            "other processes would seat the agents otherwise"
+            f"{name}: possible_agents is a set, {sorted(map(str, env.possible_agents))} in some order; expected a "
+            "list: other processes would seat the agents otherwise"
         )
     agents: Sequence[Any] = list(env.possible_agents)
     if not agents or not all(isinstance(agent, str) for agent in agents) or len({*agents}) != len(agents):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from penstock.core.errors import ConfigError, nearest
+from penstock.core.errors import ConfigError, nearest, words_of
 from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec, describe
 
@@ -67,7 +67,12 @@ class Seating:
                 )
             name = self.mapping[agent]
         else:
-            name = self.mapping(agent, episode, seed)
+            try:
+                name = self.mapping(agent, episode, seed)
+            except Exception as error:
+                raise ConfigError(
+                    f"policy_mapping_fn raised {words_of(error)} for agent {agent!r} in episode {episode}, seed {seed}"
+                ) from error
         if name not in self.policies:
             raise ConfigError(
                 f"policy_mapping_fn names {name!r} for agent {agent!r} in episode {episode}, seed {seed}; "

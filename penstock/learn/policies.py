@@ -79,8 +79,8 @@ class Policies:
         if self.policies_to_train == ():
             raise ConfigError("policies_to_train=(); expected at least one policy id, or None for all")
         for name, count in (self.seats or {}).items():
-            if count < 1:
-                raise ConfigError(f"seats[{name!r}]={count}; expected 1 or more agents of an environment")
+            if type(count) is not int or count < 1:
+                raise ConfigError(f"seats[{name!r}]={count!r}; expected 1 or more agents of an environment")
 
     @property
     def batch(self) -> BatchSpec:

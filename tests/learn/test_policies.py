@@ -28,6 +28,11 @@ TWO = AgentSpecs({"red": SPEC, "blue": SPEC}, turns=False)
 ODD = AgentSpecs({"red": SPEC, "blue": WIDE, "green": SPEC}, turns=True)
 
 
+def wrong(value: Any) -> Any:
+    """A value of another type than is asked for."""
+    return value
+
+
 def by_episode(agent: str, episode: int, seed: int) -> str:
     return "ab"[(episode + (agent == "red")) % 2]
 
@@ -97,6 +102,8 @@ def test_each_policy_has_the_spec_of_the_agents_that_it_plays() -> None:
         (lambda: ps.Policies({"a": PPO}, {"red": "b"}), "policy_mapping_fn names the policy 'b'"),
         (lambda: ps.Policies({"a": PPO}, seats={"b": 1}), "seats names the policy 'b'"),
         (lambda: ps.Policies({"a": PPO}, seats={"a": 0}), "expected 1 or more agents"),
+        (lambda: ps.Policies({"a": PPO}, seats=wrong({"a": 2.0})), r"seats\['a'\]=2.0; expected 1 or more agents"),
+        (lambda: ps.Policies({"a": PPO}, seats=wrong({"a": "2"})), r"seats\['a'\]='2'; expected 1 or more agents"),
         (lambda: ps.Policies({"a": PPO}, policies_to_train=("b",)), "policies_to_train names the policy 'b'"),
         (lambda: ps.Policies({"a": PPO}, policies_to_train=()), "at least one policy id"),
         (lambda: ps.Policies({"a": PPO}, lambda agent: "a"), "policy_mapping_fn"),

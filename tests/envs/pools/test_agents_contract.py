@@ -266,10 +266,20 @@ def test_a_mapping_that_changes_within_an_episode() -> None:
         Driver(config, 2, 64).play(9)
 
 
+def raising(agent: str, episode: int, seed: int) -> str:
+    raise KeyError(agent)
+
+
 @pytest.mark.parametrize(
     ("policies", "mapping", "seats", "words"),
     [
         (("a",), {"agent_0": "a", "agent_1": "b"}, None, "names 'b' for agent 'agent_1'"),
+        (
+            ("a",),
+            raising,
+            {"a": 2},
+            r"policy_mapping_fn raised KeyError: 'agent_0' for agent 'agent_0' in episode 0, seed \d",
+        ),
         (("a",), {"agent_0": "a"}, None, "names no policy for agent 'agent_1'"),
         (("a", "b"), {"agent_0": "a", "agent_1": "a"}, None, "policy 'b' plays no agent"),
         (("a", "b"), None, None, "without a policy_mapping_fn"),

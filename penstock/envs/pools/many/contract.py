@@ -20,8 +20,8 @@ NO_CHOICE = (
     "episode"
 )
 _RLLIB = (
-    "'__all__' is of RLlib's MultiAgentEnv: PettingZoo's API, which is expected here, has a flag for each agent, and an "
-    "empty env.agents once all are over"
+    "'__all__' is of RLlib's MultiAgentEnv: PettingZoo's API, which is expected here, has a flag for each agent, and "
+    "an empty env.agents once all are over"
 )
 _PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
