@@ -155,3 +155,26 @@ def test_replays_of_several_policies_are_loaded_each_from_its_own(tmp_path: Path
     assert len(other.replays["rare"]) == 0
     with pytest.raises(CheckpointError, match=r"policies \['red'\]; this run has \['blue', 'rare', 'red'\]"):
         other.load_state_dict({"red": replay.replays["red"].state_dict()}, {})
+
+
+@pytest.mark.parametrize("storage", ["ring", "frames"])
+@pytest.mark.parametrize("index", ["uniform", "prioritized", "fifo"])
+def test_a_copy_goes_on_as_the_original(storage: str, index: str, tmp_path: Path) -> None:
+    """Arrays that are views of one another stay so: what is appended to the copy is what it draws."""
+    replay = made(storage, index, "transitions", tmp_path)
+    batches = [batch for batch, _ in random_batches(1, 4, B, 12, "next_step", 0.2, False)]
+    for batch in batches[:6]:
+        replay.append(batch)
+    copied = copy.deepcopy(replay)
+    for k, batch in enumerate(batches[6:]):
+        replay.append(batch)
+        expected = drawn(replay, k, 2)
+        if k == 3 and index != "fifo":
+            assert not all(np.array_equal(x, y) for x, y in zip(drawn(copy.deepcopy(copied), k, 2), expected))
+        copied.append(batch)
+        assert all(np.array_equal(x, y) for x, y in zip(drawn(copied, k, 2), expected, strict=True))
+
+
+def test_a_copy_of_rows_in_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="save a checkpoint, or copy the policy's agent alone"):
+        copy.deepcopy(made("files", "uniform", "transitions", tmp_path))
