@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,8 @@ from penstock.envs.pools.many.rows import column_of, row_writer, writable
 from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import Group, OpenEpisode, PoolState, row_views
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import STEPPING, Reset, action_reader, row_checker
+from penstock.envs.pools.serial import STEPPING, action_reader, row_checker
+from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 
 _CHECK_EVERY = 64
 
@@ -75,35 +76,17 @@ class SimultaneousPool(AgentsPool):
     environment's episode is the reset row of all its seats.
 
     Args:
-        config: with its seating. slots: numbers of the environments among those of all samplers of the run. The others
-            are `SerialPool`'s, where a slot is an environment.
-        discount: of the logged episodes. journal_steps: environment steps kept to replay open episodes on resume.
+        config: with its seating. slots: numbers of the environments among those of all samplers of the run.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        seed: int,
-        slots: slice,
-        *,
-        reset: Reset = "next_step",
-        max_decorrelation_steps: int = 0,
-        episodes: Sequence[int] | None = None,
-        evaluation: bool = False,
-        mark: MutableSequence[int] | None = None,
-        ledger: Any = None,
-        evaluation_ledger: Callable[[int], Any] | None = None,
-        discount: float = 0.99,
-        journal_steps: int = 100_000,
-    ) -> None:
-        self.host = host = AgentEnvs(config, slots, evaluation, mark, ledger, turns=False)
+    def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
+        self.host = host = AgentEnvs(config, slots, settings, turns=False)
         seating, E = host.seating, len(host.envs)
-        self.evaluation, self._batch_end, self._decorrelate = evaluation, reset == "batch_end", max_decorrelation_steps
-        self._evaluation_ledger, self._journal_steps = evaluation_ledger, journal_steps
+        self.settings, self.evaluation, self._batch_end = settings, settings.evaluation, settings.reset == "batch_end"
         self.specs, self.seats, self.info_keys = seating.specs, seating.seats, host.info_keys
         self._columns = [E * n for n in seating.seats]
         self.groups = tuple(Group(p, slice(0, B)) for p, B in enumerate(self._columns))
-        self.account = Account(E, seating.agents, self.info_keys, discount)
+        self.account = Account(E, seating.agents, self.info_keys, settings.discount)
         self.there = ParallelEnvs(host)
         self._steps = [env.step for env in host.envs]
         self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
@@ -112,7 +95,7 @@ class SimultaneousPool(AgentsPool):
         self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
         self._outs: Sequence[SampleBatch] = ()
         self._rows: list[list[_Views]] = []
-        self.restart(seed, episodes)
+        self.restart(seed, settings.episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
@@ -125,7 +108,7 @@ class SimultaneousPool(AgentsPool):
         """Return, discounted, weight of the next, tick of opening."""
         self._summed = [(sums[0], sums[1], sums[2]) for sums in self._sums]
         self._ahead: dict[int, Any] = {}
-        self._journal = ParallelJournal(self.seats, len(self.host.envs), self._journal_steps)
+        self._journal = ParallelJournal(self.seats, len(self.host.envs), self.settings.journal_steps)
         self._sent, self._given = 0, -1
         self._unstarted = True
 
@@ -382,7 +365,7 @@ class SimultaneousPool(AgentsPool):
         for e in range(len(self.host.envs)):
             if not self.idle[e]:
                 self._put_row_0(e, self._open(e, 0), {})
-                if self._decorrelate:
+                if self.settings.max_decorrelation_steps:
                     self._random_steps(e)
 
     def _put_row_0(self, e: int, steps: Sequence[AgentStep], actions: dict[str, Tree]) -> None:
@@ -410,7 +393,7 @@ class SimultaneousPool(AgentsPool):
 
     def _random_steps(self, e: int) -> None:
         """Takes 1 to `max_decorrelation_steps` random steps in environment e, and leaves row 0 where they end."""
-        host, limit, slot = self.host, self._decorrelate, self.first_slot + e
+        host, limit, slot = self.host, self.settings.max_decorrelation_steps, self.first_slot + e
         sizes = [action_noise_size(spec.action) for spec in self.specs]
         names, n = host.seating.agents, max(sizes)
         u = uniform(host.seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), limit + 1, n * len(names))[:, 0]

@@ -7,7 +7,7 @@ batch ends moves, action and info included, to row 0 of the next; its place and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ from penstock.envs.pools.many.turn_source import last_turn
 from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import Group, Ints, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import STEPPING, Reset, action_reader, obs_writer
+from penstock.envs.pools.serial import STEPPING, action_reader, obs_writer
+from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 
 _CHECK_EVERY = 64
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
@@ -42,9 +43,7 @@ class TurnPool(AgentsPool):
     An environment is out of room where the agent whose turn it is has no row left; it goes on in the next batch.
 
     Args:
-        config: with its seating. slots: numbers of the environments among those of all samplers of the run. The others
-            are `SerialPool`'s, where a slot is an environment.
-        discount: of the logged episodes. journal_steps: moves kept to replay an open episode on resume.
+        config: with its seating. slots: numbers of the environments among those of all samplers of the run.
 
     Raises:
         ConfigError: `reset="batch_end"` or random first steps, which are of lockstep.
@@ -52,38 +51,23 @@ class TurnPool(AgentsPool):
 
     takes_turns = True
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        seed: int,
-        slots: slice,
-        *,
-        reset: Reset = "next_step",
-        max_decorrelation_steps: int = 0,
-        episodes: Sequence[int] | None = None,
-        evaluation: bool = False,
-        mark: MutableSequence[int] | None = None,
-        ledger: Any = None,
-        evaluation_ledger: Callable[[int], Any] | None = None,
-        discount: float = 0.99,
-        journal_steps: int = 100_000,
-    ) -> None:
-        if reset != "next_step":
+    def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
+        if settings.reset != "next_step":
             raise ConfigError(
-                f"sampler.reset={reset!r} with {config.name}, whose agents take turns: its environments are out of "
-                "step anyway; use reset='next_step'"
+                f"sampler.reset={settings.reset!r} with {config.name}, whose agents take turns: its environments are "
+                "out of step anyway; use reset='next_step'"
             )
-        if max_decorrelation_steps:
+        if settings.max_decorrelation_steps:
             raise ConfigError(
-                f"sampler.max_decorrelation_steps={max_decorrelation_steps} with {config.name}, whose agents take "
-                "turns: random first moves would belong to agents that have not moved; use 0"
+                f"sampler.max_decorrelation_steps={settings.max_decorrelation_steps} with {config.name}, whose agents "
+                "take turns: random first moves would belong to agents that have not moved; use 0"
             )
-        self.host = host = AgentEnvs(config, slots, evaluation, mark, ledger, turns=True)
+        self.host = host = AgentEnvs(config, slots, settings, turns=True)
         seating, E = host.seating, len(host.envs)
-        self.evaluation, self._evaluation_ledger, self._journal_steps = evaluation, evaluation_ledger, journal_steps
+        self.settings, self.evaluation = settings, settings.evaluation
         self.specs, self.seats, self.info_keys = seating.specs, seating.seats, host.info_keys
         self.groups = tuple(Group(p, slice(0, E * n)) for p, n in enumerate(seating.seats))
-        self.account = Account(E, seating.agents, self.info_keys, discount)
+        self.account = Account(E, seating.agents, self.info_keys, settings.discount)
         self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
         self._writers = [obs_writer(spec.obs) for spec in self.specs]
         self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
@@ -91,7 +75,7 @@ class TurnPool(AgentsPool):
         self._tell = host.showing.anything
         self._steps = [env.step for env in host.envs]
         self._outs: Sequence[SampleBatch] = ()
-        self.restart(seed, episodes)
+        self.restart(seed, settings.episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
@@ -99,7 +83,7 @@ class TurnPool(AgentsPool):
         self.host.restart(seed, episodes)
         self.account.restart()
         self._columns = [[Column(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
-        self.there = there = TurnEnvs(self.host, self.account, self._journal_steps)
+        self.there = there = TurnEnvs(self.host, self.account, self.settings.journal_steps)
         self.host.step_of = lambda e: there.moves[e]
         self._waiting: list[Column | None] = [None] * E
         """Column whose turn waits for an action, None of an environment that is out of room or has no episode left."""

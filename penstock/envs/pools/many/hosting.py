@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +17,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import fail, last, refuse_obs, slot_at
 from penstock.envs.pools.pool import EpisodeLog, PoolState
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
+from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.seats import Seating, Seats
 from penstock.envs.shown import Showing, check_shown
 
@@ -26,23 +27,15 @@ class AgentEnvs:
 
     Args:
         config: with its seating. slots: numbers of the environments among those of all samplers of the run.
-        episodes, evaluation, mark, ledger: as of `SerialPool`, where a slot is an environment.
+        turns: its agents take turns.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        slots: slice,
-        evaluation: bool,
-        mark: MutableSequence[int] | None,
-        ledger: Any,
-        turns: bool,
-    ) -> None:
+    def __init__(self, config: EnvConfig, slots: slice, settings: PoolSettings, turns: bool) -> None:
         E = slots.stop - slots.start
-        self.config, self.slots, self.evaluation = config, slots, evaluation
+        self.config, self.slots, self.evaluation = config, slots, settings.evaluation
         self.seating = seating_of(config)
-        self.mark = [0] * 6 if mark is None else mark
-        self.ledger = np.zeros((E, 3), np.int64) if ledger is None else ledger
+        self.mark = [0] * 6 if settings.mark is None else settings.mark
+        self.ledger = np.zeros((E, 3), np.int64) if settings.ledger is None else settings.ledger
         self.envs, self.tick, self.seed = list[Any](), 0, 0
         self.episode = [-1] * E
         self.step_of: Callable[[int], int] | None = None
