@@ -22,6 +22,7 @@ from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import NO_CHOICE
 from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
 from penstock.envs.pools.many.replaying import offers_state
+from penstock.envs.pools.many.rows import turns_writer
 from penstock.envs.pools.many.turn_columns import Column, Player, begin_batch, idle_rest
 from penstock.envs.pools.many.turn_envs import TurnEnvs
 from penstock.envs.pools.many.turn_journal import replay_turns
@@ -70,6 +71,7 @@ class TurnPool(AgentsPool):
         self.account = Account(E, seating.agents, self.info_keys, settings.discount)
         self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
         self._writers = [obs_writer(spec.obs) for spec in self.specs]
+        self._turns_writers = [turns_writer(spec.obs) for spec in self.specs]
         self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
         self._nulls = [tree_leaves(spec.null_action) for spec in self.specs]
         self._tell = host.showing.anything
@@ -87,8 +89,14 @@ class TurnPool(AgentsPool):
         self.host.step_of = lambda e: there.moves[e]
         self._waiting: list[Column | None] = [None] * E
         """Column whose turn waits for an action, None of an environment that is out of room or has no episode left."""
-        self._turn: list[tuple[str, Any] | None] = [None] * E
+        self._pending: list[tuple[Ints, Ints] | None] = [None] * len(self.seats)
+        """By policy what `pending` returns, once it has been asked since the last sweep."""
+        self._turn: list[tuple[str, Player, Any] | None] = [None] * E
         """Agent whose turn it is, and what it sees; None while nobody's is."""
+        self._closing: list[list[tuple[Column, str, Any, Any]]] = [[] for _ in self.seats]
+        """By policy the rows that close at the end of this sweep: agent, observation and reward.
+
+        Those of environments that have not stopped at them are written at once: they may change what they gave."""
         self._held: list[tuple[Column, list[Any]]] = []
         self._sent, self._given = 0, -1
         self._first_batch, self._whole, self._look = True, False, False
@@ -130,12 +138,15 @@ class TurnPool(AgentsPool):
         self._whole = False
         for e in range(len(self._waiting)):
             self._advance(e)
-        self._finish_if_whole()
+        self._finish_sweep()
 
     def pending(self, group: int) -> tuple[Ints, Ints]:
-        waiting = [x for x in self._waiting if x is not None and x.policy == group]
-        slots = np.array([x.index for x in waiting], np.int64)
-        return slots, np.array([x.cursor for x in waiting], np.int64)
+        found = self._pending[group]
+        if found is None:
+            waiting = [x for x in self._waiting if x is not None and x.policy == group]
+            slots = np.array([x.index for x in waiting], np.int64)
+            self._pending[group] = found = slots, np.array([x.cursor for x in waiting], np.int64)
+        return found
 
     def send(self, group: int, row: int) -> None:
         self._sent += 1
@@ -228,7 +239,7 @@ class TurnPool(AgentsPool):
         obs, _, _, _, info = env.last()
         if self._tell:
             obs = host.show(e, "step", agent, obs, info, self.there.state(e, env))
-        self._turn[e] = agent, obs
+        self._turn[e] = agent, self.there.players[e][agent], obs
         return True
 
     def _action_of(self, agent: str, leaves: list[Any]) -> Any:
@@ -257,16 +268,16 @@ class TurnPool(AgentsPool):
             self._move(e, column, chosen[e])
             self._advance(e)
         mark[1] = 0
-        self._finish_if_whole()
+        self._finish_sweep()
 
     def _move(self, e: int, column: Column, action: Any) -> None:
         """The agent whose turn it is acts."""
         turn = self._turn[e]
         assert turn is not None
-        agent = turn[0]
+        agent, player, _ = turn
         column.cursor += 1
         column.open = True
-        self.there.players[e][agent].turns += 1
+        player.turns += 1
         self.there.moves[e] += 1
         self.there.journals[e].add(self.host.index[agent], action)
         self._turn[e] = self._waiting[e] = None
@@ -279,8 +290,8 @@ class TurnPool(AgentsPool):
         """Lets an environment run to the next turn that waits for an action, or to where there is no room for it."""
         host, there, env, players = self.host, self.there, self.host.envs[e], self.there.players[e]
         while True:
-            if self._turn[e] is not None:  # it found no room in the batch before
-                self._place(e)
+            if (turn := self._turn[e]) is not None:  # it found no room in the batch before
+                self._place(e, *turn)
                 return
             if host.over[e]:
                 if host.left[e] <= 0:
@@ -332,16 +343,13 @@ class TurnPool(AgentsPool):
                 player.column = column = self._columns[policy][index]
             if self._masked[column.policy] and b"\1" not in obs[MASK_KEY].tobytes() and not obs[MASK_KEY].any():
                 host.refuse(e, "step", agent, NO_CHOICE)
-            self._turn[e] = agent, obs
-            self._place(e)
+            self._turn[e] = agent, player, obs
+            self._place(e, agent, player, obs)
             return
 
-    def _place(self, e: int) -> None:
+    def _place(self, e: int, agent: str, player: Player, obs: Any) -> None:
         """Finds a row for the turn of environment e: it waits for an action there, or for the next batch."""
-        turn = self._turn[e]
-        assert turn is not None
-        agent, obs = turn
-        column = self.there.players[e][agent].column
+        column = player.column
         assert column is not None
         if column.closed:
             p, b, out = column.policy, column.index, self._outs[column.policy]
@@ -375,18 +383,21 @@ class TurnPool(AgentsPool):
         info: Any,
     ) -> None:
         """The turn that was open is a row."""
-        p, b, c = column.policy, column.index, column.cursor
-        self._write(column.e, agent, p, b, c, obs)
-        c -= 1
-        self._reward[p][c, b] = reward
-        self._valid[p][c, b] = True
+        p, b, c = column.policy, column.index, column.cursor - 1
         column.open = False
         player.return_ += reward
         player.discounted += player.weight * reward
         player.weight *= self.account.discount
-        if terminated or truncated:
-            out = self._outs[p]
-            out.terminated[c, b], out.truncated[c, b] = terminated, truncated
+        over = terminated or truncated
+        if over or self._look or self.host.episode[column.e] == 0:
+            self._write(column.e, agent, p, b, c + 1, obs)
+            self._reward[p][c, b] = reward
+            self._valid[p][c, b] = True
+            if over:
+                out = self._outs[p]
+                out.terminated[c, b], out.truncated[c, b] = terminated, truncated
+        else:
+            self._closing[p].append((column, agent, obs, reward))
         if info:
             for key, value in self.account.report(column.e, agent, info).items():
                 if key in self._info[p]:
@@ -401,8 +412,24 @@ class TurnPool(AgentsPool):
         elif self._look or host.episode[e] == 0:
             host.check_obs(e, "step", agent, p, obs)
 
-    def _finish_if_whole(self) -> None:
-        """Once no environment has room: takes out the open turns, and makes the rest of each column idle."""
+    def _write_closing(self, p: int) -> None:
+        """Writes the rows of a policy that close at the end of this sweep."""
+        closing, self._closing[p] = self._closing[p], []
+        columns, agents, found, rewards = zip(*closing)
+        rows, slots = np.array([x.cursor for x in columns]), np.array([x.index for x in columns])
+        if not self._turns_writers[p](self._outs[p].obs, (rows, slots), found):
+            for column, agent, obs in zip(columns, agents, found):
+                self._write(column.e, agent, p, column.index, column.cursor, obs)
+        rows -= 1
+        self._reward[p][rows, slots] = rewards
+        self._valid[p][rows, slots] = True
+
+    def _finish_sweep(self) -> None:
+        """Writes what is left; once no environment has room takes out the open turns, and idles the rest of columns."""
+        self._pending = [None] * len(self._pending)
+        for p, closing in enumerate(self._closing):
+            if closing:
+                self._write_closing(p)
         if any(column is not None for column in self._waiting):
             return
         self._whole, self._first_batch = True, False

@@ -223,6 +223,7 @@ class Account:
     def __init__(self, E: int, agents: Sequence[str], info_keys: Sequence[str], discount: float) -> None:
         self._shape, self._keys, self.discount = (E, len(agents)), info_keys, discount
         self._index = {agent: k for k, agent in enumerate(agents)}
+        self._absent = [(-1, 0.0, 0.0, 0, False)] * len(agents)  # as `ended` of one that was not there
         self.log = EpisodeLog.allocate(E, 0, len(agents), info_keys)
         self.restart()
 
@@ -258,15 +259,12 @@ class Account:
         """The episode of environment e is over."""
         log = self.log
         m = int(log.count[e])
-        log.steps[e, m], log.policy[e, m] = steps, -1
-        for x in (log.return_, log.discounted, log.length, log.terminated):
-            x[e, m] = 0
+        log.steps[e, m] = steps
         for column in log.columns.values():
             column[e, m] = np.nan
-        if ended := self.ended[e]:
-            columns = log.policy, log.return_, log.discounted, log.length, log.terminated
-            for x, values in zip(columns, zip(*ended.values())):
-                x[e, m, [*ended]] = values
+        ended = [*map(self.ended[e].get, range(self._shape[1]), self._absent)]
+        for x, values in zip((log.policy, log.return_, log.discounted, log.length, log.terminated), zip(*ended)):
+            x[e, m] = values
         for k, found in self.reported[e].items():
             for key, value in found.items():
                 log.columns[key][e, m, k] = value
