@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,11 +62,12 @@ class _Row:
         """Of agents that must go on."""
         self.partly: list[int] = []
         """Environments in which not every seat has an agent that acted and goes on."""
-        self.invalid: list[list[int]] = [[] for _ in range(policies)]
-        """Columns of each policy whose row is not valid."""
-        self.came: list[list[int]] = [[] for _ in range(policies)]
-        """Columns of each policy in which an agent comes."""
-        self.ended: list[list[tuple[int, AgentStep]]] = [[] for _ in range(policies)]
+        self.invalid: list[tuple[int, int]] = []
+        """Policy and column where the row is not valid."""
+        self.came: list[tuple[int, int]] = []
+        """Policy and column where an agent comes."""
+        self.ended: list[tuple[int, AgentStep]] = []
+        """Environment and last step of an agent."""
         self.over: list[int] = []
 
 
@@ -106,7 +108,8 @@ class SimultaneousPool(AgentsPool):
         """Environments that take no part for now."""
         self._sums = [np.zeros((4, B)) for B in self._columns]
         """Return, discounted, weight of the next, tick of opening."""
-        self._summed = [(sums[0], sums[1], sums[2]) for sums in self._sums]
+        self._unsummed = 0
+        """Row of the batch from which on rewards are not in the sums yet."""
         self._ahead: dict[int, Any] = {}
         self._journal = ParallelJournal(self.seats, len(self.host.envs), self.settings.journal_steps)
         self._sent, self._given = 0, -1
@@ -148,7 +151,7 @@ class SimultaneousPool(AgentsPool):
                 column.fill(np.nan)
         if self._batch_end:
             self.idle = [left <= 0 for left in self.host.left]
-        self._sent = 0
+        self._sent = self._unsummed = 0
 
     def send(self, group: int, row: int) -> None:
         self._sent += 1
@@ -156,6 +159,7 @@ class SimultaneousPool(AgentsPool):
             self._sent = 0
             self._step(row)
             if row == len(self._rows) - 1:
+                self._sum_up(row + 1)
                 self._journal.record(self._outs)
 
     def recv(self) -> int:
@@ -230,7 +234,7 @@ class SimultaneousPool(AgentsPool):
         mark, row = host.mark, _Row(len(views))
         host.tick += 1
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
-        actions = [x for to_env, view in zip(self._to_env, views) for x in to_env(view.action)]
+        actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
         e, result, chosen = 0, None, dict[str, Any]()
         try:
             for e, env, step, names, own, full in zip(
@@ -277,11 +281,8 @@ class SimultaneousPool(AgentsPool):
             view.terminated.fill(False)
             view.truncated.fill(False)
             view.valid.fill(True)
-            return_, discounted, weight = self._summed[p]
-            return_ += view.reward
-            discounted += weight * view.reward
-            weight *= self.account.discount
         if row.partly:
+            self._sum_up(at + 1)
             self._change(row, views)
         everyone = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
         look = everyone or 0 in host.episode
@@ -290,6 +291,23 @@ class SimultaneousPool(AgentsPool):
             legal = not self._masked[p] or view.obs[MASK_KEY].any(1).all()
             if not (sound and legal and math.hypot(*row.rewards[p]) < LARGEST_REWARD):
                 check_values(there, p, view.obs, row.rewards[p], everyone)
+
+    def _sum_up(self, rows: int) -> None:
+        """Adds the rewards of so many rows of the batch to the sums, one row after the other."""
+        start, self._unsummed = self._unsummed, rows
+        for sums, out in zip(self._sums, self._outs):
+            reward = out.reward[start:rows].astype(np.float64)
+            if len(reward) == 0:
+                continue
+            return_, discounted, weight, _ = sums
+            weights = np.full((len(reward) + 1, len(weight)), self.account.discount)
+            weights[0] = weight
+            np.multiply.accumulate(weights, out=weights)
+            discounts = weights[:-1] * reward
+            reward[0] += return_
+            discounts[0] += discounted
+            sums[0], sums[1] = np.add.accumulate(reward)[-1], np.add.accumulate(discounts)[-1]
+            sums[2] = weights[-1]
 
     def _open(self, e: int, row: int) -> list[AgentStep]:
         """Resets an environment, unless it has been in advance; `row` is the first of its episode."""
@@ -307,37 +325,37 @@ class SimultaneousPool(AgentsPool):
             for b in range(e * n, e * n + n):
                 step = at.get((p, b))
                 if step is None:
-                    row.invalid[p].append(b)
+                    row.invalid.append((p, b))
                     row.obs[p].append(column_of(views[p].before, b))
                     row.rewards[p].append(0.0)
                     continue
                 row.obs[p].append(step.obs)
                 row.rewards[p].append(step.reward)
                 if not step.valid:
-                    row.invalid[p].append(b)
-                    row.came[p].append(b)
+                    row.invalid.append((p, b))
+                    row.came.append((p, b))
                 elif step.terminated or step.truncated:
-                    row.ended[p].append((e, step))
+                    row.ended.append((e, step))
         if steps and self.host.over[e]:
             row.over.append(e)
 
     def _change(self, row: _Row, views: list[_Views]) -> None:
         """Writes what is not the same in every row: seats that idle, agents that come and end, episodes that end."""
         for p, view in enumerate(views):
-            if row.invalid[p]:
-                view.valid[row.invalid[p]] = False
-            if row.ended[p]:
-                at = [step.column for _, step in row.ended[p]]
-                view.terminated[at] = [step.terminated for _, step in row.ended[p]]
-                view.truncated[at] = [step.truncated for _, step in row.ended[p]]
-                self._end(p, row.ended[p])
+            if invalid := [b for q, b in row.invalid if q == p]:
+                view.valid[invalid] = False
+            if ended := [x for x in row.ended if x[1].policy == p]:
+                at = [step.column for _, step in ended]
+                view.terminated[at] = [step.terminated for _, step in ended]
+                view.truncated[at] = [step.truncated for _, step in ended]
+                self._end(p, ended)
         for e in row.over:
             self.account.close(e, self.host.tick - self.host.began[e])
             self.idle[e] = self._batch_end or self.host.left[e] <= 0
         for p, view in enumerate(views):
-            if row.came[p]:
-                view.first[row.came[p]] = True
-                self._begin(p, row.came[p])
+            if came := [b for q, b in row.came if q == p]:
+                view.first[came] = True
+                self._begin(p, came)
 
     def _begin(self, p: int, columns: list[int]) -> None:
         self._sums[p][:, columns] = [[0.0], [0.0], [1.0], [self.host.tick]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ WriteRow: TypeAlias = Callable[[Tree, list[Any]], bool]
 WriteTurns: TypeAlias = Callable[[Tree, tuple[Any, Any], Sequence[Any]], bool]
 """(obs [T + 1, B, *O], (rows [n], columns [n]), n observations) -> False if the form of one is wrong."""
 
+_shape = attrgetter("shape")
 _INTEGERS = frozenset([int, np.int64, np.int32, np.int16, np.int8, np.uint8, np.uint16, np.uint32])
 
 
@@ -82,7 +84,7 @@ def _leaf_writer(leaf: LeafSpec, B: int) -> WriteRow:
 
     def write(row: Any, found: list[Any]) -> bool:
         try:
-            if [x.shape for x in found] != shapes:
+            if [*map(_shape, found)] != shapes:
                 return False
             np.concatenate(found, out=row, casting="equiv")
         except (AttributeError, TypeError, ValueError):
