@@ -344,7 +344,10 @@ class TurnPool(AgentsPool):
             if self._masked[column.policy] and b"\1" not in obs[MASK_KEY].tobytes() and not obs[MASK_KEY].any():
                 host.refuse(e, "step", agent, NO_CHOICE)
             self._turn[e] = agent, player, obs
-            self._place(e, agent, player, obs)
+            if column.closed:
+                self._place(e, agent, player, obs)
+            elif column.cursor < self._T:
+                self._waiting[e] = column
             return
 
     def _place(self, e: int, agent: str, player: Player, obs: Any) -> None:
