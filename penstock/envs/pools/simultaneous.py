@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,55 +20,18 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
 from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.many.lockstep import Row, RowViews, row_views_of
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.many.refusals import FLAGS, NUMBERS, check_values, real_rewards, refuse_flags, write_unusual
 from penstock.envs.pools.many.replaying import ParallelJournal, offers_state, replay_parallel
-from penstock.envs.pools.many.rows import column_of, row_writer, writable
+from penstock.envs.pools.many.rows import row_writer
 from penstock.envs.pools.messages import fail
-from penstock.envs.pools.pool import Group, OpenEpisode, PoolState, row_views
+from penstock.envs.pools.pool import Group, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
 from penstock.envs.pools.serial import STEPPING, action_reader, row_checker
 from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 
 _CHECK_EVERY = 64
-
-
-class _Views(NamedTuple):
-    """Views that a step of one row reads and writes in one policy's batch."""
-
-    obs: Tree
-    """Of the row that comes next."""
-    action: Tree
-    reward: Any
-    terminated: Any
-    truncated: Any
-    valid: Any
-    info: dict[str, Any]
-    flat: Tree
-    """`obs` for `row_writer`."""
-    before: Tree
-    """Observations of this row."""
-    first: Any
-    """Of the row that comes next."""
-
-
-class _Row:
-    """What a row holds, seat by seat, before it is written."""
-
-    def __init__(self, policies: int) -> None:
-        self.obs: list[list[Any]] = [[] for _ in range(policies)]
-        self.rewards: list[list[Any]] = [[] for _ in range(policies)]
-        self.flags: list[Any] = []
-        """Of agents that must go on."""
-        self.partly: list[int] = []
-        """Environments in which not every seat has an agent that acted and goes on."""
-        self.invalid: list[tuple[int, int]] = []
-        """Policy and column where the row is not valid."""
-        self.came: list[tuple[int, int]] = []
-        """Policy and column where an agent comes."""
-        self.ended: list[tuple[int, AgentStep]] = []
-        """Environment and last step of an agent."""
-        self.over: list[int] = []
 
 
 class SimultaneousPool(AgentsPool):
@@ -96,7 +59,7 @@ class SimultaneousPool(AgentsPool):
         self._sound = [row_checker(spec.obs, host.refused) for spec in self.specs]
         self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
         self._outs: Sequence[SampleBatch] = ()
-        self._rows: list[list[_Views]] = []
+        self._rows: list[list[RowViews]] = []
         self.restart(seed, settings.episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
@@ -137,7 +100,7 @@ class SimultaneousPool(AgentsPool):
         T = outs[0].spec.T
         same = len(previous) == len(outs) and all(x is y for x, y in zip(previous, outs))
         if not same or not self._rows:
-            self._rows = [[self._views(p, out, t) for p, out in enumerate(outs)] for t in range(T)]
+            self._rows = [[row_views_of(out, spec.obs, t) for out, spec in zip(outs, self.specs)] for t in range(T)]
         self.log = self.account.bind(most_episodes(self.host.seating, T))
         if self._unstarted:
             self._unstarted = False
@@ -222,16 +185,10 @@ class SimultaneousPool(AgentsPool):
             self._sums[p][:, b] = *sums, host.tick - age
         return True
 
-    def _views(self, p: int, out: SampleBatch, t: int) -> _Views:
-        views = row_views(out, t)
-        return _Views(
-            *views, writable(views[0], self.specs[p].obs), tree_map(lambda x: x[t], out.obs), out.first[t + 1]
-        )
-
     def _step(self, at: int) -> None:
         """Steps every environment with the actions of a row, and writes the answers."""
         host, there, tell, views = self.host, self.there, self.host.showing.anything, self._rows[at]
-        mark, row = host.mark, _Row(len(views))
+        mark, row = host.mark, Row(len(views))
         host.tick += 1
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
@@ -242,7 +199,7 @@ class SimultaneousPool(AgentsPool):
             ):
                 if not names:
                     row.partly.append(e)
-                    self._seat(e, [] if self.idle[e] else self._open(e, at + 1), row, views)
+                    row.seat(e, [] if self.idle[e] else self._open(e, at + 1), self.seats, views)
                     continue
                 mark[0] = e
                 chosen = dict(zip(names, own(actions)))
@@ -254,7 +211,9 @@ class SimultaneousPool(AgentsPool):
                 K = len(names)
                 if full is None or env.agents != names or not K == len(reward) == len(terminated) == len(truncated):
                     row.partly.append(e)
-                    self._seat(e, there.answer(e, result, chosen), row, views)
+                    row.seat(e, there.answer(e, result, chosen), self.seats, views)
+                    if host.over[e]:
+                        row.over.append(e)
                     continue
                 row.flags += terminated.values()
                 row.flags += truncated.values()
@@ -318,28 +277,7 @@ class SimultaneousPool(AgentsPool):
         host.over[e], host.began[e], host.ledger[e, 2] = False, host.tick, host.tick
         return self.there.open(e, self._ahead.pop(e))
 
-    def _seat(self, e: int, steps: Sequence[AgentStep], row: _Row, views: list[_Views]) -> None:
-        """Adds what became of an environment's agents to a row, seat by seat."""
-        at = {(step.policy, step.column): step for step in steps}
-        for p, n in enumerate(self.seats):
-            for b in range(e * n, e * n + n):
-                step = at.get((p, b))
-                if step is None:
-                    row.invalid.append((p, b))
-                    row.obs[p].append(column_of(views[p].before, b))
-                    row.rewards[p].append(0.0)
-                    continue
-                row.obs[p].append(step.obs)
-                row.rewards[p].append(step.reward)
-                if not step.valid:
-                    row.invalid.append((p, b))
-                    row.came.append((p, b))
-                elif step.terminated or step.truncated:
-                    row.ended.append((e, step))
-        if steps and self.host.over[e]:
-            row.over.append(e)
-
-    def _change(self, row: _Row, views: list[_Views]) -> None:
+    def _change(self, row: Row, views: list[RowViews]) -> None:
         """Writes what is not the same in every row: seats that idle, agents that come and end, episodes that end."""
         for p, view in enumerate(views):
             if invalid := [b for q, b in row.invalid if q == p]:
@@ -366,7 +304,7 @@ class SimultaneousPool(AgentsPool):
         for (e, step), (return_, discounted, _, since) in zip(ended, sums):
             end(e, step.agent, p, return_, discounted, tick - int(since), bool(step.terminated))
 
-    def _report(self, e: int, infos: Any, views: list[_Views] | None) -> None:
+    def _report(self, e: int, infos: Any, views: list[RowViews] | None) -> None:
         """Records the info keys that agents report."""
         for agent, p, b in self.there.where[e]:
             if info := infos.get(agent):
