@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Held, Noise, Purpose
-from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.core.tree import Tree, is_leaf, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.pools.pool import EnvPool, Group, Ints
 
 
@@ -50,6 +50,7 @@ class GroupViews:
         agent_info = {k: v for k, v in batch.info.items() if k != "env"}
         outputs = [torch.from_numpy(x)[:, slots] for x in tree_leaves((batch.action, agent_info))]
         self.outputs = [[x[t] for x in outputs] for t in range(T)]
+        self.leaves = answer_leaves(batch.action, agent_info)
 
     def record_state(self, state: Tree) -> None:
         """Writes the recurrent state before row 0 [padded, ...] into the batch."""
@@ -114,6 +115,7 @@ class TurnViews:
         self._structure = tree_structure(batch.inputs)
         agent_info = {k: v for k, v in batch.info.items() if k != "env"}
         self._outputs = tree_leaves((batch.action, agent_info))
+        self._leaves = answer_leaves(batch.action, agent_info)
         self._info = [x[:, slots] for x in tree_leaves(agent_info)]
         self._valid = batch.valid[:, slots]
         self._state = [x[slots] for x in tree_leaves(batch.state)]
@@ -136,9 +138,10 @@ class TurnViews:
         n, padded = len(slots), padded_rows(len(slots))
 
         def put(x: npt.NDArray[Any], fill: float = 0) -> Tensor:
-            out = np.full((padded, *x.shape[2:]), fill, x.dtype)
-            out[:n] = x[rows, slots]
-            return torch.from_numpy(out).to(self.device)
+            found = np.ascontiguousarray(x[rows, slots])
+            if n != padded:
+                found = np.concatenate([found, np.full((padded - n, *x.shape[2:]), fill, x.dtype)])
+            return torch.from_numpy(found).to(self.device)
 
         inputs = tree_unflatten(self._structure, [put(x) for x in self._inputs])
         uniforms = None if noise is None else put(noise, 0.5)
@@ -153,8 +156,8 @@ class TurnViews:
             for now, before, new in zip(tree_leaves(state["now"]), tree_leaves(state["before"]), tree_leaves(after)):
                 before[index] = now[index]
                 now[index] = new[:n]
-        for out, value in zip(self._outputs, tree_leaves((action, info))):
-            out[rows, slots] = value[:n].cpu().numpy()
+        for out, value in zip(self._outputs, self._leaves(action, info)):
+            out[rows, slots] = value.cpu().numpy()[:n]
 
     def noise(self, noise: npt.NDArray[np.float32] | None, slots: slice) -> npt.NDArray[np.float32] | None:
         """The batch's noise, of which `act` takes that of the turns."""
@@ -181,6 +184,15 @@ def views_of(
         agent, null = agents[policy], pool.specs[policy].null_action
         out.append(kind(batches[policy], slots, null, device or agent_device(agent), agent.noise_size))
     return out
+
+
+def answer_leaves(action: Tree, info: Mapping[str, Tree]) -> Callable[[Tree, Mapping[str, Tree]], list[Any]]:
+    """A function that returns `tree_leaves((action, info))` of answers of this form: most are flat, and asked for at
+    every step."""
+    if not is_leaf(action) or not all(map(is_leaf, info.values())):
+        return lambda action, info: tree_leaves((action, info))
+    keys = sorted(info)
+    return lambda action, info: [action, *[info[key] for key in keys]]
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
@@ -242,7 +254,7 @@ def collect(
     def serve_row(group: int, row: int) -> None:
         view = views[group]
         action, info, states[group] = acting[group].act(view.input(row), states[group], noises[group][row])
-        for out, value in zip(view.outputs[row], tree_leaves((action, info))):
+        for out, value in zip(view.outputs[row], view.leaves(action, info)):
             out.copy_(value if view.direct else value[: view.n])
         pool.send(group, row)
 

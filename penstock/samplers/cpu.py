@@ -18,7 +18,7 @@ from penstock.core.limits import Count, Limit, Positive, Unit, Whole, check_sett
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.settings import Reset
 from penstock.samplers.actor import WorkerActors
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT

@@ -14,7 +14,7 @@ from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.making import pool_for
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.pools.native_groups import NativeGroups
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.settings import PoolSettings, Reset
 from penstock.samplers.episodes import DISCOUNT
 from penstock.samplers.live import LiveSampler
 from penstock.workers.shares import Shared
@@ -85,13 +85,15 @@ class SerialSampler:
                 config,
                 seed,
                 slice(first_slot, first_slot + self.B),
-                reset=self.reset,
-                max_decorrelation_steps=self.max_decorrelation_steps,
-                mark=None if shared is None else shared.mark,
-                ledger=None if shared is None else shared.ledger(self.B),
-                evaluation_ledger=None if shared is None else lambda B: shared.ledger(B, True),
-                discount=DISCOUNT if self.discount is None else self.discount,
-                journal_steps=journal_steps,
+                PoolSettings(
+                    reset=self.reset,
+                    max_decorrelation_steps=self.max_decorrelation_steps,
+                    mark=None if shared is None else shared.mark,
+                    ledger=None if shared is None else shared.ledger(self.B),
+                    evaluation_ledger=None if shared is None else lambda B: shared.ledger(B, True),
+                    discount=DISCOUNT if self.discount is None else self.discount,
+                    journal_steps=journal_steps,
+                ),
             )
         return LiveSampler(
             self.spec,

@@ -15,7 +15,7 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool, slots_of
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.settings import Reset
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.testing.records import RecordCheck, expect, same
 

@@ -9,7 +9,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import env_seed
 from penstock.core.tree import tree_leaves, tree_map
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.settings import Reset
 from penstock.envs.toy.plumbing import SeedEcho
 
 

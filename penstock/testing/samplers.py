@@ -17,7 +17,7 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.settings import Reset
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.sampler import Sampler

@@ -20,6 +20,7 @@ from penstock.envs.ids import take_shipped
 from penstock.envs.pools.making import LocalPool, pool_for
 from penstock.envs.pools.pool import PoolState
 from penstock.envs.pools.serial import SerialPool
+from penstock.envs.pools.settings import PoolSettings
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.host import Host, run_process
@@ -176,13 +177,15 @@ class SamplingProcess(Host):
                 mail.config,
                 mail.seed,
                 slice(mail.first_slot + slots.start, mail.first_slot + slots.stop),
-                reset=mail.reset,
-                max_decorrelation_steps=mail.decorrelate,
-                evaluation=mail.evaluation,
-                mark=mark,
-                ledger=None if mail.keep else ledger[slots],
-                discount=mail.discount,
-                journal_steps=mail.journal_steps,
+                PoolSettings(
+                    reset=mail.reset,
+                    max_decorrelation_steps=mail.decorrelate,
+                    evaluation=mail.evaluation,
+                    mark=mark,
+                    ledger=None if mail.keep else ledger[slots],
+                    discount=mail.discount,
+                    journal_steps=mail.journal_steps,
+                ),
             )
             for slots in mail.shares
         ]

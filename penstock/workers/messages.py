@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.settings import Reset
 
 
 @dataclass(frozen=True)

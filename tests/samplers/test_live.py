@@ -14,7 +14,8 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool
-from penstock.envs.pools.serial import Reset, SerialPool
+from penstock.envs.pools.serial import SerialPool
+from penstock.envs.pools.settings import Reset
 from penstock.envs.toy import Counter, SeedEcho
 from penstock.run.checkpoints.encoding import encode
 from penstock.samplers.live import LiveSampler

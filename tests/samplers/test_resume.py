@@ -13,7 +13,7 @@ from penstock.core.errors import CheckpointError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.restoring import has_state
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.settings import Reset
 from penstock.envs.toy import Counter, FaultEnv, SeedEcho, TMaze
 from penstock.run.checkpoints.encoding import decode, encode
 from penstock.samplers.live import LiveSampler

@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.serial import Reset
+from penstock.envs.pools.settings import Reset
 from penstock.envs.toy import PixelCatch, SeedEcho, TMaze, Toy
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.samplers import EchoAgent, bits, check_sampler

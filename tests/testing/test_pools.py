@@ -13,6 +13,7 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.pools.pool import Group
 from penstock.envs.pools.serial import SerialPool
+from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.toy import SeedEcho
 from penstock.testing.pools import check_pool, echo_config
 
@@ -329,7 +330,7 @@ def test_an_idle_slot_must_repeat_its_observation_and_wait_for_the_batch_to_end(
         wander = early = False
 
         def __init__(self) -> None:
-            super().__init__(echo_config(), 1, slice(0, B), reset="batch_end")
+            super().__init__(echo_config(), 1, slice(0, B), PoolSettings(reset="batch_end"))
 
         def send(self, group: int, row: int) -> None:
             if self.early and row == 4:
@@ -356,7 +357,7 @@ def test_an_idle_slot_must_repeat_its_observation_and_wait_for_the_batch_to_end(
 
 def test_warm_up_steps_are_found_where_none_are_allowed():
     def make() -> SerialPool:
-        return SerialPool(echo_config(), 1, slice(0, B), max_decorrelation_steps=3)
+        return SerialPool(echo_config(), 1, slice(0, B), PoolSettings(max_decorrelation_steps=3))
 
     check_pool(make, seed=1, decorrelated=True)
     with pytest.raises(AssertionError, match="the first batch does not begin with a reset"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableSequence, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import LEDGER_WORDS, EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
+from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 from penstock.envs.spaces import action_dtypes, env_spec
-
-Reset = Literal["next_step", "batch_end"]
 
 _CHECK_EVERY = 64
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
@@ -36,38 +35,15 @@ class SerialPool(EnvPool):
     Args:
         config: makes each slot's environment. seed: of the run; every episode gets `env_seed(seed, slot, episode)`.
         slots: numbers of the slots among those of all samplers of the run; they address seeds and noise.
-        reset: `next_step` resets in the row after an end. `batch_end` lets a finished slot idle to the end of the
-            batch and resets in row 0 of the next.
-        max_decorrelation_steps: each slot takes 1 to this many random steps before the first batch; 0 for none.
-        episodes: for each slot how many episodes it plays before it idles for good; None for no limit.
-        evaluation: use the evaluation seeds, which no training episode uses.
-        mark: six words kept up to date, for messages about a process that died: slot within this pool, activity, a
-            count that goes on outside `send`, first slot of the pool, tick, whether it is for evaluation.
-        ledger: [B, 4] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, not used.
-        evaluation_ledger: makes the ledger of a pool for evaluation with so many slots.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        seed: int,
-        slots: slice,
-        *,
-        reset: Reset = "next_step",
-        max_decorrelation_steps: int = 0,
-        episodes: Sequence[int] | None = None,
-        evaluation: bool = False,
-        mark: MutableSequence[int] | None = None,
-        ledger: Any = None,
-        evaluation_ledger: Callable[[int], Any] | None = None,
-    ) -> None:
+    def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
         B = slots.stop - slots.start
-        self.mark = [0] * 6 if mark is None else mark
-        self.ledger = np.zeros((B, LEDGER_WORDS), np.int64) if ledger is None else ledger
+        self.mark = [0] * 6 if settings.mark is None else settings.mark
+        self.ledger = np.zeros((B, LEDGER_WORDS), np.int64) if settings.ledger is None else settings.ledger
         self.groups = (Group(0, slice(0, B)),)
-        self._config, self._slots, self.evaluation = config, slots, evaluation
-        self._evaluation_ledger = evaluation_ledger
-        self._batch_end, self._decorrelate = reset == "batch_end", max_decorrelation_steps
+        self._config, self._slots, self._settings, self.evaluation = config, slots, settings, settings.evaluation
+        self._batch_end, self._decorrelate = settings.reset == "batch_end", settings.max_decorrelation_steps
         self.envs, self.tick = list[Any](), 0
         try:
             for b in range(B):
@@ -90,7 +66,7 @@ class SerialPool(EnvPool):
         self._carried: list[tuple[Any, Any]] = []  # rows 0 and T of the same leaf
         self._columns: list[Any] = []
         self._ahead: dict[int, Any] = {}
-        self.restart(seed, episodes)
+        self.restart(seed, settings.episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
@@ -130,9 +106,8 @@ class SerialPool(EnvPool):
         return self._slots.start
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> SerialPool:
-        ledger = None if self._evaluation_ledger is None else self._evaluation_ledger(B)
         slots = slice(first_slot, first_slot + B)
-        return SerialPool(self._config, self.seed, slots, evaluation=True, mark=self.mark, ledger=ledger)
+        return SerialPool(self._config, self.seed, slots, self._settings.for_evaluation(B, self.mark))
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         (out,) = outs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,16 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
 from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.many.lockstep import Row, RowViews, row_views_of
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.many.refusals import FLAGS, NUMBERS, check_values, real_rewards, refuse_flags, write_unusual
 from penstock.envs.pools.many.replaying import ParallelJournal, offers_state, replay_parallel
-from penstock.envs.pools.many.row import Row, RowViews
-from penstock.envs.pools.many.rows import column_of, row_writer, writable
+from penstock.envs.pools.many.rows import row_writer
 from penstock.envs.pools.messages import fail
-from penstock.envs.pools.pool import Group, OpenEpisode, PoolState, row_views
+from penstock.envs.pools.pool import Group, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import STEPPING, Reset, action_reader, row_checker
+from penstock.envs.pools.serial import STEPPING, action_reader, row_checker
+from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 
 _CHECK_EVERY = 64
 
@@ -39,35 +41,17 @@ class SimultaneousPool(AgentsPool):
     environment's episode is the reset row of all its seats.
 
     Args:
-        config: with its seating. slots: numbers of the environments among those of all samplers of the run. The others
-            are `SerialPool`'s, where a slot is an environment.
-        discount: of the logged episodes. journal_steps: environment steps kept to replay open episodes on resume.
+        config: with its seating. slots: numbers of the environments among those of all samplers of the run.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        seed: int,
-        slots: slice,
-        *,
-        reset: Reset = "next_step",
-        max_decorrelation_steps: int = 0,
-        episodes: Sequence[int] | None = None,
-        evaluation: bool = False,
-        mark: MutableSequence[int] | None = None,
-        ledger: Any = None,
-        evaluation_ledger: Callable[[int], Any] | None = None,
-        discount: float = 0.99,
-        journal_steps: int = 100_000,
-    ) -> None:
-        self.host = host = AgentEnvs(config, slots, evaluation, mark, ledger, turns=False)
+    def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
+        self.host = host = AgentEnvs(config, slots, settings, turns=False)
         seating, E = host.seating, len(host.envs)
-        self.evaluation, self._batch_end, self._decorrelate = evaluation, reset == "batch_end", max_decorrelation_steps
-        self._evaluation_ledger, self._journal_steps = evaluation_ledger, journal_steps
+        self.settings, self.evaluation, self._batch_end = settings, settings.evaluation, settings.reset == "batch_end"
         self.specs, self.seats, self.info_keys = seating.specs, seating.seats, host.info_keys
         self._columns = [E * n for n in seating.seats]
         self.groups = tuple(Group(p, slice(0, B)) for p, B in enumerate(self._columns))
-        self.account = Account(E, seating.agents, self.info_keys, discount)
+        self.account = Account(E, seating.agents, self.info_keys, settings.discount)
         self.there = ParallelEnvs(host)
         self._steps = [env.step for env in host.envs]
         self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
@@ -76,7 +60,7 @@ class SimultaneousPool(AgentsPool):
         self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
         self._outs: Sequence[SampleBatch] = ()
         self._rows: list[list[RowViews]] = []
-        self.restart(seed, episodes)
+        self.restart(seed, settings.episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
@@ -87,9 +71,10 @@ class SimultaneousPool(AgentsPool):
         """Environments that take no part for now."""
         self._sums = [np.zeros((4, B)) for B in self._columns]
         """Return, discounted, weight of the next, tick of opening."""
-        self._summed = [(sums[0], sums[1], sums[2]) for sums in self._sums]
+        self._unsummed = 0
+        """Row of the batch from which on rewards are not in the sums yet."""
         self._ahead: dict[int, Any] = {}
-        self._journal = ParallelJournal(self.seats, len(self.host.envs), self._journal_steps)
+        self._journal = ParallelJournal(self.seats, len(self.host.envs), self.settings.journal_steps)
         self._sent, self._given = 0, -1
         self._unstarted = True
 
@@ -115,7 +100,7 @@ class SimultaneousPool(AgentsPool):
         T = outs[0].spec.T
         same = len(previous) == len(outs) and all(x is y for x, y in zip(previous, outs))
         if not same or not self._rows:
-            self._rows = [[self._views(p, out, t) for p, out in enumerate(outs)] for t in range(T)]
+            self._rows = [[row_views_of(out, spec.obs, t) for out, spec in zip(outs, self.specs)] for t in range(T)]
         self.log = self.account.bind(most_episodes(self.host.seating, T))
         if self._unstarted:
             self._unstarted = False
@@ -129,7 +114,7 @@ class SimultaneousPool(AgentsPool):
                 column.fill(np.nan)
         if self._batch_end:
             self.idle = [left <= 0 for left in self.host.left]
-        self._sent = 0
+        self._sent = self._unsummed = 0
 
     def send(self, group: int, row: int) -> None:
         self._sent += 1
@@ -137,6 +122,7 @@ class SimultaneousPool(AgentsPool):
             self._sent = 0
             self._step(row)
             if row == len(self._rows) - 1:
+                self._sum_up(row + 1)
                 self._journal.record(self._outs)
 
     def recv(self) -> int:
@@ -199,19 +185,13 @@ class SimultaneousPool(AgentsPool):
             self._sums[p][:, b] = *sums, host.tick - age
         return True
 
-    def _views(self, p: int, out: SampleBatch, t: int) -> RowViews:
-        views = row_views(out, t)
-        return RowViews(
-            *views, writable(views[0], self.specs[p].obs), tree_map(lambda x: x[t], out.obs), out.first[t + 1]
-        )
-
     def _step(self, at: int) -> None:
         """Steps every environment with the actions of a row, and writes the answers."""
         host, there, tell, views = self.host, self.there, self.host.showing.anything, self._rows[at]
         mark, row = host.mark, Row(len(views))
         host.tick += 1
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
-        actions = [x for to_env, view in zip(self._to_env, views) for x in to_env(view.action)]
+        actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
         e, result, chosen = 0, None, dict[str, Any]()
         try:
             for e, env, step, names, own, full in zip(
@@ -219,7 +199,7 @@ class SimultaneousPool(AgentsPool):
             ):
                 if not names:
                     row.partly.append(e)
-                    self._seat(e, [] if self.idle[e] else self._open(e, at + 1), row, views)
+                    row.seat(e, [] if self.idle[e] else self._open(e, at + 1), self.seats, views)
                     continue
                 mark[0] = e
                 chosen = dict(zip(names, own(actions)))
@@ -231,7 +211,9 @@ class SimultaneousPool(AgentsPool):
                 K = len(names)
                 if full is None or env.agents != names or not K == len(reward) == len(terminated) == len(truncated):
                     row.partly.append(e)
-                    self._seat(e, there.answer(e, result, chosen), row, views)
+                    row.seat(e, there.answer(e, result, chosen), self.seats, views)
+                    if host.over[e]:
+                        row.over.append(e)
                     continue
                 row.flags += terminated.values()
                 row.flags += truncated.values()
@@ -258,14 +240,11 @@ class SimultaneousPool(AgentsPool):
             view.terminated.fill(False)
             view.truncated.fill(False)
             view.valid.fill(True)
-            return_, discounted, weight = self._summed[p]
-            return_ += view.reward
-            discounted += weight * view.reward
-            weight *= self.account.discount
         if row.partly:
+            self._sum_up(at + 1)
             self._change(row, views)
         if host.limit:
-            self._cut_long(views)
+            self._cut_long(at, views)
         everyone = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
         look = everyone or 0 in host.episode
         for p, view in enumerate(views):
@@ -273,6 +252,23 @@ class SimultaneousPool(AgentsPool):
             legal = not self._masked[p] or view.obs[MASK_KEY].any(1).all()
             if not (sound and legal and math.hypot(*row.rewards[p]) < LARGEST_REWARD):
                 check_values(there, p, view.obs, row.rewards[p], everyone)
+
+    def _sum_up(self, rows: int) -> None:
+        """Adds the rewards of so many rows of the batch to the sums, one row after the other."""
+        start, self._unsummed = self._unsummed, rows
+        for sums, out in zip(self._sums, self._outs):
+            reward = out.reward[start:rows].astype(np.float64)
+            if len(reward) == 0:
+                continue
+            return_, discounted, weight, _ = sums
+            weights = np.full((len(reward) + 1, len(weight)), self.account.discount)
+            weights[0] = weight
+            np.multiply.accumulate(weights, out=weights)
+            discounts = weights[:-1] * reward
+            reward[0] += return_
+            discounts[0] += discounted
+            sums[0], sums[1] = np.add.accumulate(reward)[-1], np.add.accumulate(discounts)[-1]
+            sums[2] = weights[-1]
 
     def _open(self, e: int, row: int) -> list[AgentStep]:
         """Resets an environment, unless it has been in advance; `row` is the first of its episode."""
@@ -283,50 +279,30 @@ class SimultaneousPool(AgentsPool):
         host.over[e], host.began[e], host.ledger[e, 2] = False, host.tick, host.tick
         return self.there.open(e, self._ahead.pop(e))
 
-    def _seat(self, e: int, steps: Sequence[AgentStep], row: Row, views: list[RowViews]) -> None:
-        """Adds what became of an environment's agents to a row, seat by seat."""
-        at = {(step.policy, step.column): step for step in steps}
-        for p, n in enumerate(self.seats):
-            for b in range(e * n, e * n + n):
-                step = at.get((p, b))
-                if step is None:
-                    row.invalid[p].append(b)
-                    row.obs[p].append(column_of(views[p].before, b))
-                    row.rewards[p].append(0.0)
-                    continue
-                row.obs[p].append(step.obs)
-                row.rewards[p].append(step.reward)
-                if not step.valid:
-                    row.invalid[p].append(b)
-                    row.came[p].append(b)
-                elif step.terminated or step.truncated:
-                    row.ended[p].append((e, step))
-        if steps and self.host.over[e]:
-            row.over.append(e)
-
     def _change(self, row: Row, views: list[RowViews]) -> None:
         """Writes what is not the same in every row: seats that idle, agents that come and end, episodes that end."""
         for p, view in enumerate(views):
-            if row.invalid[p]:
-                view.valid[row.invalid[p]] = False
-            if row.ended[p]:
-                at = [step.column for _, step in row.ended[p]]
-                view.terminated[at] = [step.terminated for _, step in row.ended[p]]
-                view.truncated[at] = [step.truncated for _, step in row.ended[p]]
-                self._end(p, row.ended[p])
+            if invalid := [b for q, b in row.invalid if q == p]:
+                view.valid[invalid] = False
+            if ended := [x for x in row.ended if x[1].policy == p]:
+                at = [step.column for _, step in ended]
+                view.terminated[at] = [step.terminated for _, step in ended]
+                view.truncated[at] = [step.truncated for _, step in ended]
+                self._end(p, ended)
         for e in row.over:
             self._close(e)
         for p, view in enumerate(views):
-            if row.came[p]:
-                view.first[row.came[p]] = True
-                self._begin(p, row.came[p])
+            if came := [b for q, b in row.came if q == p]:
+                view.first[came] = True
+                self._begin(p, came)
 
-    def _cut_long(self, views: list[RowViews]) -> None:
+    def _cut_long(self, at: int, views: list[RowViews]) -> None:
         """Ends the episodes that have as many steps as an evaluation plays: who is there is truncated."""
         host, there = self.host, self.there
         for e, names in enumerate(there.alive):
             if not names or host.tick - host.began[e] < host.limit:
                 continue
+            self._sum_up(at + 1)
             for agent, p, b in there.where[e]:
                 views[p].truncated[b] = views[p].valid[b]
                 self._end(p, [(e, AgentStep(agent, p, b, None, truncated=True))])
@@ -365,7 +341,7 @@ class SimultaneousPool(AgentsPool):
         for e in range(len(self.host.envs)):
             if not self.idle[e]:
                 self._put_row_0(e, self._open(e, 0), {})
-                if self._decorrelate:
+                if self.settings.max_decorrelation_steps:
                     self._random_steps(e)
 
     def _put_row_0(self, e: int, steps: Sequence[AgentStep], actions: dict[str, Tree]) -> None:
@@ -393,7 +369,7 @@ class SimultaneousPool(AgentsPool):
 
     def _random_steps(self, e: int) -> None:
         """Takes 1 to `max_decorrelation_steps` random steps in environment e, and leaves row 0 where they end."""
-        host, limit, slot = self.host, self._decorrelate, self.first_slot + e
+        host, limit, slot = self.host, self.settings.max_decorrelation_steps, self.first_slot + e
         sizes = [action_noise_size(spec.action) for spec in self.specs]
         names, n = host.seating.agents, max(sizes)
         u = uniform(host.seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), limit + 1, n * len(names))[:, 0]

@@ -7,7 +7,7 @@ batch ends moves, action and info included, to row 0 of the next; its place and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import NO_CHOICE
 from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
 from penstock.envs.pools.many.replaying import offers_state
+from penstock.envs.pools.many.rows import turns_writer
 from penstock.envs.pools.many.turn_columns import Column, Player, begin_batch, idle_rest
 from penstock.envs.pools.many.turn_envs import TurnEnvs
 from penstock.envs.pools.many.turn_journal import replay_turns
@@ -29,7 +30,8 @@ from penstock.envs.pools.many.turn_source import last_turn
 from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import Group, Ints, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import STEPPING, Reset, action_reader, obs_writer
+from penstock.envs.pools.serial import STEPPING, action_reader, obs_writer
+from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 
 _CHECK_EVERY = 64
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
@@ -42,9 +44,7 @@ class TurnPool(AgentsPool):
     An environment is out of room where the agent whose turn it is has no row left; it goes on in the next batch.
 
     Args:
-        config: with its seating. slots: numbers of the environments among those of all samplers of the run. The others
-            are `SerialPool`'s, where a slot is an environment.
-        discount: of the logged episodes. journal_steps: moves kept to replay an open episode on resume.
+        config: with its seating. slots: numbers of the environments among those of all samplers of the run.
 
     Raises:
         ConfigError: `reset="batch_end"` or random first steps, which are of lockstep.
@@ -52,46 +52,32 @@ class TurnPool(AgentsPool):
 
     takes_turns = True
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        seed: int,
-        slots: slice,
-        *,
-        reset: Reset = "next_step",
-        max_decorrelation_steps: int = 0,
-        episodes: Sequence[int] | None = None,
-        evaluation: bool = False,
-        mark: MutableSequence[int] | None = None,
-        ledger: Any = None,
-        evaluation_ledger: Callable[[int], Any] | None = None,
-        discount: float = 0.99,
-        journal_steps: int = 100_000,
-    ) -> None:
-        if reset != "next_step":
+    def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
+        if settings.reset != "next_step":
             raise ConfigError(
-                f"sampler.reset={reset!r} with {config.name}, whose agents take turns: its environments are out of "
-                "step anyway; use reset='next_step'"
+                f"sampler.reset={settings.reset!r} with {config.name}, whose agents take turns: its environments are "
+                "out of step anyway; use reset='next_step'"
             )
-        if max_decorrelation_steps:
+        if settings.max_decorrelation_steps:
             raise ConfigError(
-                f"sampler.max_decorrelation_steps={max_decorrelation_steps} with {config.name}, whose agents take "
-                "turns: random first moves would belong to agents that have not moved; use 0"
+                f"sampler.max_decorrelation_steps={settings.max_decorrelation_steps} with {config.name}, whose agents "
+                "take turns: random first moves would belong to agents that have not moved; use 0"
             )
-        self.host = host = AgentEnvs(config, slots, evaluation, mark, ledger, turns=True)
+        self.host = host = AgentEnvs(config, slots, settings, turns=True)
         seating, E = host.seating, len(host.envs)
-        self.evaluation, self._evaluation_ledger, self._journal_steps = evaluation, evaluation_ledger, journal_steps
+        self.settings, self.evaluation = settings, settings.evaluation
         self.specs, self.seats, self.info_keys = seating.specs, seating.seats, host.info_keys
         self.groups = tuple(Group(p, slice(0, E * n)) for p, n in enumerate(seating.seats))
-        self.account = Account(E, seating.agents, self.info_keys, discount)
+        self.account = Account(E, seating.agents, self.info_keys, settings.discount)
         self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
         self._writers = [obs_writer(spec.obs) for spec in self.specs]
+        self._turns_writers = [turns_writer(spec.obs) for spec in self.specs]
         self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
         self._nulls = [tree_leaves(spec.null_action) for spec in self.specs]
         self._tell = host.showing.anything
         self._steps = [env.step for env in host.envs]
         self._outs: Sequence[SampleBatch] = ()
-        self.restart(seed, episodes)
+        self.restart(seed, settings.episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
@@ -99,12 +85,18 @@ class TurnPool(AgentsPool):
         self.host.restart(seed, episodes)
         self.account.restart()
         self._columns = [[Column(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
-        self.there = there = TurnEnvs(self.host, self.account, self._journal_steps)
+        self.there = there = TurnEnvs(self.host, self.account, self.settings.journal_steps)
         self.host.step_of = lambda e: there.moves[e]
         self._waiting: list[Column | None] = [None] * E
         """Column whose turn waits for an action, None of an environment that is out of room or has no episode left."""
-        self._turn: list[tuple[str, Any] | None] = [None] * E
+        self._pending: list[tuple[Ints, Ints] | None] = [None] * len(self.seats)
+        """By policy what `pending` returns, once it has been asked since the last sweep."""
+        self._turn: list[tuple[str, Player, Any] | None] = [None] * E
         """Agent whose turn it is, and what it sees; None while nobody's is."""
+        self._closing: list[list[tuple[Column, str, Any, Any]]] = [[] for _ in self.seats]
+        """By policy the rows that close at the end of this sweep: agent, observation and reward.
+
+        Those of environments that have not stopped at them are written at once: they may change what they gave."""
         self._held: list[tuple[Column, list[Any]]] = []
         self._sent, self._given = 0, -1
         self._first_batch, self._whole, self._look = True, False, False
@@ -146,12 +138,15 @@ class TurnPool(AgentsPool):
         self._whole = False
         for e in range(len(self._waiting)):
             self._advance(e)
-        self._finish_if_whole()
+        self._finish_sweep()
 
     def pending(self, group: int) -> tuple[Ints, Ints]:
-        waiting = [x for x in self._waiting if x is not None and x.policy == group]
-        slots = np.array([x.index for x in waiting], np.int64)
-        return slots, np.array([x.cursor for x in waiting], np.int64)
+        found = self._pending[group]
+        if found is None:
+            waiting = [x for x in self._waiting if x is not None and x.policy == group]
+            slots = np.array([x.index for x in waiting], np.int64)
+            self._pending[group] = found = slots, np.array([x.cursor for x in waiting], np.int64)
+        return found
 
     def send(self, group: int, row: int) -> None:
         self._sent += 1
@@ -196,18 +191,11 @@ class TurnPool(AgentsPool):
         return {
             "columns": [[x.open, x.closed] for x in mine],
             "held": [[mine.index(x), *leaves] for x, leaves in self._held if x.e == e],
-            "players": {
-                agent: [
-                    None if x.column is None else mine.index(x.column), x.return_, x.discounted, x.weight, x.turns
-                ]
-                for agent, x in self.there.players[e].items()
-            },
-            "moves": self.there.moves[e],
-            "gone": sorted(self.there.gone[e]),
+            **self.there.snapshot(e, mine),
             "account": self.account.snapshot(e),
             "journal": None if own is not None else self.there.journals[e].to_plain(),
             "env": own,
-        }  # fmt: skip
+        }
 
     def _restore(self, e: int, found: dict[str, Any]) -> bool:
         """The inverse; False if the environment does not come to where it was."""
@@ -244,7 +232,7 @@ class TurnPool(AgentsPool):
         obs, _, _, _, info = env.last()
         if self._tell:
             obs = host.show(e, "step", agent, obs, info, self.there.state(e, env))
-        self._turn[e] = agent, obs
+        self._turn[e] = agent, self.there.players[e][agent], obs
         return True
 
     def _action_of(self, agent: str, leaves: list[Any]) -> Any:
@@ -273,16 +261,16 @@ class TurnPool(AgentsPool):
             self._move(e, column, chosen[e])
             self._advance(e)
         mark[1] = 0
-        self._finish_if_whole()
+        self._finish_sweep()
 
     def _move(self, e: int, column: Column, action: Any) -> None:
         """The agent whose turn it is acts."""
         turn = self._turn[e]
         assert turn is not None
-        agent = turn[0]
+        agent, player, _ = turn
         column.cursor += 1
         column.open = True
-        self.there.players[e][agent].turns += 1
+        player.turns += 1
         self.there.moves[e] += 1
         self.there.journals[e].add(self.host.index[agent], action)
         self._turn[e] = self._waiting[e] = None
@@ -295,8 +283,8 @@ class TurnPool(AgentsPool):
         """Lets an environment run to the next turn that waits for an action, or to where there is no room for it."""
         host, there, env, players = self.host, self.there, self.host.envs[e], self.there.players[e]
         while True:
-            if self._turn[e] is not None:  # it found no room in the batch before
-                self._place(e)
+            if (turn := self._turn[e]) is not None:  # it found no room in the batch before
+                self._place(e, *turn)
                 return
             if host.over[e]:
                 if host.left[e] <= 0:
@@ -351,8 +339,11 @@ class TurnPool(AgentsPool):
                 player.column = column = self._columns[policy][index]
             if self._masked[column.policy] and b"\1" not in obs[MASK_KEY].tobytes() and not obs[MASK_KEY].any():
                 host.refuse(e, "step", agent, NO_CHOICE)
-            self._turn[e] = agent, obs
-            self._place(e)
+            self._turn[e] = agent, player, obs
+            if column.closed:
+                self._place(e, agent, player, obs)
+            elif column.cursor < self._T:
+                self._waiting[e] = column
             return
 
     def _cut_long(self, e: int) -> None:
@@ -372,12 +363,9 @@ class TurnPool(AgentsPool):
             there.end(e, agent, player, terminated)
         there.close(e)
 
-    def _place(self, e: int) -> None:
+    def _place(self, e: int, agent: str, player: Player, obs: Any) -> None:
         """Finds a row for the turn of environment e: it waits for an action there, or for the next batch."""
-        turn = self._turn[e]
-        assert turn is not None
-        agent, obs = turn
-        column = self.there.players[e][agent].column
+        column = player.column
         assert column is not None
         if column.closed:
             p, b, out = column.policy, column.index, self._outs[column.policy]
@@ -400,29 +388,25 @@ class TurnPool(AgentsPool):
             self._waiting[e] = column
 
     def _close_row(
-        self,
-        column: Column,
-        player: Player,
-        agent: str,
-        obs: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
+        self, column: Column, player: Player, agent: str, obs: Any, reward: Any, terminated: Any, truncated: Any,
         info: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """The turn that was open is a row."""
-        p, b, c = column.policy, column.index, column.cursor
-        self._write(column.e, agent, p, b, c, obs)
-        c -= 1
-        self._reward[p][c, b] = reward
-        self._valid[p][c, b] = True
+        p, b, c = column.policy, column.index, column.cursor - 1
         column.open = False
         player.return_ += reward
         player.discounted += player.weight * reward
         player.weight *= self.account.discount
-        if terminated or truncated:
-            out = self._outs[p]
-            out.terminated[c, b], out.truncated[c, b] = terminated, truncated
+        over = terminated or truncated
+        if over or self._look or self.host.episode[column.e] == 0:
+            self._write(column.e, agent, p, b, c + 1, obs)
+            self._reward[p][c, b] = reward
+            self._valid[p][c, b] = True
+            if over:
+                out = self._outs[p]
+                out.terminated[c, b], out.truncated[c, b] = terminated, truncated
+        else:
+            self._closing[p].append((column, agent, obs, reward))
         if info:
             for key, value in self.account.report(column.e, agent, info).items():
                 if key in self._info[p]:
@@ -437,8 +421,24 @@ class TurnPool(AgentsPool):
         elif self._look or host.episode[e] == 0:
             host.check_obs(e, "step", agent, p, obs)
 
-    def _finish_if_whole(self) -> None:
-        """Once no environment has room: takes out the open turns, and makes the rest of each column idle."""
+    def _write_closing(self, p: int) -> None:
+        """Writes the rows of a policy that close at the end of this sweep."""
+        closing, self._closing[p] = self._closing[p], []
+        columns, agents, found, rewards = zip(*closing)
+        rows, slots = np.array([x.cursor for x in columns]), np.array([x.index for x in columns])
+        if not self._turns_writers[p](self._outs[p].obs, (rows, slots), found):
+            for column, agent, obs in zip(columns, agents, found):
+                self._write(column.e, agent, p, column.index, column.cursor, obs)
+        rows -= 1
+        self._reward[p][rows, slots] = rewards
+        self._valid[p][rows, slots] = True
+
+    def _finish_sweep(self) -> None:
+        """Writes what is left; once no environment has room takes out the open turns, and idles the rest of columns."""
+        self._pending = [None] * len(self._pending)
+        for p, closing in enumerate(self._closing):
+            if closing:
+                self._write_closing(p)
         if any(column is not None for column in self._waiting):
             return
         self._whole, self._first_batch = True, False

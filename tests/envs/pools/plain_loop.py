@@ -14,6 +14,7 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.making import pool_for
+from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.seats import PolicyMap, seat_agents
 from penstock.envs.shown import read_agents
 
@@ -107,7 +108,7 @@ class Driver:
     """Plays the loop's part over a pool, with one buffer or two, and takes down every row, by agent and episode."""
 
     def __init__(self, config: EnvConfig, E: int, T: int, buffers: int = 1, seed: int = 0, **pool: Any) -> None:
-        self.pool: Any = pool_for(config, seed, slice(0, E), **pool)
+        self.pool: Any = pool_for(config, seed, slice(0, E), PoolSettings(**pool))
         self.E, self.T = E, T
         self.buffers = [
             [

@@ -15,6 +15,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import OpenEpisode
 from penstock.envs.pools.restoring import has_state, random_steps, replay, restore, snapshot
 from penstock.envs.pools.serial import SerialPool
+from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.toy import Counter, Echo
 
 
@@ -26,7 +27,7 @@ class Bare:
 
 def a_pool(env: Any, B: int = 2, episodes: Any = None, seed: int = 3) -> tuple[SerialPool, Any]:
     """With its first batch bound, in which every slot has been reset."""
-    pool = SerialPool(EnvConfig(env), seed, slice(0, B), episodes=episodes)
+    pool = SerialPool(EnvConfig(env), seed, slice(0, B), PoolSettings(episodes=episodes))
     out = allocate_batch(pool.spec, BatchSpec(4, B), {}, None, pool.info_keys)
     out.valid[...] = True
     pool.bind([out])

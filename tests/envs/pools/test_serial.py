@@ -15,7 +15,8 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.serial import Reset, SerialPool
+from penstock.envs.pools.serial import SerialPool
+from penstock.envs.pools.settings import PoolSettings, Reset
 from penstock.envs.toy import Counter, Masked, SeedEcho, Toy
 from penstock.testing.pools import check_pool, echo_config
 from penstock.testing.records import RecordCheck
@@ -28,9 +29,7 @@ def test_the_contract(nested: bool, reset: Reset, B: int, T: int):
     for decorrelation in (0, 1, 25):
 
         def make(decorrelation: int = decorrelation) -> SerialPool:
-            return SerialPool(
-                echo_config(nested), 11, slice(2, 2 + B), reset=reset, max_decorrelation_steps=decorrelation
-            )
+            return SerialPool(echo_config(nested), 11, slice(2, 2 + B), PoolSettings(reset, decorrelation))
 
         assert make().groups == ((0, slice(0, B)),)
         check_pool(make, seed=11, slot=2, reset=reset, decorrelated=decorrelation > 0, T=T)
@@ -54,12 +53,12 @@ def rows(pool: SerialPool, T: int, batches: int = 1, buffer: SampleBatch | None 
 
 
 def pool_of(env: Callable[[], gym.Env], B: int = 2, checks: Any = "sampled", **settings: Any) -> SerialPool:
-    return SerialPool(EnvConfig(env, checks=checks, info_keys=("key",)), 0, slice(0, B), **settings)
+    return SerialPool(EnvConfig(env, checks=checks, info_keys=("key",)), 0, slice(0, B), PoolSettings(**settings))
 
 
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])
 def test_a_slot_with_an_episode_limit_idles_after_its_last(reset: Reset):
-    pool = SerialPool(echo_config(), 0, slice(0, 4), episodes=[1, 2, 4, 0], reset=reset)
+    pool = SerialPool(echo_config(), 0, slice(0, 4), PoolSettings(reset, episodes=[1, 2, 4, 0]))
     batches = rows(pool, 10, 7)
     valid, first, reward, obs = (
         np.concatenate([x[-10:] for x in leaves])
@@ -97,7 +96,7 @@ def test_restart_begins_again_and_evaluation_has_seeds_of_its_own():
     assert [x.tobytes() for x in tree_leaves(before)] == [x.tobytes() for x in tree_leaves(again)]
     pool.restart(6)
     assert SeedEcho.place_of(rows(pool, 2)[0].obs)[0][0].tolist() == [env_seed(6, 0, 0), env_seed(6, 1, 0)]
-    evaluation = SerialPool(echo_config(), 6, slice(0, 2), evaluation=True)
+    evaluation = SerialPool(echo_config(), 6, slice(0, 2), PoolSettings(evaluation=True))
     seeds = SeedEcho.place_of(rows(evaluation, 2)[0].obs)[0][0].tolist()
     assert seeds == [env_seed(6, b, 0, evaluation=True) for b in range(2)] != [env_seed(6, b, 0) for b in range(2)]
     evaluation.restart(8)
@@ -135,7 +134,7 @@ def test_decorrelation_takes_its_own_steps_in_every_slot_and_obeys_masks():
     assert batch.first[0].tolist() == [n == 0 for n in taken]
     again = pool_of(Legal, 3, max_decorrelation_steps=30)
     again.bind([allocate_batch(pool.spec, BatchSpec(1, 3))])
-    behind = SerialPool(EnvConfig(Legal), 0, slice(20, 24), max_decorrelation_steps=30)
+    behind = SerialPool(EnvConfig(Legal), 0, slice(20, 24), PoolSettings(max_decorrelation_steps=30))
     behind.bind([allocate_batch(pool.spec, BatchSpec(1, 4))])
     assert [len(actions) for actions, _ in behind.warmup()] == taken[20:]
     assert [len(actions) for actions, _ in again.warmup()] == taken[:3]

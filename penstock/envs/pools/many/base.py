@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from penstock.envs.pools.many.hosting import Account, AgentEnvs
 from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.settings import PoolSettings
 
 
 class AgentsPool(EnvPool):
@@ -19,7 +19,7 @@ class AgentsPool(EnvPool):
     """The environments, and what is known of each."""
     account: Account
     """The account of their episodes."""
-    _evaluation_ledger: Callable[[int], Any] | None
+    settings: PoolSettings
 
     @property
     def first_slot(self) -> int:
@@ -28,15 +28,8 @@ class AgentsPool(EnvPool):
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> EnvPool:
         make: Any = type(self)
-        return make(
-            self.host.config,
-            self.host.seed,
-            slice(first_slot, first_slot + B),
-            evaluation=True,
-            mark=self.host.mark,
-            ledger=None if self._evaluation_ledger is None else self._evaluation_ledger(B),
-            discount=self.account.discount,
-        )
+        slots = slice(first_slot, first_slot + B)
+        return make(self.host.config, self.host.seed, slots, self.settings.for_evaluation(B, self.host.mark))
 
     def limit(self, max_steps: int) -> None:
         self.host.ledger[:, 3] = max_steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +17,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import fail, last, refuse_obs, slot_at
 from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog, PoolState
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
+from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.seats import Seating, Seats
 from penstock.envs.shown import Showing, check_shown
 
@@ -26,24 +27,15 @@ class AgentEnvs:
 
     Args:
         config: with its seating. slots: numbers of the environments among those of all samplers of the run.
-        episodes, evaluation, mark, ledger: as of `SerialPool`, where a slot is an environment. The ledger's fourth word
-            is the number of steps after which an episode is cut, 0 for none.
+        turns: its agents take turns.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        slots: slice,
-        evaluation: bool,
-        mark: MutableSequence[int] | None,
-        ledger: Any,
-        turns: bool,
-    ) -> None:
+    def __init__(self, config: EnvConfig, slots: slice, settings: PoolSettings, turns: bool) -> None:
         E = slots.stop - slots.start
-        self.config, self.slots, self.evaluation = config, slots, evaluation
+        self.config, self.slots, self.evaluation = config, slots, settings.evaluation
         self.seating = seating_of(config)
-        self.mark = [0] * 6 if mark is None else mark
-        self.ledger = np.zeros((E, LEDGER_WORDS), np.int64) if ledger is None else ledger
+        self.mark = [0] * 6 if settings.mark is None else settings.mark
+        self.ledger = np.zeros((E, LEDGER_WORDS), np.int64) if settings.ledger is None else settings.ledger
         self.envs, self.tick, self.seed = list[Any](), 0, 0
         self.episode = [-1] * E
         self.step_of: Callable[[int], int] | None = None
@@ -237,6 +229,7 @@ class Account:
     def __init__(self, E: int, agents: Sequence[str], info_keys: Sequence[str], discount: float) -> None:
         self._shape, self._keys, self.discount = (E, len(agents)), info_keys, discount
         self._index = {agent: k for k, agent in enumerate(agents)}
+        self._absent = [(-1, 0.0, 0.0, 0, False)] * len(agents)  # as `ended` of one that was not there
         self.log = EpisodeLog.allocate(E, 0, len(agents), info_keys)
         self.restart()
 
@@ -272,15 +265,12 @@ class Account:
         """The episode of environment e is over."""
         log = self.log
         m = int(log.count[e])
-        log.steps[e, m], log.policy[e, m] = steps, -1
-        for x in (log.return_, log.discounted, log.length, log.terminated):
-            x[e, m] = 0
+        log.steps[e, m] = steps
         for column in log.columns.values():
             column[e, m] = np.nan
-        if ended := self.ended[e]:
-            columns = log.policy, log.return_, log.discounted, log.length, log.terminated
-            for x, values in zip(columns, zip(*ended.values())):
-                x[e, m, [*ended]] = values
+        ended = [*map(self.ended[e].get, range(self._shape[1]), self._absent)]
+        for x, values in zip((log.policy, log.return_, log.discounted, log.length, log.terminated), zip(*ended)):
+            x[e, m] = values
         for k, found in self.reported[e].items():
             for key, value in found.items():
                 log.columns[key][e, m, k] = value

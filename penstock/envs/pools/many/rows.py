@@ -1,8 +1,9 @@
-"""Rows of observations written at once: one call for all columns of a policy's batch."""
+"""Observations of many agents written at once: a row of a policy's batch, or the turns of a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,10 @@ from penstock.core.tree import Tree
 WriteRow: TypeAlias = Callable[[Tree, list[Any]], bool]
 """(row as `writable` returns it, one observation for each of its columns) -> False if the form of one is wrong."""
 
+WriteTurns: TypeAlias = Callable[[Tree, tuple[Any, Any], Sequence[Any]], bool]
+"""(obs [T + 1, B, *O], (rows [n], columns [n]), n observations) -> False if the form of one is wrong."""
+
+_shape = attrgetter("shape")
 _INTEGERS = frozenset([int, np.int64, np.int32, np.int16, np.int8, np.uint8, np.uint16, np.uint32])
 
 
@@ -79,11 +84,49 @@ def _leaf_writer(leaf: LeafSpec, B: int) -> WriteRow:
 
     def write(row: Any, found: list[Any]) -> bool:
         try:
-            if [x.shape for x in found] != shapes:
+            if [*map(_shape, found)] != shapes:
                 return False
             np.concatenate(found, out=row, casting="equiv")
         except (AttributeError, TypeError, ValueError):
             return False
+        return True
+
+    return write
+
+
+def turns_writer(spec: Tree) -> WriteTurns:
+    """The same for some columns, each in a row of its own."""
+    if isinstance(spec, dict):
+        keys = spec.keys()
+        by_key = [(key, turns_writer(below)) for key, below in spec.items()]
+
+        def write_dict(obs: Any, at: Any, found: Sequence[Any]) -> bool:
+            for x in found:
+                if not isinstance(x, dict) or x.keys() != keys:
+                    return False
+            return all(write(obs[key], at, [x[key] for x in found]) for key, write in by_key)
+
+        return write_dict
+    if isinstance(spec, tuple):
+        writers = [turns_writer(below) for below in spec]
+
+        def write_tuple(obs: Any, at: Any, found: Sequence[Any]) -> bool:
+            for x in found:
+                if not isinstance(x, tuple) or len(x) != len(writers):
+                    return False
+            return all(write(obs[i], at, [x[i] for x in found]) for i, write in enumerate(writers))
+
+        return write_tuple
+    leaf: LeafSpec = spec
+    one_row = leaf.kind == "discrete" or not leaf.shape
+    dtype = np.dtype(leaf.dtype)
+
+    def write(obs: Any, at: Any, found: Sequence[Any]) -> bool:
+        n = len(found)
+        rows = np.empty((n, *leaf.shape), dtype)
+        if not _leaf_writer(leaf, n)(rows if one_row else rows.reshape(-1, *leaf.shape[1:]), [*found]):
+            return False
+        obs[at] = rows
         return True
 
     return write

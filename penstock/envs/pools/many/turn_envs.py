@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from penstock.envs.pools.many.contract import agents_violation, turn_violation
 from penstock.envs.pools.many.hosting import Account, AgentEnvs
-from penstock.envs.pools.many.turn_columns import Player
+from penstock.envs.pools.many.turn_columns import Column, Player
 from penstock.envs.pools.many.turn_journal import TurnJournal
 from penstock.envs.pools.many.turn_source import turn_source
 from penstock.envs.pools.messages import fail
@@ -77,6 +77,19 @@ class TurnEnvs:
         del self.players[e][agent]
         self.gone[e].add(agent)
         self.agents[e] = [other for other in self.agents[e] if other != agent]
+
+    def snapshot(self, e: int, columns: Sequence[Column]) -> dict[str, Any]:
+        """Who is there, by places among the environment's columns, as plain data."""
+        return {
+            "players": {
+                agent: [
+                    None if x.column is None else columns.index(x.column), x.return_, x.discounted, x.weight, x.turns
+                ]
+                for agent, x in self.players[e].items()
+            },
+            "moves": self.moves[e],
+            "gone": sorted(self.gone[e]),
+        }  # fmt: skip
 
     def state(self, e: int, env: Any) -> Any:
         """The state that stands in every observation; None if none does."""

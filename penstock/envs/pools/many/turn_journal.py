@@ -94,14 +94,16 @@ def _to_turn(env: Any, journal: TurnJournal) -> bool:
 
 
 def _crc(obs: Any, n: int) -> int:
-    if isinstance(obs, np.ndarray):
-        return zlib.crc32(obs.data if obs.flags.c_contiguous else obs.tobytes(), n)
-    if isinstance(obs, (dict, Mapping)):  # an exact dict is known at once
-        for below in obs.values():
-            n = _crc(below, n)
-        return n
-    if isinstance(obs, tuple):
-        for below in obs:
-            n = _crc(below, n)
-        return n
-    return zlib.crc32(np.asarray(obs).tobytes(), n)
+    # An exact dict is known at once.
+    parts = obs.values() if isinstance(obs, (dict, Mapping)) else obs if isinstance(obs, tuple) else (obs,)
+    for x in parts:
+        if x.__class__ is np.ndarray:
+            try:
+                n = zlib.crc32(x, n)
+            except ValueError:  # it is not contiguous, and asking first takes as long as the sum
+                n = zlib.crc32(x.tobytes(), n)
+        elif isinstance(x, (dict, Mapping, tuple)):
+            n = _crc(x, n)
+        else:
+            n = zlib.crc32(np.asarray(x).tobytes(), n)
+    return n

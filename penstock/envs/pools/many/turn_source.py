@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-_KEPT = ("agents", "agent_selection", "_cumulative_rewards", "terminations", "truncations", "infos")
+_KEPT = frozenset(("agents", "agent_selection", "_cumulative_rewards", "terminations", "truncations", "infos"))
 
 
 def turn_source(env: Any) -> Any:
@@ -13,14 +14,13 @@ def turn_source(env: Any) -> Any:
     `env` itself, unless `last` is PettingZoo's own and so is how each layer above passes the attributes on.
     """
     layer: Any = env
-    if getattr(type(env).last, "__module__", "") != "pettingzoo.utils.env":
+    if not _reads_attributes(type(env)):
         return env
-    while not any(name in getattr(layer, "__dict__", ()) for name in _KEPT):
-        passes_on = getattr(getattr(type(layer), "__getattr__", None), "__module__", "")
-        if not passes_on.startswith("pettingzoo.utils.wrappers.") or _overrides(layer):
+    while _KEPT.isdisjoint(getattr(layer, "__dict__", ())):
+        if not _passes_on(type(layer)):
             return env
         layer = layer.env
-    return layer if all(name in layer.__dict__ for name in _KEPT) and not _overrides(layer) else env
+    return layer if layer.__dict__.keys() >= _KEPT and not _overrides(type(layer)) else env
 
 
 def last_turn(env: Any, source: Any, agent: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -34,6 +34,20 @@ def last_turn(env: Any, source: Any, agent: Any) -> tuple[Any, Any, Any, Any, An
     )
 
 
-def _overrides(layer: Any) -> bool:
-    """True if its class has one of the attributes, as a property or a default."""
-    return any(hasattr(type(layer), name) for name in _KEPT)
+@functools.lru_cache(maxsize=256)
+def _reads_attributes(cls: Any) -> bool:
+    """True if `last` is PettingZoo's own."""
+    return getattr(cls.last, "__module__", "") == "pettingzoo.utils.env"
+
+
+@functools.lru_cache(maxsize=256)
+def _passes_on(cls: Any) -> bool:
+    """True for a layer whose attributes are those of the layer below, by PettingZoo's `__getattr__`."""
+    passes_on = getattr(getattr(cls, "__getattr__", None), "__module__", "")
+    return passes_on.startswith("pettingzoo.utils.wrappers.") and not _overrides(cls)
+
+
+@functools.lru_cache(maxsize=256)
+def _overrides(cls: Any) -> bool:
+    """True if the class has one of the attributes, as a property or a default."""
+    return any(hasattr(cls, name) for name in _KEPT)

@@ -1,0 +1,44 @@
+"""PoolSettings: how a pool in this process plays its environments, whether they are of one agent or of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Reset = Literal["next_step", "batch_end"]
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """Settings of `SerialPool`, `SimultaneousPool` and `TurnPool`, in all of which a slot is an environment."""
+
+    reset: Reset = "next_step"
+    """`next_step` resets in the row after an end. `batch_end` lets a finished slot idle to the end of the batch and
+    resets in row 0 of the next."""
+    max_decorrelation_steps: int = 0
+    """Each slot takes 1 to this many random steps before the first batch; 0 for none."""
+    episodes: Sequence[int] | None = None
+    """For each slot how many episodes it plays before it idles for good; None for no limit."""
+    evaluation: bool = False
+    """Use the evaluation seeds, which no training episode uses."""
+    mark: MutableSequence[int] | None = None
+    """Six words kept up to date, for messages about a process that died: slot within this pool, activity, a count that
+    goes on outside `send`, first slot of the pool, tick, whether it is for evaluation."""
+    ledger: Any = None
+    """[B, 4] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, and for many agents steps
+    after which an episode is cut, 0 for none."""
+    evaluation_ledger: Callable[[int], Any] | None = None
+    """Makes the ledger of a pool for evaluation with so many slots."""
+    discount: float = 0.99
+    """Of the logged episodes of many agents, whose pools keep the account; the sampler keeps that of one agent."""
+    journal_steps: int = 100_000
+    """Steps, of agents that take turns moves, that pools of many agents keep to replay an open episode on resume."""
+
+    def for_evaluation(self, B: int, mark: MutableSequence[int]) -> PoolSettings:
+        """Those of a pool for evaluation with B slots, which notes its activity in the same `mark`."""
+        ledger = None if self.evaluation_ledger is None else self.evaluation_ledger(B)
+        return PoolSettings(evaluation=True, mark=mark, ledger=ledger, discount=self.discount)
+
+
+DEFAULTS = PoolSettings()
