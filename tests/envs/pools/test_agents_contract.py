@@ -224,7 +224,7 @@ def test_a_mapping_that_changes_within_an_episode() -> None:
     ("policies", "mapping", "seats", "words"),
     [
         (("a",), {"agent_0": "a", "agent_1": "b"}, None, "names 'b' for agent 'agent_1'"),
-        (("a",), {"agent_0": "a"}, None, "names no policy for agent 'agent_1'"),
+        (("a",), {"agent_0": "a"}, None, r"no policy for agent 'agent_1', only for \['agent_0'\]; add"),
         (("a", "b"), {"agent_0": "a", "agent_1": "a"}, None, "policy 'b' plays no agent"),
         (("a", "b"), None, None, "without a policy_mapping_fn"),
         (("a", "b"), lambda *_: "a", None, r"policy 'a' has 0 seats.*seats="),
