@@ -239,7 +239,7 @@ def _of(count: int, what: str) -> str:
 
 
 def _example_of(policies: Sequence[str], found: AgentSpecs) -> dict[str, str]:
-    """A mapping to show: a policy for each kind of spaces; where there is one kind, the policies alternate."""
+    """A mapping to show: a policy for each kind of spaces; where there is one kind, they alternate."""
     kinds = list(dict.fromkeys(found.specs.values()))
     places = {agent: kinds.index(spec) if len(kinds) > 1 else i for i, (agent, spec) in enumerate(found.specs.items())}
     return {agent: policies[place % len(policies)] for agent, place in places.items()}
