@@ -133,7 +133,7 @@ def without_state(obs: Tree) -> Tree:
         raise ConfigError(
             f"an observation of {seen}; expected a Dict with the key {STATE_KEY!r}, the state of all agents, and what "
             "an agent sees itself: the Trainer and Policies.seat(env) add it to environments of many agents; for an "
-            "environment of one agent use PPO"
+            "environment of one agent use PPO, or DQN in place of QMIX"
         )
     return {key: x for key, x in obs.items() if key != STATE_KEY}
 

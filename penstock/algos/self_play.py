@@ -325,6 +325,11 @@ class SelfPlay:
         Args:
             spec: {"main": EnvSpec, "opponent": EnvSpec}, as of `sampler.specs`.
         """
+        if isinstance(spec, EnvSpec):
+            raise ConfigError(
+                "SelfPlay in an environment of one agent; expected one of two that play each other, e.g. "
+                f"pettingzoo:classic/tictactoe_v3; for one agent use {type(self.algo).__name__} alone"
+            )
         if not isinstance(spec, Mapping) or set(spec) != {MAIN, OPPONENT}:
             raise ConfigError(
                 f"SelfPlay.build got {spec!r:.200}; expected specs of {MAIN!r} and {OPPONENT!r}: "

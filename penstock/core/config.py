@@ -54,6 +54,8 @@ def meant(name: str, known: Iterable[str]) -> str:
         name: of a setting, the last part of a dotted path. known: settings that are there.
     """
     known = list(known)
+    if name == "init":
+        return "to start from another run's networks: ps.train(exp, init=RUN), ps.Run(exp, init=RUN) (--init RUN)"
     path = our_path(name, known) or (f"sampler.{name}" if name in ("T", "B") else "")
     if not path:
         return nearest(name, known)

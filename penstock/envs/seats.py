@@ -63,7 +63,8 @@ class Seating:
         if isinstance(self.mapping, Mapping):
             if agent not in self.mapping:
                 raise ConfigError(
-                    f"policy_mapping_fn names no policy for agent {agent!r}; {nearest(agent, self.mapping)}"
+                    f"policy_mapping_fn names no policy for agent {agent!r}, only for {list(self.mapping)}; add "
+                    f"{agent!r}: one of {list(self.policies)}"
                 )
             name = self.mapping[agent]
         else:
@@ -184,7 +185,7 @@ def seat_agents(
         if len(policies) != 1:
             raise ConfigError(
                 f"policies {list(policies)} without a policy_mapping_fn; give one, e.g. "
-                f"policy_mapping_fn={dict(zip(agents, [*policies, *policies]))!r}, or a function (agent, episode, seed)"
+                f"policy_mapping_fn={_example_of(policies, found)!r}, or a function (agent, episode, seed)"
             )
         mapping = dict.fromkeys(agents, policies[0])
     given = dict(seats or {})
@@ -240,3 +241,10 @@ def _spec_of(policy: str, players: Sequence[str], specs: Mapping[str, EnvSpec]) 
 
 def _of(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _example_of(policies: Sequence[str], found: AgentSpecs) -> dict[str, str]:
+    """A mapping to show: a policy for each kind of spaces; where there is one kind, they alternate."""
+    kinds = list(dict.fromkeys(found.specs.values()))
+    places = {agent: kinds.index(spec) if len(kinds) > 1 else i for i, (agent, spec) in enumerate(found.specs.items())}
+    return {agent: policies[place % len(policies)] for agent, place in places.items()}

@@ -57,6 +57,8 @@ class Policies:
                 )
             if isinstance(algo, type):
                 raise ConfigError(f"policy {name!r} is {algo!r}; expected settings, did you mean {algo.__name__}()?")
+            if isinstance(algo, (str, Mapping)):
+                raise ConfigError(f"policy {name!r} is {algo!r:.80}; expected settings, e.g. ps.PPO(lr=3e-4)")
             require_members(algo, Algorithm, "docs/writing-an-algorithm.md")
             odd = next((x for x in ("training_step", "seat") if hasattr(algo, x)), None)
             if odd is not None:

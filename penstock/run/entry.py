@@ -79,7 +79,7 @@ def reopened(run_dir: Path, changes: Mapping[str, Any] | None, again: Again, tru
         raise ConfigError(
             f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
             "settings may change, not seed or dir, the sampler where it collects the same batches, and replay.shards; "
-            f"for anything else start anew with init={str(run_dir)!r} (--init)"
+            f"for anything else start anew: ps.train(exp, init={str(run_dir)!r}) (--init)"
         )
     config = read_config(run_dir, trust)
     stored = config.to_resume(again)

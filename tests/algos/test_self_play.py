@@ -258,6 +258,8 @@ def test_main_plays_both_sides_and_what_is_no_game_of_two_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected the settings of one algorithm, e.g. ps.SelfPlay\(ps.PPO\(\)\)"):
         SelfPlay(ps.Policies({"a": ps.PPO()}))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="expected specs of 'main' and 'opponent'"):
+        CFG.build({"main": SPEC})
+    with pytest.raises(ConfigError, match="for one agent use PPO alone"):
         CFG.build(SPEC)  # pyright: ignore[reportArgumentType]
 
 

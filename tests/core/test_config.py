@@ -270,6 +270,7 @@ class Subclass(Strict):
         ("total_timesteps", r"it is 'steps' of ps.RunConfig here \(--run.steps\)"),
         ("totl_timesteps", r"it is 'steps' of ps.RunConfig here \(--run.steps\)"),
         ("zzz", "known: B, discount, more"),
+        ("init", r"to start from another run's networks: ps.train\(exp, init=RUN\)"),
     ],
 )
 def test_names_that_settings_do_not_have_are_answered_with_ours(given: str, hint: str):

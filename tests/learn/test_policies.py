@@ -99,6 +99,7 @@ def test_each_policy_has_the_spec_of_the_agents_that_it_plays() -> None:
         (lambda: ps.Policies({}), "expected algorithms by policy id"),
         (lambda: ps.Policies({"a/b": PPO}), "without '/'"),
         (lambda: ps.Policies({"a": ps.PPO}), r"did you mean PPO\(\)"),
+        (lambda: ps.Policies({"a": "ppo"}), "policy 'a' is 'ppo'; expected settings"),  # pyright: ignore
         (lambda: ps.Policies({"a": PPO}, {"red": "b"}), "policy_mapping_fn names the policy 'b'"),
         (lambda: ps.Policies({"a": PPO}, seats={"b": 1}), "seats names the policy 'b'"),
         (lambda: ps.Policies({"a": PPO}, seats={"a": 0}), "expected 1 or more agents"),
@@ -110,6 +111,7 @@ def test_each_policy_has_the_spec_of_the_agents_that_it_plays() -> None:
         (lambda: ps.Policies({"a": Own()}), "training_step of its own"),
         (lambda: for_agents(Own(), True), "training_step of its own"),
         (lambda: ps.Policies({"a": PPO, "b": PPO}).seat("x", TWO), "without a policy_mapping_fn"),
+        (lambda: ps.Policies({"a": PPO, "b": PPO}).seat("x", ODD), "{'red': 'a', 'blue': 'b', 'green': 'a'}"),
         (lambda: ps.Policies({"a": PPO}, {"red": "a"}).seat("x", TWO), "names no policy for agent 'blue'"),
         (lambda: ps.Policies({"a": PPO}, {"red": "a", "blau": "a"}).seat("x", TWO), "names agent 'blau'.*blue"),
         (

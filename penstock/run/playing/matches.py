@@ -89,6 +89,7 @@ class Side:
             raise ConfigError(
                 f"{self.name} was built for observation {describe(policy.spec.obs)}, action "
                 f"{describe(policy.spec.action)}, and agent {name!r} has {describe(spec.obs)}, {describe(spec.action)}"
+                f"{_chosen(self.policy, name)}"
             )
         return id_, policy.agent
 
@@ -245,3 +246,14 @@ def _playing(policy: AnyPolicy, agent: str) -> tuple[str, Policy]:
     if isinstance(mapping, Mapping) and agent in mapping:
         return mapping[agent], policy[mapping[agent]]
     return next(iter(policy.trained.items()))
+
+
+def _chosen(policy: AnyPolicy, agent: str) -> str:
+    """How an error ends where one of several policies was chosen for an agent that no mapping as a dict names."""
+    mapping = getattr(policy.settings, "policy_mapping_fn", None) if isinstance(policy, PolicySet) else None
+    if not isinstance(policy, PolicySet) or len(policy) < 2 or (isinstance(mapping, Mapping) and agent in mapping):
+        return ""
+    return (
+        f": only a policy_mapping_fn that is a dict says here which of {list(policy)} plays an agent, else the first "
+        "that learns does; train with a dict"
+    )

@@ -280,7 +280,7 @@ def raising(agent: str, episode: int, seed: int) -> str:
             {"a": 2},
             r"policy_mapping_fn raised KeyError: 'agent_0' for agent 'agent_0' in episode 0, seed \d",
         ),
-        (("a",), {"agent_0": "a"}, None, "names no policy for agent 'agent_1'"),
+        (("a",), {"agent_0": "a"}, None, r"no policy for agent 'agent_1', only for \['agent_0'\]; add"),
         (("a", "b"), {"agent_0": "a", "agent_1": "a"}, None, "policy 'b' plays no agent"),
         (("a", "b"), None, None, "without a policy_mapping_fn"),
         (("a", "b"), lambda *_: "a", None, r"policy 'a' has 0 seats.*seats="),

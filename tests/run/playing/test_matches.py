@@ -103,6 +103,10 @@ def test_a_side_of_other_spaces_is_refused() -> None:
     side = Side("bits", ps.PPO(net=NET).build(spec))
     with pytest.raises(ConfigError, match="bits was built for observation"):
         play((side, Side("random")), as_env_config(NIM), agents, 4)
+    several = ps.Policies({"a": ps.PPO(net=NET), "b": ps.PPO(net=NET)}, lambda agent, *_: "a", {"a": 1, "b": 1})
+    side = Side("bits", several.build({"a": spec, "b": spec}))
+    with pytest.raises(ConfigError, match=r"is a dict says here which of \['a', 'b'\] plays an agent"):
+        play((side, Side("random")), as_env_config(NIM), agents, 4)
 
 
 def test_points_of_a_draw() -> None:
