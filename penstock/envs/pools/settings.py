@@ -26,8 +26,8 @@ class PoolSettings:
     """Six words kept up to date, for messages about a process that died: slot within this pool, activity, a count that
     goes on outside `send`, first slot of the pool, tick, whether it is for evaluation."""
     ledger: Any = None
-    """[B, 4] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, and for many agents steps
-    after which an episode is cut, 0 for none."""
+    """[B, 4] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, and for many agents
+    steps after which an episode is cut, 0 for none."""
     evaluation_ledger: Callable[[int], Any] | None = None
     """Makes the ledger of a pool for evaluation with so many slots."""
     discount: float = 0.99
