@@ -72,10 +72,10 @@ class ProcessPool(EnvPool):
         self._workers, self._number, self._config, self.seed = workers, number, config, seed
         self._account_of = discount, journal_steps
         self.evaluation, self._first_slot = number == EVALUATION, first_slot
-        self._reset, self._decorrelate, self._exclusive = reset, max_decorrelation_steps, exclusive
+        self._reset: Reset = reset
+        self._decorrelate, self._exclusive = max_decorrelation_steps, exclusive
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
-        starts = np.cumsum([0, *even_split(B, groups)]).tolist()
-        self._B = B
+        self._B, starts = B, np.cumsum([0, *even_split(B, groups)]).tolist()
         self._parts = [slice(a, b) for a, b in zip(starts, starts[1:])]
         seating = config.seating
         self.seats = (1,) if seating is None else seating.seats
