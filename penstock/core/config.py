@@ -180,6 +180,16 @@ def import_object(path: str) -> Any:
     return found
 
 
+def _of_one(settings: Any, key: str, path: str) -> str:
+    """The path of a setting that each of several has, such as `algo.algos.ID.lr`; "" if none has it."""
+    for name, several in ((name, getattr(settings, name)) for name in getattr(settings, "__dataclass_fields__", ())):
+        for id_ in several if isinstance(several, Mapping) else ():
+            if key in getattr(several[id_], "__dataclass_fields__", ()):
+                start, end = path.split(key, 1)
+                return f"each of {', '.join(several)} has its own: {start}{name}.{id_}.{key}{end}"
+    return ""
+
+
 def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
     key, *rest = keys
     if isinstance(settings, Mapping):
@@ -194,7 +204,8 @@ def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
     else:
         raise ConfigError(f"{path!r}: nothing lies below {type(settings).__name__} {settings!r}; shorten the path")
     if key not in known:
-        raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {meant(key, known)}")
+        hint = _of_one(settings, key, path) or meant(key, known)
+        raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {hint}")
     if rest:
         changed = _override_one(getattr(settings, key), rest, path, value)
     else:

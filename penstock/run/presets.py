@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,14 @@ from penstock.algos import make_algo
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.envs.ids import import_path_of, is_raw
+from penstock.learn.policies import Policies
 from penstock.run.experiment import Experiment
 from penstock.samplers import find_sampler, placed, sized
 
 _FOLDER = Path(__file__).parent.parent / "presets"
 _NOTES = ("why",)
+_POLICIES = "policies."
+"""Of keys that are agents; their values are policy ids. Each policy has the algorithm's settings."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +140,14 @@ def with_preset(algo: str, env: str, found: Preset | None) -> Experiment:
         )
     settings = make_algo(algo)
     changes = dict(found.changes) if found else {}
+    players = {key.removeprefix(_POLICIES): changes.pop(key) for key in [*changes] if key.startswith(_POLICIES)}
     sampler = sized(find_sampler("serial")(), settings.batch)
     try:
         sampler, changes = placed(sampler, changes)
-        return override(Experiment(env=env, algo=settings, sampler=sampler), changes)
+        exp = override(Experiment(env=env, algo=settings, sampler=sampler), changes)
+        if not players:
+            return exp
+        return replace(exp, algo=Policies(dict.fromkeys(players.values(), exp.algo), players))
     except ConfigError as error:
         raise ConfigError(f"preset {found.name if found else None}: {error}") from error
 

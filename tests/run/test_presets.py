@@ -35,11 +35,14 @@ def test_every_shipped_preset_is_sound(algo: str, table: str) -> None:
     assert found.why.strip()
     env = table if "*" not in table else table.replace("*", "Pong")
     exp = with_preset(algo, env, found)
+    if isinstance(exp.algo, ps.Policies):
+        (one,) = {settings for settings in exp.algo.algos.values()}
+        exp = dataclasses.replace(exp, algo=one)
     assert exp.algo_name == algo
     if "*" not in table and ":" not in table and "/" not in table:
         assert table in gym.registry, "an id that Gymnasium does not know"
     for path, value in found.changes.items():
-        if path == "sampler.name":
+        if path == "sampler.name" or path.startswith("policies."):
             continue
         here: Any = exp
         for key in path.split("."):
@@ -165,3 +168,18 @@ def test_defaults_without_a_preset() -> None:
     assert exp.sampler == ps.SerialSampler(T=5, B=16)
     with pytest.raises(ConfigError, match="'a2c'"):
         with_preset("a2d", "X-v0", None)
+
+
+def test_a_preset_may_give_each_agent_a_policy() -> None:
+    exp = ps.preset("mappo", "pettingzoo:mpe2/simple_speaker_listener_v4")
+    assert isinstance(exp.algo, ps.Policies)
+    assert exp.algo.policy_mapping_fn == {"speaker_0": "speaker", "listener_0": "listener"}
+    assert exp.algo.algos["speaker"] == exp.algo.algos["listener"]
+    assert exp.algo.algos["speaker"].epochs == 10
+    said = "Policies has no 'lr'; each of speaker, listener has its own: algo.algos.speaker.lr"
+    with pytest.raises(ConfigError, match=said):
+        ps.override(exp, {"algo.lr": 1e-3})
+    with pytest.raises(ConfigError, match=r": algo\.algos\.speaker\.net\.hidden$"):
+        ps.override(exp, {"algo.net.hidden": (8,)})
+    changed = ps.override(exp, {"algo.algos.speaker.net.hidden": (8,)}).algo
+    assert [changed.algos[name].net.hidden for name in ("speaker", "listener")] == [(8,), (64, 64)]
