@@ -182,11 +182,16 @@ def cut_turns(env: Any, seed: int, limit: int) -> tuple[dict[str, list[float]], 
     return paid, moves
 
 
-@pytest.mark.parametrize("kind", ["parallel", "turns"])
-@pytest.mark.parametrize("limit", [1, 5, 9, 200])
-def test_a_long_episode_of_an_evaluation_is_cut_and_counts_as_far_as_it_went(kind: str, limit: int) -> None:
-    config = echoes(kind, DEALT)
-    config = replace(config, kwargs={**config.kwargs, "length": 70})
+@pytest.mark.parametrize(
+    ("kind", "limit", "steady"),
+    [(kind, limit, False) for kind in ("parallel", "turns") for limit in (1, 5, 9, 200)] + [("parallel", 9, True)],
+)
+def test_a_long_episode_of_an_evaluation_is_cut_and_counts_as_far_as_it_went(
+    kind: str, limit: int, steady: bool
+) -> None:
+    """Where the same agents stay (`steady`), rewards are added up for many rows at once."""
+    config = echoes(kind, ONE if steady else DEALT)
+    config = replace(config, kwargs={**config.kwargs, "length": 70, **({"steady": True} if steady else {})})
     sampler = ps.SerialSampler(T=4, B=1).build(config, 3)
     sampler.initialize({policy: Scripted(spec) for policy, spec in sampler.specs.items()})
     found = sampler.evaluate_agent(0, 6, slots=4, max_steps=limit)
