@@ -109,8 +109,17 @@ def test_the_action_depends_on_what_is_seen(algo: Any):
     assert ((actions == 1) == (seen[:, 0] > 0)).mean() > 0.95
 
 
-@pytest.mark.parametrize(("limit", "reset"), [(10, "next_step"), (10, "batch_end"), (1, "next_step")])
-@each_algorithm
+@pytest.mark.parametrize(
+    ("algo", "limit", "reset"),
+    [
+        pytest.param(
+            algo, limit, reset, id=f"{name}-{limit}-{reset}",
+            marks=[pytest.mark.slow] * (name != "ppo" and (limit, reset) != (10, "next_step")),
+        )
+        for name, algo in EACH.items()
+        for limit, reset in ((10, "next_step"), (10, "batch_end"), (1, "next_step"))
+    ],
+)  # fmt: skip
 def test_a_time_limit_is_not_an_end(algo: Any, limit: int, reset: str):
     """Taken for one, it would show as 5.263 or 4.138 in place of 10 (limit 10)."""
     policy, sampler = trained(partial(toy.Endless, limit), algo, 40 if limit > 1 else 80, reset=reset)

@@ -241,7 +241,7 @@ print("points", points)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("new_step", [3, 2])
+@pytest.mark.parametrize("new_step", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_crash_at_any_call_leaves_a_good_checkpoint(tmp_path: Path, new_step: int) -> None:
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", CRASH, str(tmp_path), str(new_step)],
