@@ -137,7 +137,7 @@ class AsyncLive:
         pool = PoolState.resetting((self._opened + most).tolist(), restarts=done)
         outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.policies
         state = {
-            "collected": done > 0,
+            "collected": done > self._first,
             "pool": pool.to_plain(),
             "row": dict(zip(ids, rows)) if installed.many else rows[0],
             "agent_states": None,
