@@ -1,4 +1,4 @@
-"""Policies that nobody is sent to: a batch without a valid row leaves networks, optimisers and normalisers as they are."""
+"""Policies that nobody is sent to: a batch without a valid row leaves networks and normalisers as they are."""
 
 from __future__ import annotations
 
