@@ -102,7 +102,7 @@ def test_only_valid_rows_count():
 def test_a_batch_without_a_valid_row_changes_nothing():
     normalizer, scaler = ObsNormalizer(VECTOR), RewardScaler(0.9)
     normalizer.update(torch.ones(1, 3, 2), ~rows(1, 3))
-    scaler.update(torch.zeros(1, 3), ~rows(1, 3), ~rows(1, 3))
+    scaler.update(torch.zeros(1, 3), ~rows(1, 3), ~rows(1, 3), ~rows(1, 3))
     assert normalizer.empty
     assert scaler.moments.count.item() == 0
 
