@@ -62,7 +62,8 @@ class Preparation:
         if self.normalizer is not None:
             self.normalizer.update(tree_map(lambda x: x[:-1], self.unmasked(batch.obs)), batch.valid)
         if self.reward_scaler is not None:
-            self.reward_scaler.update(batch.reward, batch.terminated.logical_or(batch.truncated), batch.valid)
+            ended = batch.terminated.logical_or(batch.truncated)
+            self.reward_scaler.update(batch.reward, ended, batch.valid, batch.first[:-1])
 
     def scaled(self, reward: Tensor) -> Tensor:
         """The reward that targets are made of: in units of its running deviation, times `net.reward_scale`."""
@@ -165,12 +166,17 @@ class RewardScaler(nn.Module):
         """Scaled rewards in the shape given."""
         return (reward * torch.rsqrt(self.moments.var + 1e-8).float()).clamp(-self.clip, self.clip)
 
-    def update(self, reward: Tensor, ended: Tensor, valid: Tensor) -> None:
-        """Merges the running returns of [T, B] rewards; the return of an open episode goes on in the next batch."""
+    def update(self, reward: Tensor, ended: Tensor, valid: Tensor, first: Tensor) -> None:
+        """Merges the running returns of [T, B] rewards; the return of an open episode goes on in the next batch.
+
+        Rows that are not valid are passed over: an agent that awaits its turn idles in an open episode. A return begins
+        anew after `ended` and at `first`.
+        """
         carry = self.carry.to(reward.device) if self.carry.shape == reward.shape[1:] else torch.zeros_like(reward[0])
         returns: list[Tensor] = []
-        for r, closed in zip(reward, ended | ~valid):
-            carry = carry * self.discount + r
+        for r, closed, acted, begins in zip(reward, ended, valid, first):
+            carry = carry.masked_fill(begins, 0.0)
+            carry = torch.where(acted, carry * self.discount + r, carry)
             returns.append(carry)
             carry = carry.masked_fill(closed, 0.0)
         self.carry = carry.clone()

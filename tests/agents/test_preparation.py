@@ -102,7 +102,7 @@ def test_only_valid_rows_count():
 def test_a_batch_without_a_valid_row_changes_nothing():
     normalizer, scaler = ObsNormalizer(VECTOR), RewardScaler(0.9)
     normalizer.update(torch.ones(1, 3, 2), ~rows(1, 3))
-    scaler.update(torch.zeros(1, 3), ~rows(1, 3), ~rows(1, 3))
+    scaler.update(torch.zeros(1, 3), ~rows(1, 3), ~rows(1, 3), ~rows(1, 3))
     assert normalizer.empty
     assert scaler.moments.count.item() == 0
 
@@ -177,15 +177,29 @@ def test_rewards_are_divided_by_the_deviation_of_the_running_return(cuts: tuple[
     valid[4, 1] = False  # a fault: the row is lost, no end before it
     ended &= valid
     reward[~valid] = 0
+    first = torch.zeros_like(valid)
+    first[1:] = ~valid[:-1]
     scaler = RewardScaler(0.9)
     for a, b in zip((0, *cuts), (*cuts, 12)):
-        scaler.update(reward[a:b], ended[a:b], valid[a:b])
+        scaler.update(reward[a:b], ended[a:b], valid[a:b], first[a:b])
     expected = np.array(returns_by_loop(reward, ended, valid, 0.9))
     assert scaler.moments.count.item() == len(expected)
     assert scaler.moments.mean.item() == pytest.approx(expected.mean(), rel=1e-5)
     assert scaler.moments.var.item() == pytest.approx(expected.var(), rel=1e-5)
     x = torch.tensor([[0.5, -1.0], [0.0, 1e9]])
     torch.testing.assert_close(scaler(x), (x / expected.std()).float().clamp(-10, 10))
+
+
+def test_a_return_goes_on_past_rows_in_which_an_agent_awaits_its_turn():
+    reward = torch.tensor([[1.0], [2.0], [7.0], [4.0], [5.0]])
+    valid = torch.tensor([[True], [True], [False], [True], [True]])
+    first = torch.tensor([[True], [False], [False], [False], [True]])
+    scaler = RewardScaler(0.5)
+    for rows in (slice(0, 3), slice(3, 5)):
+        scaler.update(reward[rows], torch.zeros_like(valid[rows]), valid[rows], first[rows])
+    expected = np.array([1.0, 2.5, 5.25, 5.0])
+    assert scaler.moments.mean.item() == pytest.approx(expected.mean())
+    assert scaler.moments.var.item() == pytest.approx(expected.var())
 
 
 def test_rewards_pass_before_the_first_update_and_are_never_shifted():
@@ -197,16 +211,16 @@ def test_rewards_pass_before_the_first_update_and_are_never_shifted():
 def test_an_open_return_goes_on_after_storage():
     reward, never = torch.randn(10, 2), torch.zeros(10, 2, dtype=torch.bool)
     straight, first, second = RewardScaler(0.9), RewardScaler(0.9), RewardScaler(0.9)
-    straight.update(reward, never, ~never)
-    first.update(reward[:4], never[:4], ~never[:4])
+    straight.update(reward, never, ~never, never)
+    first.update(reward[:4], never[:4], ~never[:4], never[:4])
     second.load_state_dict(first.state_dict())
-    second.update(reward[4:], never[4:], ~never[4:])
+    second.update(reward[4:], never[4:], ~never[4:], never[4:])
     fresh = RewardScaler(0.9)
-    fresh.update(reward[4:], never[4:], ~never[4:])
+    fresh.update(reward[4:], never[4:], ~never[4:], never[4:])
     assert torch.equal(second.carry, straight.carry)
     assert not torch.equal(fresh.carry, straight.carry)
     torch.testing.assert_close(second.moments.var, straight.moments.var, rtol=1e-12, atol=0)
-    first.update(reward[4:], never[4:], ~never[4:])  # the stored state is a copy, not a view
+    first.update(reward[4:], never[4:], ~never[4:], never[4:])  # the stored state is a copy, not a view
     assert torch.equal(first.carry, second.carry)
 
 

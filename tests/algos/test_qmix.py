@@ -26,7 +26,9 @@ CFG = QMIX(discount=0.9, batch_size=8, learning_starts=0, mixing_hidden=4, epsil
            replay=ps.ReplaySettings(capacity=400, index="prioritized"))  # fmt: skip
 
 
-def filled(cfg: QMIX, poison: float = 0.0, seed: int = 0) -> tuple[Policy, Any, TrainBatch, list[SampleBatch]]:
+def filled(
+    cfg: QMIX, poison: float = 0.0, seed: int = 0, count: int = 6
+) -> tuple[Policy, Any, TrainBatch, list[SampleBatch]]:
     """A policy whose target networks differ from the online ones, a drawn sample of its replay, and what it is of."""
     policy = cfg.build(SPEC, seed)
     agent: Any = policy.agent
@@ -34,7 +36,7 @@ def filled(cfg: QMIX, poison: float = 0.0, seed: int = 0) -> tuple[Policy, Any, 
         generator = torch.Generator().manual_seed(seed)
         for p in agent.parameters():
             p += 0.3 * torch.randn(p.shape, generator=generator)
-    batches = drawn_batches(np.random.default_rng(seed), E, K, 6, T)
+    batches = drawn_batches(np.random.default_rng(seed), E, K, count, T)
     assert policy.replay_schedule is not None
     for batch in batches:
         kept = batch.copy()
@@ -63,32 +65,35 @@ def mixed(mixer: Any, q: list[Tensor], state: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("mixer", ["qmix", "vdn"])
-@pytest.mark.parametrize("double", [True, False])
-def test_the_loss_equals_a_loop_over_teams_and_agents(mixer: Any, double: bool) -> None:
-    cfg = replace(CFG, mixer=mixer, double=double)
-    policy, drawing, x, batches = filled(cfg)
+@pytest.mark.parametrize(("double", "n"), [(True, 1), (False, 1), (True, 2)])
+def test_the_loss_equals_a_loop_over_teams_and_agents(mixer: Any, double: bool, n: int) -> None:
+    cfg = replace(CFG, mixer=mixer, double=double, n_step=n)
+    policy, drawing, x, batches = filled(cfg, count=15)  # 90 rows, of which about the last 66 are kept
     agent: Any = policy.agent
     errors: list[Tensor] = []
     for t, e in zip(drawing.unit.tolist(), drawing.slot.tolist()):
-        batch, row = batches[t // T], t % T
-        state = [torch.from_numpy(batch.obs["state"][row + i, e * K]) for i in (0, 1)]
-        later = batches[t // T + (row + 1) // T].valid[(row + 1) % T, e * K : e * K + K]
+        own = slice(e * K, e * K + K)
+        (batch, row), rewards = (batches[t // T], t % T), list[float]()
+        later = batch.valid[row, own]
+        while len(rewards) < n and later.any():  # the team's rewards as far as somebody acts
+            (end, last), acting = (batches[(t + len(rewards)) // T], (t + len(rewards)) % T), later
+            rewards.append(float(end.reward[last, own][acting].mean()))
+            later = batches[(t + len(rewards)) // T].valid[(t + len(rewards)) % T, own]
+        left = later if later.any() else acting & ~end.terminated[last, own]
+        state = [torch.from_numpy(part.obs["state"][i, e * K]) for part, i in ((batch, row), (end, last + 1))]
         q: list[Tensor] = []
         best: list[Tensor] = []
-        for b in range(e * K, e * K + K):
-            acted = batch.valid[row, b]
-            own, after = (torch.from_numpy(batch.obs["own"][row + i, b])[None] for i in (0, 1))
-            online = agent.q.online(None, {"own": own})[0][0]
-            q.append(online[int(batch.action[row, b])] if acted else torch.zeros(()))
+        for k, b in enumerate(range(e * K, e * K + K)):
+            now, after = (torch.from_numpy(x)[None] for x in (batch.obs["own"][row, b], end.obs["own"][last + 1, b]))
+            online = agent.q.online(None, {"own": now})[0][0]
+            q.append(online[int(batch.action[row, b])] if batch.valid[row, b] else torch.zeros(()))
             target = agent.q.target(None, {"own": after})[0][0]
             chooser = agent.q.online(None, {"own": after})[0][0] if double else target
-            left = later[b - e * K] if later.any() else acted and not batch.terminated[row, b]
-            best.append(target[int(chooser.argmax())].detach() if left else torch.full((), torch.nan))
+            best.append(target[int(chooser.argmax())].detach() if left[k] else torch.full((), torch.nan))
         there = [not v.isnan().item() for v in best]
         joint = mixed(agent.target_mixer, [v if on else torch.zeros(()) for v, on in zip(best, there)], state[1])
-        own = slice(e * K, e * K + K)
-        reward = batch.reward[row, own][batch.valid[row, own]].mean()
-        target = float(reward) + (0.9 * joint.detach() if any(there) else 0.0)
+        reward = sum(0.9**i * r for i, r in enumerate(rewards))
+        target = reward + (0.9 ** len(rewards) * joint.detach() if any(there) else 0.0)
         errors.append(mixed(agent.mixer, q, state[0]) - target)
     expected = torch.stack([0.5 * w * d.square() for w, d in zip(x["weight"], errors)]).mean()
     loss = loss_fn(agent, postprocess_fn(agent, x, cfg), cfg)
