@@ -13,7 +13,6 @@ from penstock.algos import make_algo
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.envs.ids import import_path_of, is_raw
-from penstock.learn.policies import Policies
 from penstock.run.experiment import Experiment
 from penstock.samplers import find_sampler, placed, sized
 
@@ -147,6 +146,8 @@ def with_preset(algo: str, env: str, found: Preset | None) -> Experiment:
         exp = override(Experiment(env=env, algo=settings, sampler=sampler), changes)
         if not players:
             return exp
+        from penstock.learn.policies import Policies  # it loads torch
+
         return replace(exp, algo=Policies(dict.fromkeys(players.values(), exp.algo), players))
     except ConfigError as error:
         raise ConfigError(f"preset {found.name if found else None}: {error}") from error
