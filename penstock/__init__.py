@@ -44,7 +44,7 @@ _WHERE = {
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
-    "ReplaySchedule": "penstock.replay.schedule",
+    "ReplaySchedule": "penstock.replay.replay",
     "Experiment": "penstock.run.experiment",
     "ExportableAgent": "penstock.agents.export",
     "GpuSampler": "penstock.samplers.gpu",
@@ -196,8 +196,11 @@ if TYPE_CHECKING:
         train_one_step as train_one_step,
     )
     from penstock.replay.multi_agent import MultiAgentReplay as MultiAgentReplay
-    from penstock.replay.replay import Replay as Replay, ReplaySettings as ReplaySettings
-    from penstock.replay.schedule import ReplaySchedule as ReplaySchedule
+    from penstock.replay.replay import (
+        Replay as Replay,
+        ReplaySchedule as ReplaySchedule,
+        ReplaySettings as ReplaySettings,
+    )
     from penstock.run.entry import load as load
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
     from penstock.run.iteration import Iteration as Iteration

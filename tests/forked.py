@@ -63,6 +63,8 @@ class Forked:
     @staticmethod
     def _become(pass_fds: Sequence[int], env: dict[str, str], stdout: int, stderr: int) -> None:
         gc.freeze()  # nothing of the learner's is finalized here
+        for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+            signal.signal(number, signal.SIG_DFL)  # Ray, once it was loaded here, turns them into another
         os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)

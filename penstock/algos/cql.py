@@ -28,8 +28,7 @@ from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.policy import Policy
 from penstock.learn.settings import FromReplay, Functions
-from penstock.replay.replay import Replay, ReplaySettings, make_view
-from penstock.replay.schedule import ReplaySchedule
+from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> TrainBatch:

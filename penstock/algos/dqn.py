@@ -27,8 +27,7 @@ from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.columns import Array, Rows
-from penstock.replay.replay import Replay, make_view
-from penstock.replay.schedule import ReplaySchedule
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 from penstock.replay.storage import Storage
 
 

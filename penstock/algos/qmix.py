@@ -37,8 +37,7 @@ from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
 from penstock.replay.lockstep import LockstepTransitions, TeamReward
-from penstock.replay.replay import Replay
-from penstock.replay.schedule import ReplaySchedule
+from penstock.replay.replay import Replay, ReplaySchedule
 
 
 def postprocess_fn(agent: TeamQAgent, x: TrainBatch, cfg: QMIX) -> TrainBatch:

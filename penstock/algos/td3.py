@@ -19,8 +19,7 @@ from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import FromReplay, Functions
-from penstock.replay.replay import Replay, make_view
-from penstock.replay.schedule import ReplaySchedule
+from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TD3) -> TrainBatch:

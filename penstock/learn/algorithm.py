@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.core.batch import TrainBatch
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.replay.schedule import ReplaySchedule
+from penstock.replay.replay import ReplaySchedule
 
 if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler

@@ -33,7 +33,7 @@ from penstock.learn.optimizers import check_newcomers, check_optimizers, held_by
 from penstock.learn.predict import predict
 from penstock.learn.reduction import Reduction, check_alike
 from penstock.learn.seeding import OwnGenerator
-from penstock.replay.schedule import ReplaySchedule
+from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
 _EVER = 1 << 62

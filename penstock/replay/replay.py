@@ -1,38 +1,41 @@
-"""Replay: storage x index x view behind one door."""
+"""Replay: storage x index x view behind one door, and the schedule by which samples of it are trained on."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.machine import counted
+from penstock.core.noise import Purpose, generator
 from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.replay.columns import Array, Rows
+from penstock.replay.copying import copied
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import Drawing, Index, make_index
 from penstock.replay.lockstep import Teams, check_teams
 from penstock.replay.peers import Peers, SharedStore, priority_of_all, share_of
-from penstock.replay.prefetch import Reading
+from penstock.replay.prefetch import Reading, is_large
 from penstock.replay.room import gigabytes
-from penstock.replay.settings import ReplaySettings, make_view
+from penstock.replay.settings import ReplaySettings, check_rate, make_view, rate_in_words
 from penstock.replay.storage import Storage, frame_history
 from penstock.replay.store import StoragePlan, Store, chosen_info, make_store, require_alike
 from penstock.replay.view import View
 
-__all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySettings", "make_view"]
+__all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "make_view"]
 
 PriorityFn = Callable[[Storage, Rows], Array]
 """(storage, first rows [n] of fresh units) -> [n, B] priorities, by what the agent recorded."""
+AfterUpdate: TypeAlias = Callable[[Any, Any, int], None]
+"""(agent, settings, number of gradient steps) -> None."""
 
 
 class Replay:
@@ -61,7 +64,7 @@ class Replay:
         state: Tree = None,
     ) -> None:
         self.spec, self.settings, self.view = spec, settings, view
-        self._info, self._priority_fn, self._state = info, priority_fn, state
+        self.info, self.priority_fn, self.state = info, priority_fn, state
         if settings.index == "prioritized" and settings.fresh_priority == "agent" and priority_fn is None:
             raise ConfigError("replay.fresh_priority='agent' with an algorithm that records no values; use 'max'")
         if settings.hindsight and not isinstance(view, HindsightTransitions):
@@ -70,13 +73,13 @@ class Replay:
                 "goals stay as they were; use hindsight=0, or an algorithm of single transitions"
             )
         self._store: Store | None = None
-        self._peers: Peers | None = None
+        self.peers: Peers | None = None
         self._drawn_among: Peers | None = None
         """The same learners, by what is drawn: columns, or environments."""
         self.index: Index | None = None
         """Of the slots of all learners; the storage holds those of this one."""
-        self._prepared: tuple[int, int, Tree] | None = None
-        """Of `prepare`."""
+        self.prepared: tuple[int, int, Tree] | None = None
+        """What `prepare` was given."""
         self.appended = 0
         """Valid rows appended since the run began."""
 
@@ -91,7 +94,7 @@ class Replay:
                 f"a replay joins other learners before it holds anything, and without replay.shards="
                 f"{self.settings.shards}: each learner keeps the rows of its own slots"
             )
-        self._peers = peers
+        self.peers = peers
         self._drawn_among = peers if self.view.seats == 1 else Teams(peers, self.view.seats)
 
     def prepare(self, T: int, B: int, info: Tree = None) -> None:
@@ -105,12 +108,12 @@ class Replay:
         """
         if self.storage is not None:
             return
-        self._prepared = T, B, info
+        self.prepared = T, B, info
         settings, stride, slots = self.settings, self.view.stride, B
         check_teams(settings, B, self.view.seats)
-        if self._peers is not None:
-            self._peers.fit(B)
-            slots = self._peers.total
+        if self.peers is not None:
+            self.peers.fit(B)
+            slots = self.peers.total
         history = frame_history(self.spec, settings.deduplicate_frames)
         needed = T + self.view.span + stride + history + 2
         rows = math.ceil(settings.capacity / slots) + 1
@@ -121,7 +124,7 @@ class Replay:
                 f"T={T} with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= "
                 f"{(needed - 1) * slots}"
             )
-        if self._state is not None and stride % T:
+        if self.state is not None and stride % T:
             raise ConfigError(
                 f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin "
                 f"every {stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
@@ -130,16 +133,16 @@ class Replay:
             self.spec,
             rows,
             frames=settings.deduplicate_frames,
-            info=chosen_info(info, self._info),
-            state=self._state,
+            info=chosen_info(info, self.info),
+            state=self.state,
             state_every=stride,
             folder=None if settings.dir is None else Path(settings.dir),
             episodes=self.view.episodes,
         )
-        if self._peers is None:
+        if self.peers is None:
             self._store = make_store(settings, plan, self.view, B)
         else:
-            self._store = SharedStore(plan.made(B), self.view, self._peers)
+            self._store = SharedStore(plan.made(B), self.view, self.peers)
         units, self._slots, drawn = rows // stride, slots, slots // self.view.seats
         self.index = make_index(settings.index, units, drawn, settings.priority_alpha)
 
@@ -194,7 +197,7 @@ class Replay:
         t = np.arange(index.head * stride, storage.head - self.view.span + 1, stride)
         if len(t):
             usable = self.view.usable(storage, t)
-            by_agent = self._priority_fn if self.settings.fresh_priority == "agent" else None
+            by_agent = self.priority_fn if self.settings.fresh_priority == "agent" else None
             priority = None if by_agent is None else by_agent(storage, t)
             if peers is not None:
                 usable, priority = peers.whole(usable), None if priority is None else peers.whole(priority)
@@ -340,26 +343,105 @@ class Replay:
             self._store.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replay:
-        """A replay of its own with the same rows. Its arrays have views of one another, which copies one by one lose.
-
-        Raises:
-            ConfigError: the rows lie in files, in shards, or with other learners.
-        """
-        settings = self.settings
-        if settings.dir is not None or settings.shards or self._peers is not None:
-            raise ConfigError(
-                f"a copy of a replay whose rows lie elsewhere: replay.dir={settings.dir!r}, "
-                f"replay.shards={settings.shards}, {'several learners' if self._peers else 'one learner'}; expected "
-                "rows in the memory of one learner: save a checkpoint, or copy the policy's agent alone"
-            )
-        view = copy.deepcopy(self.view, memo)
-        made = Replay(self.spec, settings, view, info=self._info, priority_fn=self._priority_fn, state=self._state)
-        if self._prepared is not None:
-            made.prepare(*self._prepared)
-            made.load_state_dict(copy.deepcopy(self.state_dict()), self.arrays())
-        return made
+        return copied(self)
 
     def _live(self) -> tuple[Store, Index]:
         if self._store is None or self.index is None:
             raise ConfigError("the replay is empty; append a batch first")
         return self._store, self.index
+
+
+class ReplaySchedule:
+    """The replay of a policy, and how much of it is trained on.
+
+    Args:
+        batch_size: samples of a gradient step.
+        sample_rows: rows that each of them trains on, more than 1 for sequences.
+        replay_ratio: rows trained on for each row collected, after the first `learning_starts` rows.
+        noise_size: uniforms for each sample, which `postprocess_fn` and `loss_fn` find as `x["noise"]`.
+        after_update: called with (agent, settings, number of gradient steps) after each step; moves target networks.
+
+    Raises:
+        ConfigError: a number out of range, or more than the replay can hold or give.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        batch_size: int,
+        replay_ratio: float,
+        learning_starts: int,
+        *,
+        sample_rows: int = 1,
+        noise_size: int = 0,
+        after_update: AfterUpdate | None = None,
+    ) -> None:
+        check_rate(replay.settings, batch_size, replay_ratio, learning_starts, sample_rows)
+        if replay.settings.index == "fifo" and replay_ratio > (most := sample_rows / replay.view.stride):
+            raise ConfigError(
+                f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of "
+                f"at most {most:g}, or another index"
+            )
+        self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
+        self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
+        self.after_update = after_update
+        self.rng = generator(0, Purpose.REPLAY)
+        """Draws samples; moved to an address of its own by each training step."""
+        self.collected = 0
+        """Rows collected since the run began."""
+        self.trained = 0
+        """Gradient steps asked of the policy, skipped ones included."""
+
+    def due(self) -> int:
+        """Gradient steps that the ratio asks for by now: exact, counted from the start of the run.
+
+        Steps whose samples cannot be drawn yet stay due.
+        """
+        steps = self._asked() - self.trained
+        if self.replay.settings.index == "fifo":  # the newest rows may not be samples yet
+            return min(steps, len(self.replay) // self.batch_size)
+        return steps if len(self.replay) else 0
+
+    def reads_ahead(self, to_gpu: bool) -> bool:
+        """True if samples are read in a thread: `replay.prefetch`; "auto": large ones, those of shards or a GPU."""
+        wish = self.replay.settings.prefetch
+        if wish != "auto":
+            return wish
+        # Observations are most of a sample where it is large; of a transition it holds two.
+        rows = self.batch_size * (self.replay.view.span + 1 if self.sample_rows > 1 else 2)
+        return to_gpu or bool(self.replay.settings.shards) or is_large(rows, self.replay.spec.obs)
+
+    def describe(self) -> str:
+        """Replay and rate of training for people, in gradient steps: `one update of 32 every 4 steps`."""
+        rate = rate_in_words(self.batch_size, self.replay_ratio, self.learning_starts, self.sample_rows)
+        return f"{self.replay.describe()}; {rate}"
+
+    def metrics(self) -> dict[str, float]:
+        """`replay/ratio`, the rows trained on for each row collected so far, and `replay/size` in samples."""
+        counted = max(0, self.collected - self.learning_starts)
+        ratio = self.trained * self.batch_size * self.sample_rows / counted if counted else 0.0
+        return {"replay/ratio": ratio, "replay/size": float(len(self.replay))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and the replay's state, without its arrays."""
+        return {
+            "collected": self.collected,
+            "trained": self.trained,
+            "rate": self._rate,
+            "replay": self.replay.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict` and the replay's `arrays`; a ratio that has changed holds from now on."""
+        self.replay.load_state_dict(state["replay"], arrays)
+        self.collected, self.trained = int(state["collected"]), int(state["trained"])
+        if list(state.get("rate", self._rate)) != self._rate:
+            self.trained = self._asked()
+
+    @property
+    def _rate(self) -> list[float]:
+        return [self.replay_ratio, self.batch_size, self.sample_rows, self.learning_starts]
+
+    def _asked(self) -> int:
+        rows = max(0, self.collected - self.learning_starts) * self.replay_ratio
+        return math.floor(rows / (self.batch_size * self.sample_rows) + 1e-9)

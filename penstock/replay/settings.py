@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from penstock.core.config import known_names
@@ -102,3 +103,16 @@ def check_rate(
             f"than learning_starts={learning_starts}; use replay.capacity >= "
             f"{max(batch_size * sample_rows, learning_starts)}"
         )
+
+
+def rate_in_words(batch_size: int, replay_ratio: float, learning_starts: int, sample_rows: int) -> str:
+    """The rate of training in gradient steps, `one update of 32 every 4 steps`."""
+    exact = Fraction(repr(replay_ratio)) / (batch_size * sample_rows)
+    of = f"{batch_size:,}" + (f" sequences of {sample_rows:,} rows" if sample_rows > 1 else "")
+    if exact.denominator > 100_000:  # a ratio such as 1 / 3
+        rate = f"one update of {of} every {1 / float(exact):,.6g} steps"
+    else:
+        rate = f"{exact.numerator:,} updates" if exact.numerator > 1 else "one update"
+        rate += f" of {of} every " + ("step" if exact.denominator == 1 else f"{exact.denominator:,} steps")
+    after = f" after the first {learning_starts:,}" if learning_starts else ""
+    return f"{rate}{after} (replay ratio {replay_ratio:g})"

@@ -175,6 +175,9 @@ def test_a_copy_goes_on_as_the_original(storage: str, index: str, tmp_path: Path
         assert all(np.array_equal(x, y) for x, y in zip(drawn(copied, k, 2), expected, strict=True))
 
 
-def test_a_copy_of_rows_in_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="save a checkpoint, or copy the policy's agent alone"):
-        copy.deepcopy(made("files", "uniform", "transitions", tmp_path))
+def test_a_copy_of_rows_in_files_lies_in_memory(tmp_path: Path) -> None:
+    replay = made("files", "uniform", "transitions", tmp_path)
+    replay.append(next(batch for batch, _ in random_batches(1, 4, B, 1, "next_step", 0.2, False)))
+    copied = copy.deepcopy(replay)
+    assert (replay.settings.dir, copied.settings.dir) == (str(tmp_path), None)
+    assert all(np.array_equal(x, y) for x, y in zip(drawn(replay, 0, 2), drawn(copied, 0, 2), strict=True))

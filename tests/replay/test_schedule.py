@@ -15,7 +15,7 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import RepeatPrevious
 from penstock.learn.train_ops import train_one_step
-from penstock.replay.schedule import ReplaySchedule
+from penstock.replay.replay import ReplaySchedule
 from tests.learn.small_dqn import CFG, UNIFORM, built
 
 
