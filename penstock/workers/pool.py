@@ -176,7 +176,8 @@ class ProcessPool(EnvPool):
         def args(slots: slice | None) -> tuple[Any, ...] | None:
             return None if slots is None else (seed, None if episodes is None else list(episodes[slots]))
 
-        self._call("restart", args)
+        while None in map(self._call("restart", args).__getitem__, self._taking_part()):
+            pass  # a worker died of it, and the one in its place has the old episodes
 
     def limit(self, max_steps: int) -> None:
         self.ledger[:, 3] = max_steps
@@ -348,11 +349,7 @@ class ProcessPool(EnvPool):
         return batches, states
 
     def disown(self, slot: int, row: int, message: str) -> list[int]:
-        """Called for a row of the batch that broke the contract; its worker counts as failed from that row on.
-
-        Returns:
-            the slots that lost their rows from `row` on.
-        """
+        """The worker of a slot failed in a row that broke the contract; returns the slots that lost rows from it on."""
         w = next(w for w in self._owners if any(s is not None and s.start <= slot < s.stop for s in self.shares[w]))
         self._workers.condemn(w, message)
         assert self._batches is not None
@@ -380,7 +377,7 @@ class ProcessPool(EnvPool):
         self._workers.settle()
         assert self._batches is not None
         self._batches.open(outs, len(self._parts))
-        self._active = {w for w in self._workers.live if w in self._owners}
+        self._active = self._taking_part()
         for w in self._owners:
             if w not in self._active:
                 self._absent(w)
@@ -404,6 +401,9 @@ class ProcessPool(EnvPool):
                 self._absent(w)
             self._active |= set(called)
         self._binding, self._unbound = False, set()
+
+    def _taking_part(self) -> set[int]:
+        return {w for w in self._workers.live if w in self._owners}
 
     def _absent(self, w: int) -> None:
         """A worker takes no part in the batch."""

@@ -16,6 +16,8 @@ import pytest
 import penstock as ps
 from penstock.core.batch import poison
 from penstock.core.tree import tree_leaves
+from penstock.testing.pools import echo_config
+from penstock.testing.samplers import EchoAgent
 from penstock.workers import faults
 from tests.samplers.many import Rows, agents_of, bits
 from tests.samplers.test_many_agents import DEALT, IDLE, ONE, THREE, echoes
@@ -153,3 +155,24 @@ def test_a_batch_that_waits_outlives_the_process_that_collected_it(kind: str) ->
     finally:
         sampler.shutdown()
         quiet.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["one agent", "parallel", "turns"])
+def test_a_worker_that_dies_as_an_evaluation_begins_plays_its_share(kind: str) -> None:
+    """The one in its place is told the episodes again: an evaluation waited for ever for those of the dead."""
+    config = echo_config() if kind == "one agent" else echoes(kind, DEALT)
+    sampler = ps.CpuSampler(2, 4, workers=2).build(config, 3)
+    try:
+        sampler.initialize(EchoAgent(sampler.spec) if kind == "one agent" else agents_of(sampler))
+        sampler.obtain_samples(0)
+        expected = repr(sampler.evaluate_agent(1, 6).to_plain())
+        pid = sampler.pool._workers.workers[1].process.pid
+        os.kill(pid, signal.SIGSTOP)  # it dies of the call that opens the evaluation
+        killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+        killer.start()
+        found = sampler.evaluate_agent(1, 6)
+        killer.join()
+        assert repr(found.to_plain()) == expected
+        assert sampler.metrics()["faults/restarts"] == 1
+    finally:
+        sampler.shutdown()
