@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -63,6 +64,7 @@ class Forked:
     @staticmethod
     def _become(pass_fds: Sequence[int], env: dict[str, str], stdout: int, stderr: int) -> None:
         gc.freeze()  # nothing of the learner's is finalized here
+        faulthandler.disable()  # pytest's; the worker has its own
         for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
             signal.signal(number, signal.SIG_DFL)  # Ray, once it was loaded here, turns them into another
         os.setpgid(0, 0)

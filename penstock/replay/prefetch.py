@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from penstock.core.errors import LearnerError
-from penstock.core.tree import Tree, tree_leaves
 
 S = TypeVar("S")
 READ_TIMEOUT_S = 300.0
-_LARGE_BYTES = 1 << 20
-
-
-def is_large(rows: int, obs: Tree) -> bool:
-    """True if so many observations of a spec are worth a thread that reads them."""
-    return (
-        rows * sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in tree_leaves(obs)) >= _LARGE_BYTES
-    )
 
 
 class Reading(Generic[S]):

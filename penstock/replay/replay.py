@@ -23,10 +23,10 @@ from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import Drawing, Index, make_index
 from penstock.replay.lockstep import Teams, check_teams
 from penstock.replay.peers import Peers, SharedStore, priority_of_all, share_of
-from penstock.replay.prefetch import Reading, is_large
+from penstock.replay.prefetch import Reading
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, check_rate, make_view, rate_in_words
-from penstock.replay.storage import Storage, frame_history
+from penstock.replay.storage import Storage, frame_history, is_large
 from penstock.replay.store import StoragePlan, Store, chosen_info, make_store, require_alike
 from penstock.replay.view import View
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tr
 from penstock.replay.columns import Array, Column, FrameColumn, Plan, RingColumn, Rows, ring_slices, stored_dtype
 from penstock.replay.room import planned_bytes, reserve
 from penstock.replay.trajectories import Trajectories
+
+_LARGE_BYTES = 1 << 20
 
 
 class Storage:
@@ -342,3 +345,10 @@ def frame_history(env: EnvSpec, frames: bool) -> int:
             "replay.deduplicate_frames=True, and no observation is a stack of uint8 images [C, H, W]; use False"
         )
     return max(stacks) - 1
+
+
+def is_large(rows: int, obs: Tree) -> bool:
+    """True if so many observations of a spec are worth a thread that reads them."""
+    return (
+        rows * sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in tree_leaves(obs)) >= _LARGE_BYTES
+    )

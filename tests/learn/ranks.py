@@ -106,8 +106,8 @@ def trained(
 
 
 def apart(one: ps.Policy, other: ps.Policy) -> float:
-    """The largest difference of any parameter or buffer."""
+    """The largest difference of any parameter or buffer, of those above 1 relative to them."""
     mine, theirs = one.agent.state_dict(), other.agent.state_dict()
     assert mine.keys() == theirs.keys()
     pairs = [(x, y) for name, x in mine.items() if (y := theirs[name]).shape == x.shape and x.numel()]
-    return max(float((x.double() - y.double()).abs().max()) for x, y in pairs)
+    return max(float(((x.double() - y.double()).abs() / x.double().abs().clamp(min=1)).max()) for x, y in pairs)
