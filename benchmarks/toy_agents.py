@@ -1,4 +1,7 @@
-"""K agents of next to no work, on which what a sampler costs beside its environments shows; peers measure on it too."""
+"""K agents of next to no work, on which what a sampler costs beside its environments shows.
+
+It imports nothing of penstock: peers measure on it in environments of their own.
+"""
 
 from __future__ import annotations
 
