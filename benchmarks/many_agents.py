@@ -168,7 +168,7 @@ def runs() -> dict[str, list[Run]]:
         return ps.PPO(lr=2e-3, epochs=4)
 
     def mpe(algo: Any) -> Any:
-        """The settings of the preset for spread, for the roles of speaker and listener too."""
+        """The settings of the preset for spread."""
         return ps.preset(algo.__name__.lower(), SPREAD).algo
 
     def qmix(mixer: Any) -> Any:
@@ -180,7 +180,6 @@ def runs() -> dict[str, list[Run]]:
         return Run(f"{name}/self-play", lambda: exp.algo, instead or env, exp.sampler, exp.run.steps, score, bar)
 
     bits = {"agent_0": "a", "agent_1": "b"}
-    roles = {"speaker_0": "speaker", "listener_0": "listener"}
     matrix, mpe_sampler = EnvConfig(TwoStepMatrix, state="env"), ps.SerialSampler(T=25, B=32)
     tictactoe, connect = "pettingzoo:classic/tictactoe_v3", "pettingzoo:classic/connect_four_v3"
     half, third = (functools.partial(episode_return, share=1 / n) for n in (2, 3))
@@ -201,8 +200,8 @@ def runs() -> dict[str, list[Run]]:
                        lambda x: x["score"] > -22.0) for algo in (ps.PPO, ps.MAPPO)],
         "discount": [Run(f"discount/{x}", lambda x=x: replace(mpe(ps.PPO), lr=7e-4, discount=x), SPREAD, mpe_sampler,
                          25_600, third) for x in (0.9, 0.95, 0.99)],
-        "speaker": [Run(f"speaker/{algo.__name__}", functools.partial(two_of, functools.partial(mpe, algo), roles), SPEAKER,
-                        mpe_sampler, 1_000_000, half) for algo in (ps.PPO, ps.MAPPO)],
+        "speaker": [Run(f"speaker/{name.upper()}", functools.partial(lambda x: ps.preset(x, SPEAKER).algo, name), SPEAKER,
+                        mpe_sampler, 1_000_000, half) for name in ("ppo", "mappo")],
         "tictactoe": [games("tictactoe", tictactoe, against_perfect, lambda x: x["lost"] <= 2)],
         "connect-four": [games("connect-four", connect, functools.partial(against, other=random_move),
                                lambda x: x["won"] >= 95)],
