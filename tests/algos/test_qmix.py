@@ -40,9 +40,9 @@ def filled(
     assert policy.replay_schedule is not None
     for batch in batches:
         kept = batch.copy()
-        for t, b in np.argwhere(~kept.valid):
+        for t, b in np.argwhere(~kept.valid[:-1]):  # what row T brings stands in row 0 of the next batch as well
             kept.reward[t, b] += poison
-            if not kept.first[t, b] and (t == 0 or not kept.valid[t - 1, b]) and not kept.first[t + 1, b]:
+            if t and not kept.first[t, b] and not kept.valid[t - 1, b] and not kept.first[t + 1, b]:
                 kept.obs["own"][t, b] += poison
         policy.replay_schedule.replay.append(kept)
     _, x = policy.replay_schedule.replay.sample(8, np.random.default_rng(1))
@@ -108,7 +108,7 @@ def test_the_loss_equals_a_loop_over_teams_and_agents(mixer: Any, double: bool, 
 
 
 def test_what_stands_where_no_agent_is_changes_nothing() -> None:
-    agents = [filled(CFG, poison) for poison in (0.0, 1e6)]
+    agents = [filled(CFG, poison, count=15) for poison in (0.0, 1e6)]
     losses = [loss_fn(policy.agent, postprocess_fn(policy.agent, x, CFG), CFG) for policy, _, x, _ in agents]  # pyright: ignore
     assert losses[0].total.item() == losses[1].total.item()  # pyright: ignore[reportAttributeAccessIssue]
     (_, _, clean, _), (_, _, poisoned, _) = agents
