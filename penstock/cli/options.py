@@ -158,12 +158,20 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
 
     import_modules(args.imports, args.run, args.trust)
     kwargs = key_values(args.env_kwargs, "--env-kwargs")
+    made = {
+        "--wrappers": args.wrappers,
+        "--env-drop": args.env_drop,
+        "--env-text": [args.env_text] if args.env_text else [],
+        "--env-mask": [args.env_mask] if args.env_mask else [],
+    }
     if args.env is None:
-        if args.wrappers:
-            raise ConfigError(f"--wrappers {args.wrappers[0]} without --env; the run's environment has its own")
+        for option, values in made.items():
+            if values:
+                raise ConfigError(f"{option} {values[0]} without --env; the run's environment has its own")
         return None, kwargs
     search_here()
-    return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports)), kwargs
+    shown: dict[str, Any] = {"drop": tuple(args.env_drop), "text": args.env_text, "mask_key": args.env_mask}
+    return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports), **shown), kwargs
 
 
 def _trusts(run: str, trust: bool) -> bool:
