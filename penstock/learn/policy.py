@@ -369,6 +369,9 @@ class Policy:
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
         """The inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
+        if missing := [key for key in ("agent", "optimizers", "counters") if key not in state]:
+            seen = f"a policy's state has {', '.join(list(state)[:5]) or 'nothing'} and no {' and no '.join(missing)}"
+            raise CheckpointError(f"{seen}; expected one of state_dict(); parameters alone go into load_parameters()")
         self.load_parameters(state["agent"])
         for name, optimizer in self.optimizers.items():
             own = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]

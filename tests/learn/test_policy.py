@@ -478,3 +478,11 @@ def test_an_action_without_elements_is_refused(algo: Any) -> None:
             ConfigError, match=r"an action without elements, .*box\[0\] float32.*; expected at least one"
         ):
             algo.build(EnvSpec(VECTOR, action))
+
+
+def test_a_state_that_is_no_policys_is_named():
+    policy = PPO(net=Net(hidden=(4,))).build(EnvSpec(VECTOR, CHOICE), 0)
+    with pytest.raises(CheckpointError, match=r"has nothing and no agent and no optimizers and no counters; expected"):
+        policy.load_state_dict({})
+    with pytest.raises(CheckpointError, match=r"has actor.* and no agent.*go into load_parameters\(\)"):
+        policy.load_state_dict(policy.agent.state_dict())
