@@ -33,6 +33,9 @@ from penstock.workers.supervisor import Workers
 Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 """1, 2, ..., as many as a worker can tell apart."""
 
+_ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.agents.actor_critic")
+"""What workers that act import, once for all of them; none of it starts a thread."""
+
 
 @dataclass(frozen=True)
 class WorkerSampler:
@@ -92,11 +95,14 @@ class WorkerSampler:
         """Worker processes: as many as `workers` says, or as have a slot of every group."""
         return min(self.workers, self.B // self.groups)
 
-    def start_workers(self, config: EnvConfig, seed: int, computing: int, shared: Shared | None) -> Workers:
+    def start_workers(
+        self, config: EnvConfig, seed: int, computing: int, shared: Shared | None, acting: bool = False
+    ) -> Workers:
         """Starts the worker processes, once the environment's settings are known to be picklable.
 
         Args:
-            seed: of the workers' global generators. computing: processes that compute at a time.
+            seed: of the workers' global generators. computing: processes that compute at a time. acting: the workers
+                act, and so need torch.
         """
         pickled({f.name: getattr(config, f.name) for f in fields(config)})
         if self.processes < self.workers:
@@ -119,6 +125,7 @@ class WorkerSampler:
             computing,
             shared=shared,
             own=tuple(dict.fromkeys(own)),
+            forked_with=_ACTING if acting and self.processes > 1 else (),
         )
 
     def over_workers(
@@ -136,7 +143,9 @@ class WorkerSampler:
         Args:
             server: runs the loop, here or in the workers. exclusive: never have two groups stepping at a time.
         """
-        workers = self.start_workers(config, seed + first_slot, self.processes + (not server.remote), shared)
+        workers = self.start_workers(
+            config, seed + first_slot, self.processes + (not server.remote), shared, acting=server.remote
+        )
         try:
             pool = ProcessPool(
                 workers,

@@ -22,6 +22,7 @@ from penstock.core.machine import oom_kills
 from penstock.core.wire import decode
 from penstock.workers.control import Bell
 from penstock.workers.descriptors import read_all, write_all
+from penstock.workers.forking import ForkedProcess, ForkServer
 from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.messages import Boot, Start
 
@@ -45,13 +46,13 @@ class WorkerProcess:
 
     def __init__(self, index: int, mark: str | None = None) -> None:
         self.index = index
-        self.mark = f"{mark or new_mark()}{index}."
-        """Borne by the process and all that it starts; opens with the mark of its supervisor."""
+        self.mark = f"{mark or new_mark()}{index:06d}."
+        """Borne by the process and all that it starts; opens with the mark of its supervisor, as long as `SERVER`."""
         self.bell, self.mail = Bell(), os.memfd_create("penstock-mail", os.MFD_CLOEXEC)
         self.report, self.crash = (
             os.memfd_create(name, os.MFD_CLOEXEC) for name in ("penstock-report", "penstock-crash")
         )
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.pidfd = -1
         self.up = False
         """True between the answer to the first message and the end of the process."""
@@ -67,8 +68,12 @@ class WorkerProcess:
             os.close(fd)
         self.release()
 
-    def launch(self, module: str, boot: Boot, start: Start) -> None:
-        """Starts a process in a group of its own, and clears the descriptors of what earlier ones left."""
+    def launch(self, module: str, boot: Boot, start: Start, forks: ForkServer | None = None) -> None:
+        """Starts a process in a group of its own, and clears the descriptors of what earlier ones left.
+
+        Args:
+            forks: process to fork it of, where that is possible; None: a fresh interpreter.
+        """
         self.bell.drain()
         for fd in (self.report, self.crash):
             os.ftruncate(fd, 0)
@@ -77,14 +82,17 @@ class WorkerProcess:
         self.start_at, self.oom_before = None, oom_kills()
         self.token, self.moved_at = b"", time.monotonic()
         marks = os.environ.get(MARK, "") + self.mark
+        environment = {**environment_of_children(), **ONE_THREAD, MARK: marks}
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", module, json.dumps(asdict(boot))],
-                pass_fds=boot.fds(),
-                process_group=0,
-                stdin=subprocess.DEVNULL,
-                env={**environment_of_children(), **ONE_THREAD, MARK: marks},
-            )
+            self.process = None if forks is None else forks.fork(module, boot, environment)
+            if self.process is None:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "penstock.workers.tie", module, json.dumps(asdict(boot))],
+                    pass_fds=boot.fds(),
+                    process_group=0,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                )
         except OSError as error:
             raise errors.ConfigError(
                 f"worker {self.index} of {boot.workers} cannot be started: {error.strerror or error}"

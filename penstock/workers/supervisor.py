@@ -24,6 +24,7 @@ from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, spin_limit
 from penstock.workers.descriptors import hold_standard_streams, require_room
 from penstock.workers.faults import Fault, Faults, describe_exit
+from penstock.workers.forking import ForkServer
 from penstock.workers.killing import new_mark
 from penstock.workers.messages import Boot, Start
 from penstock.workers.process import WorkerProcess, require_linux
@@ -57,7 +58,8 @@ class Workers:
         cpus: CPUs of each worker, and `own` of this thread until `close`; empty for all.
         step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
         computing: processes that compute at a time, which decides whether to spin.
-        module: that the processes run. shared: a parent process's memory for the training batches, and its watch over
+        module: that the processes run. forked_with: modules of a process to fork them of, which has imported these; none:
+            each is a fresh interpreter. shared: a parent process's memory for the training batches, and its watch over
             this process, which sees from here that the wait for workers goes on; None if there is none.
     """
 
@@ -73,6 +75,7 @@ class Workers:
         module: str = "penstock.workers.env_worker",
         shared: Shared | None = None,
         own: tuple[int, ...] = (),
+        forked_with: Sequence[str] = (),
     ) -> None:
         require_linux()
         hold_standard_streams()
@@ -92,13 +95,14 @@ class Workers:
         self._alive, self._alive_end = os.pipe2(os.O_CLOEXEC)
         mark = new_mark()
         self.workers = [WorkerProcess(w, mark) for w in range(count)]
+        self._forks = ForkServer(self._alive, mark, forked_with, start_timeout_s) if forked_with else None
         self.spin_s = spin_limit(count + 1 if computing is None else computing)
         self.spin = Spin(self.spin_s)
         self.supervised: list[Supervised] = []
         self.dropped: set[int] = set()
         self._closed, self._pinned, self._looked_at = False, bool(own), 0.0
         fds = [self._control_fd, self.bell.fd, *self.slabs, self._alive, self._alive_end]
-        self._finalizer = weakref.finalize(self, _abandon, self.workers, fds)
+        self._finalizer = weakref.finalize(self, _abandon, self.workers, self._forks, fds)
         _watch_forks()
         _running.add(self)
         if own:
@@ -196,6 +200,8 @@ class Workers:
         self._closed = True
         self._finalizer.detach()
         os.close(self._alive_end)
+        if self._forks is not None:
+            self._forks.forget()
 
     def _spawn(self, worker: WorkerProcess) -> None:
         """A new process with the same descriptors; its bell is drained and its block as if all were done."""
@@ -218,7 +224,8 @@ class Workers:
             self._alive,
             tuple(self.slabs),
         )
-        worker.launch(self._module, boot, Start(self._cpus[worker.index], self._seed, self.spin_s, messages))
+        start = Start(self._cpus[worker.index], self._seed, self.spin_s, messages)
+        worker.launch(self._module, boot, start, self._forks)
 
     def _answer(self, w: int, said: list[str] | None = None) -> Any:
         """The answer that waits, None if there is none; its warnings are repeated here.
@@ -378,12 +385,14 @@ class Workers:
                 self._spawn(worker)
 
 
-def _abandon(workers: list[WorkerProcess], fds: list[int]) -> None:
+def _abandon(workers: list[WorkerProcess], forks: ForkServer | None, fds: list[int]) -> None:
     """Kills the processes that still run and closes every descriptor; also called when a sampler is forgotten."""
     for worker in workers:
         if worker.process is not None:
             worker.kill()
         worker.close()
+    if forks is not None:
+        forks.close()
     for fd in fds:
         os.close(fd)
 

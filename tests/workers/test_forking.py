@@ -1,0 +1,206 @@
+"""Workers that are forked of one process: as those that are started by themselves, and as safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import penstock as ps
+from penstock.core.errors import ConfigError
+from penstock.envs.make import EnvConfig
+from penstock.samplers import cpu
+from penstock.testing.samplers import EchoAgent
+from penstock.workers import forking
+from penstock.workers.forking import ForkedProcess, ForkServer
+from penstock.workers.process import WorkerProcess
+from tests.workers.first_batches import no_process_is_left
+from tests.workers.whereabouts import VARIABLE, Where
+
+__all__ = ["no_process_is_left"]
+pytestmark = pytest.mark.timeout(300)
+
+
+def live(env: Any, workers: int = 2, **settings: Any) -> Any:
+    """A sampler whose workers do not act, and so need no torch, but are forked all the same; one alone is not."""
+    return initialized(Forked(T=4, B=4, workers=workers, **settings), env)
+
+
+class Forked(ps.GpuSampler):
+    def start_workers(self, *args: Any, acting: bool = False) -> Any:  # noqa: ARG002
+        return super().start_workers(*args, acting=True)
+
+
+def initialized(settings: Any, env: Any) -> Any:
+    sampler = settings.build(env, 4)
+    sampler.initialize(EchoAgent(sampler.spec))
+    return sampler
+
+
+def where(folder: Path, **kwargs: Any) -> EnvConfig:
+    folder.mkdir(exist_ok=True)
+    return EnvConfig(Where, {"folder": str(folder), **kwargs})
+
+
+def found_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in folder.iterdir()]
+
+
+def pids_of(sampler: Any) -> list[int]:
+    return [child.process.pid for child in sampler.pool._workers.workers]
+
+
+def server_of(sampler: Any) -> int:
+    return sampler.pool._workers._forks.process.pid
+
+
+def wait_for_end(pid: int) -> None:
+    """Waits for a process that is not a child of this one; what is dead and not reaped has ended."""
+    until = time.monotonic() + 20.0
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, f"{pid} lives"
+        time.sleep(0.02)
+
+
+def test_a_forked_worker_is_as_one_that_was_started_by_itself(tmp_path: Path) -> None:
+    for name, workers in (("alone", 1), ("forked", 2)):
+        sampler = initialized(ps.CpuSampler(T=4, B=4, workers=workers), where(tmp_path / name))
+        assert {type(w.process) is ForkedProcess for w in sampler.pool._workers.workers} == {name == "forked"}
+        sampler.shutdown()
+    (alone,), forked = found_in(tmp_path / "alone"), found_in(tmp_path / "forked")
+    assert len(forked) == 2
+    assert alone["leads its group"] and alone["ignores Ctrl-C"] and alone["shows its mark"]
+    for each in forked:
+        assert each == alone
+
+
+def test_a_replacement_sees_the_present_directory_and_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "before")
+    sampler = live(where(tmp_path / "found"))
+    try:
+        monkeypatch.setenv(VARIABLE, "after")
+        monkeypatch.setenv(f"{VARIABLE}_2", "new")
+        monkeypatch.chdir(tmp_path)
+        first = pids_of(sampler)
+        os.kill(first[0], signal.SIGKILL)
+        with pytest.warns(UserWarning, match=r"worker 0, pid \d+: .*killed by signal 9"):
+            sampler.obtain_samples(0)
+            sampler.obtain_samples(1)
+        assert pids_of(sampler)[1] == first[1]
+        new = json.loads((tmp_path / "found" / f"{pids_of(sampler)[0]}.json").read_text())
+        assert (new["variable"], new["directory"]) == ("after", str(tmp_path))
+        old = json.loads((tmp_path / "found" / f"{first[0]}.json").read_text())
+        assert old["variable"] == "before"
+        assert set(new["descriptors"]) == set(old["descriptors"])
+    finally:
+        sampler.shutdown()
+
+
+def test_the_exit_code_of_a_forked_worker_is_known(tmp_path: Path) -> None:
+    sampler = live(where(tmp_path, dies=True), fault_policy="raise")
+    with pytest.raises(ps.EnvWorkerError, match="ended with exit code 7"):
+        sampler.obtain_samples(0)
+    sampler.shutdown()
+
+
+def test_workers_end_with_the_process_that_forked_them_and_are_replaced_by_another(tmp_path: Path) -> None:
+    sampler = live(where(tmp_path))
+    try:
+        sampler.obtain_samples(0)
+        first, server = pids_of(sampler), server_of(sampler)
+        os.kill(server, signal.SIGKILL)
+        for pid in first:
+            wait_for_end(pid)
+        with pytest.warns(UserWarning, match="the worker is replaced"):
+            batch = [sampler.obtain_samples(itr)[0] for itr in (1, 2)][-1]
+        assert server_of(sampler) != server
+        assert not set(pids_of(sampler)) & set(first)
+        assert np.asarray(batch.valid)[1::2].all()
+    finally:
+        sampler.shutdown()
+
+
+def test_the_server_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, sys
+import penstock as ps
+from penstock.samplers import cpu
+from tests.workers.test_forking import live, pids_of, server_of, where
+cpu._ACTING = ("penstock.workers.env_worker",)
+sampler = live(where(__import__("pathlib").Path({str(tmp_path)!r})))
+print(server_of(sampler), *pids_of(sampler), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    pids = [int(word) for word in done.stdout.split()]
+    assert done.returncode == -signal.SIGKILL and len(pids) == 3
+    for pid in pids:
+        wait_for_end(pid)
+
+
+@pytest.fixture(autouse=True)
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_ACTING", ("penstock.workers.env_worker",))
+
+
+def forks_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Callable[[], Any]:
+    """Has the workers be forked of a process that imports a module of this text."""
+    (tmp_path / "imported_before_forks.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(cpu, "_ACTING", ("imported_before_forks",))
+    return lambda: live(where(tmp_path / "found"))
+
+
+def test_where_threads_run_each_worker_is_a_fresh_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    make = forks_with(tmp_path, monkeypatch, start)
+    with pytest.warns(UserWarning, match=r"2 threads run in a process that has only imported imported_before_forks"):
+        sampler = make()
+    assert not any(type(w.process) is ForkedProcess for w in sampler.pool._workers.workers)
+    sampler.obtain_samples(0)
+    sampler.shutdown()
+
+
+def test_a_server_that_cannot_import_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = forks_with(tmp_path, monkeypatch, "raise SystemExit(3)")
+    with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*forked of has ended with status 3"):
+        make()
+
+
+def test_a_server_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = forks_with(tmp_path, monkeypatch, "import time\ntime.sleep(600)")
+    monkeypatch.setattr(ForkServer, "__init__", short_of_time(ForkServer.__init__))
+    with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*has not answered for 0\.2 s"):
+        make()
+
+
+def short_of_time(init: Callable[..., None]) -> Callable[..., None]:
+    def made(self: Any, alive: int, mark: str, modules: Any, limit_s: float) -> None:
+        init(self, alive, mark, modules, 0.2)
+
+    return made
+
+
+def test_a_fork_that_the_system_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = "import errno, os\ndef fork(): raise OSError(errno.EAGAIN, 'no')\nos.fork = fork\n"
+    make = forks_with(tmp_path, monkeypatch, refuse)
+    with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*ulimit -u"):
+        make()
+
+
+def test_a_mark_of_a_worker_takes_the_place_of_the_servers() -> None:
+    child = WorkerProcess(3, "0123456789abcdef.")
+    assert len(child.mark) == len(f"0123456789abcdef.{forking.SERVER}")
+    child.close()
