@@ -62,11 +62,12 @@ class ForkServer:
     Args:
         alive: read end of the pipe whose other end only the learner holds. mark: of the supervisor.
         modules: to import before the first fork; none of them may start a thread.
-        start_timeout_s: longest wait for these imports.
+        start_timeout_s: longest wait for these imports, if that is more than a minute.
     """
 
     def __init__(self, alive: int, mark: str, modules: Sequence[str], start_timeout_s: float) -> None:
-        self._alive, self._mark, self._modules, self._limit_s = alive, mark, list(modules), start_timeout_s
+        self._alive, self._mark, self._modules = alive, mark, list(modules)
+        self._limit_s = max(start_timeout_s, _ANSWER_S)
         self.process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self.usable = True

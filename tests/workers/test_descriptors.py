@@ -15,7 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.workers import descriptors, process
+from penstock.workers import descriptors, forking, process
 from penstock.workers.descriptors import read_all, require_room, write_all
 
 pytestmark = pytest.mark.timeout(200)
@@ -43,7 +43,8 @@ def test_a_process_that_may_not_start_is_a_config_error_and_nothing_leaks(monkey
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(process, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
+    for module in (process, forking):
+        monkeypatch.setattr(module, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
     gc.collect()
     before = open_descriptors()
     with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*\(ulimit -u.*use fewer workers"):

@@ -22,7 +22,7 @@ from penstock.envs.make import EnvConfig
 from penstock.samplers import cpu
 from penstock.testing.samplers import EchoAgent
 from penstock.workers import forking
-from penstock.workers.forking import ForkedProcess, ForkServer
+from penstock.workers.forking import ForkedProcess
 from penstock.workers.process import WorkerProcess
 from tests.workers.first_batches import no_process_is_left
 from tests.workers.whereabouts import VARIABLE, Where
@@ -37,7 +37,7 @@ def live(env: Any, workers: int = 2, **settings: Any) -> Any:
 
 
 class Forked(ps.GpuSampler):
-    def start_workers(self, *args: Any, acting: bool = False) -> Any:  # noqa: ARG002
+    def start_workers(self, *args: Any, acting: bool = False) -> Any:  # pyright: ignore
         return super().start_workers(*args, acting=True)
 
 
@@ -54,6 +54,11 @@ def where(folder: Path, **kwargs: Any) -> EnvConfig:
 
 def found_in(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in folder.iterdir()]
+
+
+def two_batches(sampler: Any) -> Any:
+    """The second of two; a worker that is dead is replaced between them."""
+    return [sampler.obtain_samples(itr)[0] for itr in (1, 2)][-1]
 
 
 def pids_of(sampler: Any) -> list[int]:
@@ -96,8 +101,7 @@ def test_a_replacement_sees_the_present_directory_and_variables(
         first = pids_of(sampler)
         os.kill(first[0], signal.SIGKILL)
         with pytest.warns(UserWarning, match=r"worker 0, pid \d+: .*killed by signal 9"):
-            sampler.obtain_samples(0)
-            sampler.obtain_samples(1)
+            two_batches(sampler)
         assert pids_of(sampler)[1] == first[1]
         new = json.loads((tmp_path / "found" / f"{pids_of(sampler)[0]}.json").read_text())
         assert (new["variable"], new["directory"]) == ("after", str(tmp_path))
@@ -124,7 +128,7 @@ def test_workers_end_with_the_process_that_forked_them_and_are_replaced_by_anoth
         for pid in first:
             wait_for_end(pid)
         with pytest.warns(UserWarning, match="the worker is replaced"):
-            batch = [sampler.obtain_samples(itr)[0] for itr in (1, 2)][-1]
+            batch = two_batches(sampler)
         assert server_of(sampler) != server
         assert not set(pids_of(sampler)) & set(first)
         assert np.asarray(batch.valid)[1::2].all()
@@ -160,7 +164,7 @@ def forks_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Ca
     (tmp_path / "imported_before_forks.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(cpu, "_ACTING", ("imported_before_forks",))
-    return lambda: live(where(tmp_path / "found"))
+    return lambda: live(where(tmp_path / "found"), start_timeout_s=0.1)
 
 
 def test_where_threads_run_each_worker_is_a_fresh_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,16 +185,9 @@ def test_a_server_that_cannot_import_is_an_error(tmp_path: Path, monkeypatch: py
 
 def test_a_server_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = forks_with(tmp_path, monkeypatch, "import time\ntime.sleep(600)")
-    monkeypatch.setattr(ForkServer, "__init__", short_of_time(ForkServer.__init__))
+    monkeypatch.setattr(forking, "_ANSWER_S", 0.2)
     with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*has not answered for 0\.2 s"):
         make()
-
-
-def short_of_time(init: Callable[..., None]) -> Callable[..., None]:
-    def made(self: Any, alive: int, mark: str, modules: Any, limit_s: float) -> None:
-        init(self, alive, mark, modules, 0.2)
-
-    return made
 
 
 def test_a_fork_that_the_system_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
