@@ -159,12 +159,12 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_ACTING", ("penstock.workers.env_worker",))
 
 
-def forks_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Callable[[], Any]:
+def forks_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Callable[..., Any]:
     """Has the workers be forked of a process that imports a module of this text."""
     (tmp_path / "imported_before_forks.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(cpu, "_ACTING", ("imported_before_forks",))
-    return lambda: live(where(tmp_path / "found"), start_timeout_s=0.1)
+    return lambda **settings: live(where(tmp_path / "found"), **settings)
 
 
 def test_where_threads_run_each_worker_is_a_fresh_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_server_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     make = forks_with(tmp_path, monkeypatch, "import time\ntime.sleep(600)")
     monkeypatch.setattr(forking, "_ANSWER_S", 0.2)
     with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*has not answered for 0\.2 s"):
-        make()
+        make(start_timeout_s=0.1)
 
 
 def test_a_fork_that_the_system_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
