@@ -138,7 +138,7 @@ STARTERS = (worker_process, local_process, gang_process)
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Workers, runners and ranks begin as copies of this process. Those that start as users' do are in other tests."""
-    monkeypatch.setattr(cpu, "_ACTING", ())
+    monkeypatch.setattr(cpu, "ACTING", ())
     for module in STARTERS:
         monkeypatch.setattr(module, "subprocess", _Subprocess)
     yield
@@ -156,7 +156,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fork_from_here_on() -> None:
     """As the fixture, for the rest of this process's life."""
-    cpu._ACTING = ()
+    cpu.ACTING = ()
     for module in STARTERS:
         module.subprocess = _Subprocess  # pyright: ignore
 

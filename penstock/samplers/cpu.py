@@ -33,7 +33,7 @@ from penstock.workers.supervisor import Workers
 Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 """1, 2, ..., as many as a worker can tell apart."""
 
-_ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.agents.actor_critic")
+ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.agents.actor_critic")
 """What workers that act import, once for all of them; none of it starts a thread."""
 
 
@@ -125,7 +125,7 @@ class WorkerSampler:
             computing,
             shared=shared,
             own=tuple(dict.fromkeys(own)),
-            forked_with=_ACTING if acting and self.processes > 1 else (),
+            forked_with=ACTING if acting and self.processes > 1 else (),
         )
 
     def over_workers(

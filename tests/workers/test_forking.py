@@ -142,7 +142,7 @@ import os, signal, sys
 import penstock as ps
 from penstock.samplers import cpu
 from tests.workers.test_forking import live, pids_of, server_of, where
-cpu._ACTING = ("penstock.workers.env_worker",)
+cpu.ACTING = ("penstock.workers.env_worker",)
 sampler = live(where(__import__("pathlib").Path({str(tmp_path)!r})))
 print(server_of(sampler), *pids_of(sampler), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -156,14 +156,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture(autouse=True)
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_ACTING", ("penstock.workers.env_worker",))
+    monkeypatch.setattr(cpu, "ACTING", ("penstock.workers.env_worker",))
 
 
 def forks_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Callable[..., Any]:
     """Has the workers be forked of a process that imports a module of this text."""
     (tmp_path / "imported_before_forks.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(cpu, "_ACTING", ("imported_before_forks",))
+    monkeypatch.setattr(cpu, "ACTING", ("imported_before_forks",))
     return lambda **settings: live(where(tmp_path / "found"), **settings)
 
 
