@@ -34,9 +34,10 @@ BOUNDED_ELSEWHERE = {
     ("penstock/testing/pools.py", "pool.recv"): "the same",
     ("penstock/learn/columns.py", "_present.get"): "ContextVar.get returns at once",
     ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
+    ("penstock/workers/forking.py", "self.process.poll"): "the same",
     **{
         (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
-        for name in ("process", "control", "tie", "supervisor")
+        for name in ("forking", "process", "control", "tie", "supervisor")
     },
     **{
         (f"penstock/distributed/{name}.py", "select.poll"): "the same"

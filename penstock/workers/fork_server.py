@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _serve(link: socket.socket) -> str | None:
-    """Answers requests: in the learner's process None once it hangs up, in a forked one the module that it is to run."""
+    """Answers requests; None once the learner hangs up, in a forked process the module that it is to run."""
     while True:
         data, fds, _, _ = socket.recv_fds(link, 64, MOST_FDS)
         if not data:

@@ -1,4 +1,4 @@
-"""The learner's side of the process that workers are forked of: it starts it, asks for workers, and reaps them there."""
+"""The learner's side of the process that workers are forked of: starts it, asks for workers, and has them reaped."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ForkServer:
             self._link = None
         if self.process is not None:
             kill_group(self.process.pid)
-            self.process.wait()
+            self.process.wait(timeout=_ANSWER_S)
             self.process = None
 
     def forget(self) -> None:
@@ -164,7 +164,7 @@ class ForkServer:
         data = self._link.recv(4096)
         if not data:
             assert self.process is not None
-            status = self.process.wait()
+            status = self.process.wait(timeout=_ANSWER_S)
             self.close()
             raise OSError(errno.ECHILD, f"the process that workers are forked of has ended with status {status}")
         return json.loads(data)

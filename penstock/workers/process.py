@@ -84,15 +84,13 @@ class WorkerProcess:
         marks = os.environ.get(MARK, "") + self.mark
         environment = {**environment_of_children(), **ONE_THREAD, MARK: marks}
         try:
-            self.process = None if forks is None else forks.fork(module, boot, environment)
-            if self.process is None:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "penstock.workers.tie", module, json.dumps(asdict(boot))],
-                    pass_fds=boot.fds(),
-                    process_group=0,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                )
+            self.process = (forks and forks.fork(module, boot, environment)) or subprocess.Popen(
+                [sys.executable, "-P", "-m", "penstock.workers.tie", module, json.dumps(asdict(boot))],
+                pass_fds=boot.fds(),
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
         except OSError as error:
             raise errors.ConfigError(
                 f"worker {self.index} of {boot.workers} cannot be started: {error.strerror or error}"

@@ -58,8 +58,8 @@ class Workers:
         cpus: CPUs of each worker, and `own` of this thread until `close`; empty for all.
         step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
         computing: processes that compute at a time, which decides whether to spin.
-        module: that the processes run. forked_with: modules of a process to fork them of, which has imported these; none:
-            each is a fresh interpreter. shared: a parent process's memory for the training batches, and its watch over
+        module: that the processes run. forked_with: modules that a process imports to fork them of; with none each is a
+            fresh interpreter. shared: a parent process's memory for the training batches, and its watch over
             this process, which sees from here that the wait for workers goes on; None if there is none.
     """
 
