@@ -29,7 +29,17 @@ def run(argv: list[str]) -> int:
         help="play matches against other runs, random, or module:function of an observation; --episodes each, "
         "with the seats changed for half of them",
     )
+    parser.add_argument(
+        "--seats",
+        nargs="+",
+        default=[],
+        metavar="AGENT",
+        help="with --against: agents that the first side plays in the first half, the other side in the second "
+        "(default: every second agent)",
+    )
     args = parser.parse_args(argv)
+    if args.seats and not args.against:
+        raise ConfigError(f"--seats {' '.join(args.seats)} without --against; a run by itself plays all agents")
     env, kwargs = played_env(args)
     if args.against:
         return _matches(args, env, kwargs)
@@ -79,6 +89,7 @@ def _matches(args: Any, env: Any, kwargs: Any) -> int:
         deterministic=not args.stochastic,
         slots=args.slots,
         max_steps=args.max_steps,
+        first=args.seats,
         trust=args.trust,
     )
     titles = (

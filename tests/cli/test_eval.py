@@ -86,6 +86,8 @@ def test_matches(cli: Cli, players: Path) -> None:
     assert cli("eval", str(players), "--against", "random", "--episodes", "1").code == 2
     assert cli("eval", str(players), "--against", "nobody").code == 5
     assert cli("eval", str(players), "--against", "random", "--video").code == 2
+    assert "the agents are" in cli("eval", str(players), "--against", "random", "--seats", "listener_0").err
+    assert "--seats agent_1 without --against" in cli("eval", str(players), "--seats", "agent_1").err
 
 
 def test_an_environment_of_many_agents_is_told_agent_by_agent(cli: Cli, players: Path, trained: Path) -> None:

@@ -118,25 +118,34 @@ def play(
     deterministic: bool = True,
     slots: int = 16,
     max_steps: int = 27_000,
+    first: Sequence[str] = (),
 ) -> Match:
     """A match of exactly so many episodes of the environment, half of them with the seats changed.
 
-    The first side plays every second agent from the first on, and the other side the rest; then the other way round,
-    in episodes of the same seeds.
+    The first side plays the agents `first`, by default every second one from the first on, and the other side the
+    rest; then the other way round, in episodes of the same seeds.
 
     Raises:
-        ConfigError: fewer than two agents or episodes, or a side that does not fit an agent.
+        ConfigError: fewer than two agents or episodes, a side that does not fit an agent, or `first` names no agent or
+            all of them.
     """
     if len(agents.specs) < 2 or episodes < 2:
         raise ConfigError(
             f"a match of {episodes} episodes with {len(agents.specs)} agents; expected 2 or more of both, so that each "
             "side has an agent, in every seat"
         )
+    names = list(agents.specs)
+    if unknown := [name for name in first if name not in names]:
+        raise ConfigError(f"the seats of the first side name {unknown[0]!r}; the agents are {names}")
+    if set(first) == set(names):
+        raise ConfigError(f"the seats of the first side are all agents, {names}; leave one of them to the other side")
+    of_first = [name in first if first else k % 2 == 0 for k, name in enumerate(names)]
     results: list[np.ndarray[Any, Any]] = []  # returns [n, 2] of both sides, as first and as second
     for turned in (False, True):
         count = episodes // 2 if turned else episodes - episodes // 2
         how = {"deterministic": deterministic, "slots": slots, "max_steps": max_steps}
-        results.append(_returns(sides, config, agents, turned, count, seed, how))
+        side_of = [int(mine == turned) for mine in of_first]
+        results.append(_returns(sides, config, agents, side_of, count, seed, how))
     both = np.concatenate(results)
     won, lost = both[:, 0] > both[:, 1] + _EVEN, both[:, 1] > both[:, 0] + _EVEN
     points = [_points(x) for x in results]
@@ -168,6 +177,7 @@ def match_runs(
     deterministic: bool = True,
     slots: int | None = None,
     max_steps: int | None = None,
+    first: Sequence[str] = (),
     trust: bool = False,
 ) -> list[Match]:
     """Matches of a run against each opponent, and of these against each other, in the run's evaluation environment.
@@ -175,7 +185,7 @@ def match_runs(
     Args:
         against: run directories, `random`, and functions of an observation or their `module:function`.
         which: checkpoint of every run.
-        env, env_kwargs, seed, slots, max_steps: as of `penstock.evaluate`.
+        env, env_kwargs, seed, slots, max_steps: as of `penstock.evaluate`. first: as of `play`.
 
     Raises:
         ConfigError: an environment of one agent, a name that stands for nothing, or see `play`.
@@ -197,6 +207,7 @@ def match_runs(
         deterministic=deterministic,
         slots=exp.run.eval_slots if slots is None else slots,
         max_steps=exp.run.eval_max_steps if max_steps is None else max_steps,
+        first=first,
     )
 
 
@@ -209,13 +220,16 @@ def _returns(
     sides: tuple[Side, Side],
     config: EnvConfig,
     agents: AgentSpecs,
-    turned: bool,
+    side_of: Sequence[int],
     episodes: int,
     seed: int,
     how: Mapping[str, Any],
 ) -> np.ndarray[Any, Any]:
-    """[episodes, 2] returns of both sides' agents, summed."""
-    side_of = [(k + turned) % 2 for k in range(len(agents.specs))]
+    """[episodes, 2] returns of both sides' agents, summed.
+
+    Args:
+        side_of: of each agent the side that plays it, 0 or 1.
+    """
     mapping: dict[str, str] = {}
     acting: dict[str, Agent] = {}
     for (name, spec), side in zip(agents.specs.items(), side_of):

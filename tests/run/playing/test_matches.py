@@ -48,6 +48,19 @@ def test_perfect_play_loses_only_where_nobody_could_win() -> None:
     assert (again.won, again.lost, again.points_by_seat) == (against.won, against.lost, against.points_by_seat)
 
 
+def test_seats_of_the_first_side_by_name() -> None:
+    config, agents = sides()
+    pair = Side("perfect", script=perfect), Side("also perfect", script=perfect)
+    by_turns, named = (play(pair, config, agents, 20, seed=3, first=first) for first in ((), ("agent_1",)))
+    assert by_turns.points_by_seat[0] != by_turns.points_by_seat[1]
+    assert named.points_by_seat == by_turns.points_by_seat[::-1]
+    assert play(pair, config, agents, 20, seed=3, first=("agent_0",)) == by_turns
+    with pytest.raises(ConfigError, match=r"name 'agent_2'; the agents are \['agent_0', 'agent_1'\]"):
+        play(pair, config, agents, 20, first=("agent_2",))
+    with pytest.raises(ConfigError, match="all agents"):
+        play(pair, config, agents, 20, first=("agent_1", "agent_0"))
+
+
 def legal(obs: Any) -> int:
     return int(np.flatnonzero(obs["action_mask"])[0])
 
