@@ -109,10 +109,10 @@ def test_workers_are_told_of_their_places_seed_and_policy(monkeypatch: pytest.Mo
     (count, seed, faults, step_s, start_s, cpus, computing), named = told.pop()
     assert (count, seed, step_s, start_s, cpus, computing) == (2, 5, 7, 9, ((0,), (1,)), 3)
     assert faults.policy == "drop"
-    assert named == {"shared": Shared(11, None), "own": (2, 3, 4)}
+    assert named == {"shared": Shared(11, None), "own": (2, 3, 4), "forked_with": ()}
     ps.GpuSampler().start_workers(EnvConfig("CartPole-v1"), 5, 3, None)
     (*_, cpus, _), named = told.pop()
-    assert (cpus, named) == ((), {"shared": None, "own": ()})
+    assert (cpus, named) == ((), {"shared": None, "own": (), "forked_with": ()})
 
 
 def test_nothing_is_started_where_the_environment_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,10 +152,10 @@ def test_workers_that_still_unpickle_die_with_the_learner(left_of: Any) -> None:
         try:
             young: list[psutil.Process] = []
             deadline = time.monotonic() + 100
-            while len([p for p in young if p.num_threads() and _imported(p)]) < 2 and time.monotonic() < deadline:
+            while len([p for p in young if p.num_threads() and _imported(p)]) < 3 and time.monotonic() < deadline:
                 young = psutil.Process(learner.pid).children(recursive=True)
                 time.sleep(0.02)
-            assert len(young) == 2
+            assert len(young) == 3  # the process that has imported torch, and its two forks
         finally:
             learner.kill()
             learner.wait(100)

@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 
 from penstock.workers.killing import MARK
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 VARIABLE = "PENSTOCK_TEST_OF_FORKS"
 

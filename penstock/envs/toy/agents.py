@@ -288,7 +288,7 @@ class Nim(TurnToy):
 
 def echo_space() -> spaces.Box:
     """What the echo environments show: agent, episode, step, own steps, last own action, a random number."""
-    return box(-1e6, 1e6, 6)
+    return box(-(2.0**24), 2.0**24, 6)
 
 
 class EchoAgents(ParallelToy):
@@ -321,7 +321,7 @@ class EchoAgents(ParallelToy):
         return *rest, self._infos(infos)
 
     def begin(self) -> None:
-        self._episode = float(self.rng.integers(0, 1 << 19))
+        self._episode = float(self.rng.integers(0, 1 << 24))
         self._played, self._age = {}, dict.fromkeys(self.possible_agents, 0)
         if not self._steady:
             there = self.rng.random(len(self.agents)) < 0.6
@@ -373,7 +373,7 @@ class EchoTurns(TurnToy):
         self._waiting: list[str] = []
 
     def begin(self) -> None:
-        self._episode = float(self.rng.integers(0, 1 << 19))
+        self._episode = float(self.rng.integers(0, 1 << 24))
         self._noise = float(self.rng.integers(0, 1000))
         self._played, self._age = {}, dict.fromkeys(self.possible_agents, 0)
         come: Sequence[bool] = [self._steady or self.rng.random() < 0.7 for _ in self.possible_agents]
