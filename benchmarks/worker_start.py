@@ -2,28 +2,66 @@
 
     python benchmarks/worker_start.py [--workers 8] [--rounds 5] [--write]
 
-Both ways take turns, each in a fresh process: PPO on CartPole-v1 with B = 2 slots a worker. "ready" is from the call that
-builds the sampler until all workers have environments and agent, "first batch" from the start of the process. Memory is
+Both ways take turns, each in a fresh process: PPO on CartPole-v1 with B = 2 slots a worker. "ready" is from the
+imports on until all workers have environments and agent (of `train`, `penstock train` itself: from the start of the process),
+"first batch" from the start of the process. Memory is
 the proportional set size of a worker; the process that they are forked of is given apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "worker_start.md"
-WAYS = ("forked", "apart")
+WAYS = ("train", "forked", "apart")
 
 
 def measure(workers: int, way: str) -> dict[str, float]:
     """In this process, which was started for it."""
+    return through_the_command(workers) if way == "train" else by_hand(workers, way)
+
+
+def through_the_command(workers: int) -> dict[str, float]:
+    """`penstock train`, stopped as its first batch is there."""
+    from penstock.cli.main import main as penstock
+
+    found: dict[str, float] = {}
+
+    def patched() -> None:
+        from penstock.run import trainer
+
+        def step(policy: Any, sampler: Any, itr: int) -> Any:
+            ready = time.monotonic()
+            sampler.obtain_samples(itr)
+            first = time.monotonic()
+            found.update({"ready": ready - started, "first batch": first - started}, **memory(sampler, True))
+            raise KeyboardInterrupt
+
+        trainer.training_step = step
+
+    command: Any = importlib.import_module("penstock.cli.train")
+    begin = command._train_all
+    command._train_all = lambda *args: (patched(), begin(*args))[1]
+    argv = ["train", "ppo", "--env", "CartPole-v1", "--preset", "none", "--run.progress", "off", "--sampler", "cpu"]
+    argv += ["--sampler.T", "8", "--sampler.B", str(2 * workers), "--sampler.workers", str(workers)]
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(BaseException):
+            penstock([*argv, "--run.dir", f"{folder}/run"])
+    return found
+
+
+def by_hand(workers: int, way: str) -> dict[str, float]:
+    """A script that makes a Trainer."""
     import torch
 
     import penstock as ps
@@ -36,13 +74,16 @@ def measure(workers: int, way: str) -> dict[str, float]:
     exp = ps.Experiment("CartPole-v1", ps.PPO(), ps.CpuSampler(T=8, B=2 * workers, workers=workers))
     with ps.Trainer(exp) as trainer:
         ready = time.monotonic()
-        live: Any = trainer.sampler
-        live.obtain_samples(0)
+        trainer.sampler.obtain_samples(0)
         first = time.monotonic()
-        crew = live.pool._workers
-        own = statistics.median(set_size(w.process.pid) for w in crew.workers)
-        server = set_size(crew._forks.process.pid) if way == "forked" else 0.0
-    return {"ready": ready - imported, "first batch": first - started, "worker MB": own, "server MB": server}
+        found = memory(trainer.sampler, way == "forked")
+    return {"ready": ready - imported, "first batch": first - started, **found}
+
+
+def memory(sampler: Any, forked: bool) -> dict[str, float]:
+    crew = sampler.pool._workers
+    own = statistics.median(set_size(w.process.pid) for w in crew.workers)
+    return {"worker MB": own, "server MB": set_size(crew._forks.process.pid) if forked else 0.0}
 
 
 def set_size(pid: int) -> float:

@@ -27,7 +27,7 @@ from penstock.distributed.backends import local_process, runner_process
 from penstock.run.gang import process as gang_process, rank
 from penstock.run.launch import slots
 from penstock.samplers import cpu
-from penstock.workers import process as worker_process
+from penstock.workers import forking, process as worker_process
 from penstock.workers.checking import CheckingProcess
 from penstock.workers.host import run_process
 from penstock.workers.tie import die_with_the_learner
@@ -138,7 +138,8 @@ STARTERS = (worker_process, local_process, gang_process)
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Workers, runners and ranks begin as copies of this process. Those that start as users' do are in other tests."""
-    monkeypatch.setattr(cpu, "ACTING", ())
+    for module in (cpu, forking):
+        monkeypatch.setattr(module, "ACTING", ())
     for module in STARTERS:
         monkeypatch.setattr(module, "subprocess", _Subprocess)
     yield
@@ -156,7 +157,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fork_from_here_on() -> None:
     """As the fixture, for the rest of this process's life."""
-    cpu.ACTING = ()
+    cpu.ACTING = forking.ACTING = ()
     for module in STARTERS:
         module.subprocess = _Subprocess  # pyright: ignore
 

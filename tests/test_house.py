@@ -34,6 +34,7 @@ BOUNDED_ELSEWHERE = {
     ("penstock/testing/pools.py", "pool.recv"): "the same",
     ("penstock/learn/columns.py", "_present.get"): "ContextVar.get returns at once",
     ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
+    ("penstock/workers/forking.py", "one.process.poll"): "the same",
     ("penstock/workers/forking.py", "self.process.poll"): "the same",
     **{
         (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"

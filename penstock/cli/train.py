@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.workers import forking
+from penstock.workers.process import environment_of_workers
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -28,6 +30,8 @@ def run(argv: list[str]) -> int:
     if args.config is None and (algo is None or (args.env is None and not wants_help)):
         print(f"penstock train: {_missing(algo, args.env, rest)}\nAll options: penstock train --help", file=sys.stderr)
         return 2
+    if args.sampler == "cpu" and not wants_help:
+        forking.start_ahead(forking.ACTING, environment_of_workers())  # before torch is imported here
     exp, found = experiment(algo, args, rest)
     if exp.run.progress != "off":
         if args.config is not None:

@@ -32,9 +32,11 @@ from penstock.run.playing.evaluator import Evaluator, check_fits
 from penstock.run.suited import check_sources, seated, suited, with_discount
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
+from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.sampler import Sampler
 from penstock.workers.checking import check_apart
+from penstock.workers.forking import end_ahead
 
 S = TypeVar("S")
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
@@ -63,7 +65,13 @@ class Trainer:
         settings = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
-        self.report: EnvReport = check_apart(exp.env_config, exp.run.seed, settings)
+        if isinstance(settings, CpuSampler) and exp.run.learners == 1:
+            settings.start_ahead()
+        try:
+            self.report: EnvReport = check_apart(exp.env_config, exp.run.seed, settings)
+        except BaseException:
+            end_ahead()
+            raise
         self.algo, self.env_config, self.specs = suited(exp, self.report)
         """The experiment's algorithm; in an environment of many agents one that knows who plays whom. And what it is
         built for."""
@@ -123,11 +131,13 @@ class Trainer:
                 self.sampler = live = self.gang.sampler(settings, self.env_config, exp.run.seed, device)
                 self._training_step = self.gang.join(self.policy, self._training_step)
             require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
+            end_ahead()
             shown = self.sampler.initialize(agents_of(self.policy))
             many = self.env_config.seating is not None
             info = {name: own["info"] for name, own in shown.items()} if many else shown["info"]
             self.policy.prepare(self.sampler.batch_spec, info)
         except BaseException:
+            end_ahead()
             self._end_trace()
             if live is not None:
                 live.shutdown()

@@ -25,16 +25,14 @@ from penstock.samplers.episodes import DISCOUNT
 from penstock.samplers.live import LiveSampler
 from penstock.workers.control import MAX_GROUPS
 from penstock.workers.faults import FaultPolicy, Faults
+from penstock.workers.forking import ACTING, start_ahead
 from penstock.workers.pool import TRAINING, ProcessPool
-from penstock.workers.process import pickled
+from penstock.workers.process import environment_of_workers, pickled
 from penstock.workers.shares import Shared
 from penstock.workers.supervisor import Workers
 
 Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 """1, 2, ..., as many as a worker can tell apart."""
-
-ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.agents.actor_critic")
-"""What workers that act import, once for all of them; none of it starts a thread."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +186,11 @@ class CpuSampler(WorkerSampler):
                 "use AlternatingSampler (--sampler alternating), or leave groups out"
             )
         super().__post_init__()
+
+    def start_ahead(self) -> None:
+        """Has the process of which the workers are forked import torch already; `build` takes it."""
+        if self.processes > 1:
+            start_ahead(ACTING, environment_of_workers())
 
     def build(
         self,

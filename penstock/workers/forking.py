@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import functools
 import json
 import os
 import select
@@ -14,12 +16,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.workers.descriptors import write_all
-from penstock.workers.killing import MARK, kill_group
+from penstock.workers.killing import MARK, kill_group, new_mark
 from penstock.workers.messages import Boot
 
+ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.agents.actor_critic")
+"""What workers that act import, once for all of them; none of it starts a thread."""
 SERVER = "server."
 """End of the mark of the process that workers are forked of: as long as that of a worker, which takes its place."""
 _ANSWER_S = 60.0
@@ -70,6 +74,8 @@ class ForkServer:
         self._limit_s = max(start_timeout_s, _ANSWER_S)
         self.process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
+        self._own_end: int | None = None
+        """Of a process that was started ahead, which has a pipe of its own: the end that only the learner holds."""
         self.usable = True
         """False where threads run after the imports: a fork has only one of them, and the locks of all."""
 
@@ -111,11 +117,16 @@ class ForkServer:
             kill_group(self.process.pid)
             self.process.wait(timeout=_ANSWER_S)
             self.process = None
+        if self._own_end is not None:
+            os.close(self._own_end)
+            self._own_end = None
 
     def forget(self) -> None:
         """Lets go of the process in a fork of this one."""
         if self._link is not None:
             self._link.close()
+        if self._own_end is not None:
+            os.close(self._own_end)
 
     def _up(self, environment: dict[str, str]) -> bool:
         """Starts the process if there is none; True if it can be forked."""
@@ -126,16 +137,12 @@ class ForkServer:
         return self.usable
 
     def _start(self, environment: dict[str, str]) -> None:
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        boot = {"alive": self._alive, "learner_pid": os.getpid(), "link": theirs.fileno(), "modules": self._modules}
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", "penstock.workers.fork_server", json.dumps(boot)],
-                pass_fds=[self._alive, theirs.fileno()],
-                process_group=0,
-                stdin=subprocess.DEVNULL,
-                env={**environment, MARK: os.environ.get(MARK, "") + self._mark + SERVER},
-            )
+        found = _taken(self._modules, environment)
+        if found is None:
+            marks = os.environ.get(MARK, "") + self._mark + SERVER
+            self.process, self._link = started(self._alive, self._modules, {**environment, MARK: marks})
+        else:
+            self.process, self._link, self._own_end = found.process, found.link, found.end
         threads = self._answer(self._limit_s)["threads"]
         if threads > 1:
             self.usable = False
@@ -168,3 +175,93 @@ class ForkServer:
             self.close()
             raise OSError(errno.ECHILD, f"the process that workers are forked of has ended with status {status}")
         return json.loads(data)
+
+
+class Ahead(NamedTuple):
+    """A process that nobody has asked for a worker yet."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+    end: int
+    modules: list[str]
+    environment: dict[str, str]
+
+
+waiting: list[Ahead] = []
+"""The one that waits, if any."""
+
+
+def start_ahead(modules: Sequence[str], environment: dict[str, str]) -> None:
+    """Starts the process that workers are going to be forked of, so that it imports torch while this one does.
+
+    The first `ForkServer` of the same modules and environment variables takes it; `end_ahead` ends one that nobody
+    took.
+    """
+    if waiting or not modules or sys.platform != "linux":
+        return
+    _watch_exit_and_forks()
+    marked = {**environment, MARK: os.environ.get(MARK, "") + new_mark() + SERVER}
+    alive, end = os.pipe2(os.O_CLOEXEC)
+    try:
+        process, link = started(alive, list(modules), marked)
+    except OSError:  # whoever needs the process will try again, and say what is wrong
+        os.close(end)
+    else:
+        waiting.append(Ahead(process, link, end, list(modules), marked))
+    finally:
+        os.close(alive)
+
+
+def end_ahead() -> None:
+    """Ends the process that was started ahead, unless it has been taken."""
+    while waiting:
+        one = waiting.pop()
+        one.link.close()
+        kill_group(one.process.pid)
+        one.process.wait(timeout=_ANSWER_S)
+        os.close(one.end)
+
+
+def _taken(modules: list[str], environment: dict[str, str]) -> Ahead | None:
+    """The process that was started ahead, if it suits workers of this environment; one that does not is ended."""
+    if waiting:
+        one = waiting[-1]
+        others = {**one.environment, MARK: environment[MARK]}
+        alike = len(one.environment[MARK]) == len(environment[MARK]) and others == environment
+        if alike and one.modules == modules and one.process.poll() is None:
+            return waiting.pop()
+        end_ahead()
+    return None
+
+
+def started(
+    alive: int, modules: list[str], environment: dict[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A new process that begins to import, and the socket to talk with it."""
+    link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    boot = {"alive": alive, "learner_pid": os.getpid(), "link": theirs.fileno(), "modules": modules}
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "penstock.workers.tie", "penstock.workers.fork_server", json.dumps(boot)],
+                pass_fds=[alive, theirs.fileno()],
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+    except OSError:
+        link.close()
+        raise
+    return process, link
+
+
+@functools.cache
+def _watch_exit_and_forks() -> None:
+    def forget() -> None:
+        while waiting:
+            one = waiting.pop()
+            one.link.close()
+            os.close(one.end)
+
+    os.register_at_fork(after_in_child=forget)
+    atexit.register(end_ahead)

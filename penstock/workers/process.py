@@ -82,7 +82,7 @@ class WorkerProcess:
         self.start_at, self.oom_before = None, oom_kills()
         self.token, self.moved_at = b"", time.monotonic()
         marks = os.environ.get(MARK, "") + self.mark
-        environment = {**environment_of_children(), **ONE_THREAD, MARK: marks}
+        environment = {**environment_of_workers(), MARK: marks}
         try:
             self.process = (forks and forks.fork(module, boot, environment)) or subprocess.Popen(
                 [sys.executable, "-P", "-m", "penstock.workers.tie", module, json.dumps(asdict(boot))],
@@ -164,6 +164,11 @@ def environment_of_children() -> dict[str, str]:
     parent = str(Path(errors.__file__).parent.parent.parent)
     path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
+
+
+def environment_of_workers() -> dict[str, str]:
+    """The environment variables of a worker process, but for its mark."""
+    return {**environment_of_children(), **ONE_THREAD}
 
 
 def pickled(message: Any) -> bytes:

@@ -11,6 +11,8 @@ import pytest
 
 from penstock.run.bench.costs import Costs
 from penstock.run.bench.search import Row, Verdict, base_sampler, with_settings
+from penstock.workers import forking
+from penstock.workers.process import environment_of_workers
 from tests.cli.short import QUIET, SHORT, Cli, config, metrics
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -306,3 +308,13 @@ def test_policies_of_ones_own_with_options_by_path(cli: Cli, tmp_path: Path, mon
     assert "nothing() returned None" in cli("train", "two_sides:nothing", *of, str(tmp_path / "x")).err
     assert "there is no 'c'" in cli("train", "two_sides:TWO", *of, str(tmp_path / "x"), "--algo.algos.c.lr", "1").err
     assert cli("train", "two_sides:TWO", "--env", "CartPole-v1", *QUIET, "--run.dir", str(tmp_path / "x")).code == 2
+
+
+def test_the_process_of_which_workers_are_forked_begins_before_anything_slow(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(forking, "start_ahead", lambda *args: begun.append(args))
+    for sampler in ("serial", "cpu"):
+        assert cli("train", "ppo", "--env", "NoSuch-v0", "--sampler", sampler).code
+    assert begun == [(forking.ACTING, environment_of_workers())]

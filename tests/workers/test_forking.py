@@ -23,7 +23,7 @@ from penstock.samplers import cpu
 from penstock.testing.samplers import EchoAgent
 from penstock.workers import forking
 from penstock.workers.forking import ForkedProcess
-from penstock.workers.process import WorkerProcess
+from penstock.workers.process import WorkerProcess, environment_of_workers
 from tests.workers.first_batches import no_process_is_left
 from tests.workers.whereabouts import VARIABLE, Where
 
@@ -201,3 +201,66 @@ def test_a_mark_of_a_worker_takes_the_place_of_the_servers() -> None:
     child = WorkerProcess(3, "0123456789abcdef.")
     assert len(child.mark) == len(f"0123456789abcdef.{forking.SERVER}")
     child.close()
+
+
+def test_the_process_that_was_started_ahead_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forking.start_ahead(cpu.ACTING, environment_of_workers())
+    (ahead,) = forking.waiting
+    forking.start_ahead(cpu.ACTING, environment_of_workers())
+    assert forking.waiting == [ahead]  # one is enough
+    sampler = live(where(tmp_path))
+    try:
+        assert server_of(sampler) == ahead.process.pid and forking.waiting == []
+        os.kill(pids_of(sampler)[0], signal.SIGKILL)
+        with pytest.warns(UserWarning, match="replaced"):
+            two_batches(sampler)
+        os.kill(ahead.process.pid, signal.SIGKILL)
+        with pytest.warns(UserWarning, match="replaced"):
+            two_batches(sampler)
+        assert server_of(sampler) != ahead.process.pid
+    finally:
+        sampler.shutdown()
+    assert {found["shows its mark"] for found in found_in(tmp_path)} == {True}
+
+
+def test_one_that_was_started_ahead_with_other_variables_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forking.start_ahead(cpu.ACTING, environment_of_workers())
+    (ahead,) = forking.waiting
+    monkeypatch.setenv(VARIABLE, "set since")
+    sampler = live(where(tmp_path))
+    assert server_of(sampler) != ahead.process.pid
+    assert (forking.waiting, ahead.process.returncode) == ([], -signal.SIGKILL)
+    sampler.shutdown()
+    assert {found["variable"] for found in found_in(tmp_path)} == {"set since"}
+
+
+def test_a_trainer_leaves_none_that_was_started_ahead_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(
+        forking, "started", lambda *args, start=forking.started: begun.append(start(*args)) or begun[-1]
+    )
+    with pytest.raises(ConfigError, match="CartPole-v7"):
+        ps.Trainer(ps.Experiment("CartPole-v7", ps.PPO(), ps.CpuSampler(T=4, B=4)))
+    ((process, _),) = begun
+    assert (forking.waiting, process.returncode) == ([], -signal.SIGKILL)
+
+
+def test_one_that_was_started_ahead_ends_with_the_learner() -> None:
+    script = """
+import os, sys, time
+from penstock.workers import forking
+from penstock.workers.process import environment_of_workers
+forking.start_ahead(("penstock.workers.env_worker",), environment_of_workers())
+if os.fork() == 0:
+    time.sleep(100)
+print(forking.waiting[0].process.pid, flush=True)
+os._exit(0)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, process_group=0) as done:
+        try:
+            assert done.stdout is not None
+            wait_for_end(int(done.stdout.readline()))
+        finally:
+            os.killpg(done.pid, signal.SIGKILL)
