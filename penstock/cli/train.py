@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from dataclasses import replace
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.workers import forking
-from penstock.workers.process import environment_of_workers
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -30,8 +29,19 @@ def run(argv: list[str]) -> int:
     if args.config is None and (algo is None or (args.env is None and not wants_help)):
         print(f"penstock train: {_missing(algo, args.env, rest)}\nAll options: penstock train --help", file=sys.stderr)
         return 2
-    if args.sampler == "cpu" and not wants_help:
-        forking.start_ahead(forking.ACTING, environment_of_workers())  # before torch is imported here
+    if args.sampler != "cpu" or wants_help:
+        return _train(algo, args, rest)
+    from penstock.workers.forking import ACTING, end_ahead, start_ahead
+    from penstock.workers.process import environment_of_workers
+
+    start_ahead(ACTING, environment_of_workers())  # before torch is imported here
+    try:
+        return _train(algo, args, rest)
+    finally:
+        end_ahead()
+
+
+def _train(algo: str | None, args: argparse.Namespace, rest: list[str]) -> int:
     exp, found = experiment(algo, args, rest)
     if exp.run.progress != "off":
         if args.config is not None:
