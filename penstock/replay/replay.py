@@ -356,7 +356,7 @@ class ReplaySchedule:
 
     Args:
         batch_size: samples of a gradient step.
-        sample_rows: rows that each of them trains on, more than 1 for sequences.
+        sample_rows: rows that each of them trains on, more than 1 for sequences and teams.
         replay_ratio: rows trained on for each row collected, after the first `learning_starts` rows.
         noise_size: uniforms for each sample, which `postprocess_fn` and `loss_fn` find as `x["noise"]`.
         after_update: called with (agent, settings, number of gradient steps) after each step; moves target networks.
@@ -411,9 +411,10 @@ class ReplaySchedule:
         rows = self.batch_size * (self.replay.view.span + 1 if self.sample_rows > 1 else 2)
         return to_gpu or bool(self.replay.settings.shards) or is_large(rows, self.replay.spec.obs)
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "step") -> str:
         """Replay and rate of training for people, in gradient steps: `one update of 32 every 4 steps`."""
-        rate = rate_in_words(self.batch_size, self.replay_ratio, self.learning_starts, self.sample_rows)
+        kind = "sequences" if self.replay.view.seats == 1 else "teams"
+        rate = rate_in_words(self.batch_size, self.replay_ratio, self.learning_starts, self.sample_rows, kind, unit)
         return f"{self.replay.describe()}; {rate}"
 
     def metrics(self) -> dict[str, float]:

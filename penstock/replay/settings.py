@@ -105,14 +105,20 @@ def check_rate(
         )
 
 
-def rate_in_words(batch_size: int, replay_ratio: float, learning_starts: int, sample_rows: int) -> str:
-    """The rate of training in gradient steps, `one update of 32 every 4 steps`."""
+def rate_in_words(
+    batch_size: int, replay_ratio: float, learning_starts: int, sample_rows: int, kind: str, unit: str
+) -> str:
+    """The rate of training in gradient steps, `one update of 32 every 4 steps`.
+
+    Args:
+        kind: name of samples of several rows. unit: name of a row that is collected.
+    """
     exact = Fraction(repr(replay_ratio)) / (batch_size * sample_rows)
-    of = f"{batch_size:,}" + (f" sequences of {sample_rows:,} rows" if sample_rows > 1 else "")
+    of = f"{batch_size:,}" + (f" {kind} of {sample_rows:,} rows" if sample_rows > 1 else "")
     if exact.denominator > 100_000:  # a ratio such as 1 / 3
-        rate = f"one update of {of} every {1 / float(exact):,.6g} steps"
+        rate = f"one update of {of} every {1 / float(exact):,.6g} {unit}s"
     else:
         rate = f"{exact.numerator:,} updates" if exact.numerator > 1 else "one update"
-        rate += f" of {of} every " + ("step" if exact.denominator == 1 else f"{exact.denominator:,} steps")
+        rate += f" of {of} every " + (unit if exact.denominator == 1 else f"{exact.denominator:,} {unit}s")
     after = f" after the first {learning_starts:,}" if learning_starts else ""
     return f"{rate}{after} (replay ratio {replay_ratio:g})"

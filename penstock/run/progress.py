@@ -42,6 +42,7 @@ _SHOWN = (
 _ON_A_LINE = 3
 _MOST_PARTS = 8
 """Numbers of single policies and agents in the panel, at most."""
+_AGENT = "rollout/agent/"
 _ANY_WIDTH = 100_000
 
 
@@ -141,8 +142,7 @@ class Progress:
             f"{clock(elapsed)} elapsed",
             f"{clock(self._left())} left",
         ]
-        returns = [each for each in _of_parts(self._metrics) if each[0].startswith("return")]
-        shown = [*_SHOWN[:_ON_A_LINE], *returns[:_ON_A_LINE]]
+        shown = [*_SHOWN[:_ON_A_LINE], *_returns(self._metrics)]
         parts += [f"{label} {_number(self._metrics[key])}" for label, key in shown if key in self._metrics]
         return Text("  ".join(parts))
 
@@ -182,6 +182,17 @@ def _of_parts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
             if (head, tail) == (kind, stat) and middle:
                 found.append((f"{label} of {' '.join(middle)}", key))
     return found[:_MOST_PARTS]
+
+
+def _returns(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Those of policies, then of agents, for a line: all of a kind, or none."""
+    found: list[tuple[str, str]] = []
+    returns = [part for part in _of_parts(metrics) if part[0].startswith("return")]
+    for of_agents in (False, True):
+        kind = [part for part in returns if part[1].startswith(_AGENT) == of_agents]
+        if len(found) + len(kind) <= _ON_A_LINE:
+            found += kind
+    return found
 
 
 def print_summary(title: str, rows: Mapping[str, str]) -> None:

@@ -73,10 +73,14 @@ def headline(trainer: Trainer) -> str:
         (policy,) = each(trainer.policy).values()
         said = _learning(policy, T, B, trainer.exp.run.steps)
         return f"{head}{_shown(policy)}; {counted(B, 'slot')} x {counted(T, 'step')} = {said}{together}; {tail}"
-    moves = "moves" if seating.turns else "steps"
+    moves, total = "moves" if seating.turns else "steps", trainer.exp.run.steps
     lines = [
         f"\n  policy {name}, {counted(n, 'agent')}: {_shown(policy)}; "
-        + (_learning(policy, T, B * n, trainer.exp.run.steps) if name in each(trainer.policy) else "not trained")
+        + (
+            _learning(policy, T, B * n, total, "row", total if seating.turns else total * n, moves)
+            if name in each(trainer.policy)
+            else "not trained"
+        )
         for (name, policy), n in zip(_named(trainer.policy).items(), seating.seats)
     ]
     return (
@@ -95,15 +99,17 @@ def _shown(policy: Policy) -> str:
     return f"observation {describe(spec.obs)}, action {describe(spec.action)}; {count:,} parameters"
 
 
-def _learning(policy: Policy, T: int, B: int, steps: int) -> str:
-    """The rows of a batch, and what is done with them in a run of so many steps."""
+def _learning(
+    policy: Policy, T: int, B: int, steps: int, unit: str = "step", most: int | None = None, moves: str = "steps"
+) -> str:
+    """The rows of a batch, and what is done with them in a run of so many steps, in which there are `most` rows."""
     rows = f"{counted(B * T, 'row')} a batch"
     if policy.replay_schedule is None:
         parts = part_count(T, B, policy.minibatch, columns=policy.recurrent)
         return f"{rows}, {counted(policy.epochs * parts, 'update')} each"
-    never = policy.replay_schedule.learning_starts >= steps
-    said = f", which is never in the {steps:,} steps of this run" if never else ""
-    return f"{rows}; {policy.replay_schedule.describe()}{said}"
+    never = policy.replay_schedule.learning_starts >= (steps if most is None else most)
+    said = f", which is never in the {steps:,} {moves} of this run" if never else ""
+    return f"{rows}; {policy.replay_schedule.describe(unit)}{said}"
 
 
 def remarks(trainer: Trainer, resumed: bool) -> list[str]:

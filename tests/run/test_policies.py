@@ -150,3 +150,23 @@ def test_a_sampler_that_one_of_the_policies_cannot_learn_from_is_refused(tmp_pat
     exp = ps.Experiment(BITS, two(ONE_EACH), ps.RunnerSampler(2, ps.SerialSampler(T=4, B=1), mode="ready"))
     with pytest.raises(ConfigError, match=r"policy .a.: sampler\.mode=.ready."):
         ps.train(replace(exp, run=run_config(tmp_path / "run")))
+
+
+@pytest.mark.parametrize(
+    ("env", "algo", "end"),
+    [
+        (BITS, ps.QMIX(net=NET, batch_size=8, replay_ratio=4.0, learning_starts=100, replay=DQN.replay),
+         "; one update of 8 teams of 2 rows every 4 rows after the first 100 (replay ratio 4)"),
+        (BITS, replace(DQN, learning_starts=128),
+         "; one update of 8 every row after the first 128 (replay ratio 8), which is never in the 64 steps of this run"),
+        (NIM, replace(DQN, learning_starts=64),
+         "; one update of 8 every row after the first 64 (replay ratio 8), which is never in the 64 moves of this run"),
+    ],
+)  # fmt: skip
+def test_the_first_lines_count_the_rows_of_a_policy(
+    env: str, algo: ps.DQN, end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(run_config(tmp_path / "run", 64, eval_episodes=0), progress="plain")
+    ps.train(ps.Experiment(env, algo, SAMPLER, config))
+    line = next(line for line in capsys.readouterr().out.splitlines() if "policy shared, 2 agents" in line)
+    assert line.endswith(end)

@@ -222,3 +222,15 @@ def test_numbers_of_policies_and_agents_stand_beside_those_of_all(capsys: pytest
     said = capsys.readouterr().out
     assert "return 3  return of red 1  return of agent x 2" in said
     assert "loss" not in said
+
+
+@pytest.mark.parametrize(("agents", "policies"), [("xy", ["red", "blue"]), ("wxyz", [])])
+def test_a_line_shows_all_of_a_kind_or_none(
+    agents: str, policies: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {f"rollout/{name}/ep_rew_mean": 1.0 for name in [*policies, *(f"agent/{each}" for each in agents)]}
+    with Progress(100, "plain", "PPO and DQN") as progress:
+        progress.update(100, {"rollout/ep_rew_mean": 3.0, **parts})
+    said = capsys.readouterr().out
+    assert [name for name in policies if f"return of {name} 1" in said] == policies
+    assert "return of agent" not in said
