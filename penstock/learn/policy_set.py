@@ -121,11 +121,11 @@ class PolicySet(Mapping[str, Policy]):
         return sum(policy.skipped for policy in self.values())
 
     def predict(self, obs: Tree, state: Tree = None, *, agent: str | None = None, **how: Any) -> Any:
-        """The action of an agent: `Policy.predict` of the policy that plays it in episode 0.
+        """The action of an agent: `Policy.predict` of the policy that plays it in episode 0, in self-play of main.
 
         Args:
             obs, state, how: as of `Policy.predict`.
-            agent: its name in the environment; None where one policy plays all.
+            agent: its name in the environment; None where one policy plays all, or in self-play.
 
         Raises:
             ConfigError: several policies and no agent, or one that the mapping does not name.
@@ -136,6 +136,8 @@ class PolicySet(Mapping[str, Policy]):
         """The policy that plays an agent in an episode. Raises ConfigError as `predict`."""
         if len(self) == 1:
             return self._first
+        if self.settings is not None and not hasattr(self.settings, "policy_mapping_fn"):
+            return next(iter(self.trained.values()))  # the settings deal agents out themselves, as those of self-play
         if agent is None or self._mapping is None:
             how = (
                 "the run's policy_mapping_fn could not be stored (a lambda, or of a script); give it again, "

@@ -249,6 +249,14 @@ def test_a_resumed_game_goes_on_bit_for_bit() -> None:
         assert not isinstance(x, torch.Tensor) or torch.equal(x, again.policies.parameters()[name]), name
 
 
+@pytest.mark.parametrize("agent", ["player_1", "player_2", None])
+def test_main_answers_for_any_agent(agent: str | None) -> None:
+    policies, _, _ = selves()
+    assert policies.playing(agent) is policies["main"]
+    obs = np.ones(3, np.float32)
+    assert policies.predict(obs, agent=agent) == policies["main"].predict(obs)
+
+
 def test_main_plays_both_sides_and_what_is_no_game_of_two_is_refused() -> None:
     sides = Sides(("x", "y"))
     dealt = [(sides("x", 0, seed), sides("y", 0, seed)) for seed in range(4)]

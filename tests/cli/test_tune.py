@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,26 @@ def test_a_search_from_the_line_to_its_best_settings(cli: Cli, tmp_path: Path) -
         said = cli(*other)
         assert said.code == 2, said.both
         assert message in said.err
+
+
+@pytest.mark.usefixtures("launched")
+def test_the_best_settings_of_several_policies_are_trained_by_the_line_that_is_printed(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "two_tuned.py").write_text(
+        "import penstock as ps\nTWO = ps.Policies({'a': ps.PPO(), 'b': ps.PPO()}, {'agent_0': 'a', 'agent_1': 'b'})\n"
+    )
+    vary = ("--search", "algo.algos.a.lr=choice(1e-4,1e-2)", "--trials", "1", "--dir", "x")
+    said = cli("tune", "two_tuned:TWO", "--env", "penstock.envs.toy:TeamBits", *SHORT, *vary)
+    assert said.code == 0, said.both
+    (line,) = (line for line in said.out.splitlines() if line.startswith("train it:"))
+    command = shlex.split(line.removeprefix("train it:"))
+    assert command[:2] == ["penstock", "train"]
+    said = cli(*command[1:], "--run.dir", "best", "--run.progress", "off")
+    assert said.code == 0, said.both
+    (trial,) = json.loads((tmp_path / "x" / STATE).read_text())["trials"]
+    assert config(tmp_path / "best")["algo"] == config(tmp_path / "x" / "trial-000")["algo"]
+    assert config(tmp_path / "best")["algo"]["algos"]["a"]["lr"] == trial["values"]["algo.algos.a.lr"]
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,11 @@ class SearchQueue:
         init = ["--init", str(self.folder / INIT)] if self.search.settings.init else []
         return ["train", "--config", str(self.folder / SETTINGS / run.name), *init, *stop, "--run.dir", str(run_dir)]
 
+    def write_best(self, exp: Experiment) -> Path:
+        """Writes the best settings as a config.json, for `penstock train --config`. Raises CheckpointError."""
+        self._write_settings("best", exp)
+        return self.folder / SETTINGS / "best" / CONFIG
+
     def started(self, run: Run) -> None:
         """Writes the settings of a new run, and search.json."""
         self.save()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,8 @@ class SearchResult:
     metric: str
     folder: Path
     preset: Path | None
-    """best.toml, for `penstock train ALGO --env ID --preset-file`; None without a best trial."""
+    """best.toml, for `penstock train ALGO --env ID --preset-file`; of an algorithm that no word names, as ps.Policies, a
+    config.json for `penstock train --config`; None without a best trial."""
     pictures: tuple[Path, ...]
     confirmed: Mapping[int, float | None]
     """The best settings' scores by seed, of the study after the search."""
@@ -109,8 +111,9 @@ def write_preset(folder: Path, exp: Experiment, why: str, init: str = "") -> Pat
 
 
 def train_line(exp: Experiment, preset: Path, init: str = "") -> str:
-    """The command that trains an experiment by its preset."""
-    line = ["penstock", "train", algo_word(exp), "--env", env_word(exp), "--preset-file", str(preset)]
+    """The command that trains an experiment by its preset, or by its config.json."""
+    named = [algo_word(exp), "--env", env_word(exp), "--preset-file"] if preset.suffix == ".toml" else ["--config"]
+    line = ["penstock", "train", *named, str(preset)]
     return shlex.join([*line, *(["--init", init] if init else [])])
 
 
@@ -176,6 +179,15 @@ def _of_toml(value: Any, path: str, lost: list[str]) -> Any:
 def algo_word(exp: Experiment) -> str:
     """The word for the algorithm on the command line: ppo, or module:NAME of a user's own."""
     return exp.algo_name if exp.algo_name in ALGOS else import_path(type(exp.algo)) or exp.algo_name
+
+
+def has_word(exp: Experiment) -> bool:
+    """True if `penstock train ALGO` can name the algorithm: it is made without arguments."""
+    try:
+        inspect.signature(type(exp.algo).__init__).bind(exp.algo)  # __new__ takes anything
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def number(value: float | None) -> str:

@@ -25,7 +25,7 @@ from penstock.run.launch.slots import check_backend, make_slots
 from penstock.run.search.display import SearchDisplay
 from penstock.run.search.pictures import draw_search
 from penstock.run.search.queue import SearchQueue, make_queue, open_search
-from penstock.run.search.report import FoundTrial, SearchResult, number, write_preset
+from penstock.run.search.report import FoundTrial, SearchResult, has_word, number, write_preset
 from penstock.run.search.search import Mode, SearchSettings
 from penstock.run.search.space import check_explored, check_init, check_space, read_space
 from penstock.run.search.stored import ADVICE, STATE, read_state, require_same, settings_of
@@ -249,7 +249,7 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
             f"Found by penstock tune, {search.settings.scheduler} with {search.settings.trials} trials: "
             f"{search.settings.metric} {number(best.score)} at {best.steps:,} steps ({best.run.name})."
         )
-        preset = write_preset(queue.folder, exp, why, search.settings.init)
+        preset = write_preset(queue.folder, exp, why, search.settings.init) if has_word(exp) else queue.write_best(exp)
     return SearchResult(
         trials=found,
         best=None if best is None else found[best.number],
