@@ -1,7 +1,7 @@
 """Self-play: one policy learns against a pool of its own frozen past selves, the ones it loses to most of all.
 
 Fictitious self-play (Heinrich et al. 2015) with matchmaking by win rate, "prioritized fictitious self-play" (Vinyals et
-al. 2019, supplementary, "Prioritized fictitious self-play"): a past self that main beats with probability x is met in
+al. 2019, Nature 575, Methods, "Multi-agent learning"): a past self that main beats with probability x is met in
 proportion to f(x) = (1 - x)^p ("hard"), x (1 - x) ("even") or 1 ("uniform"). Ratings are Elo's (1978), a step for each
 batch: R <- R + k sum_games (score - 1 / (1 + 10^((R_opponent - R) / 400))); a past self keeps the rating it froze with.
 

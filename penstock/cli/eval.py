@@ -105,7 +105,8 @@ def _matches(args: Any, env: Any, kwargs: Any) -> int:
         "return",
         "theirs",
     )
-    table = Table(*titles)
+    acting = "sampled" if args.stochastic else "deterministic; --stochastic samples them"
+    table = Table(*titles, caption=f"actions {acting}")
     for match in found:
         numbers = (match.points, *match.points_by_seat)
         table.add_row(

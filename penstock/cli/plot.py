@@ -27,22 +27,23 @@ def run(argv: list[str]) -> int:
         help="run directories, folders that hold some, or the --run.dir of a train with --seeds",
     )
     parser.add_argument(
-        "--metric", default="rollout/ep_rew_mean", help="metric on the y-axis (default rollout/ep_rew_mean)"
+        "--metric", help="metric on the y-axis (default rollout/ep_rew_mean, of self-play self_play/elo)"
     )
     parser.add_argument(
         "--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png, of --seeds DIR-plots)"
     )
     args = parser.parse_args(argv)
-    from penstock.run.plots.figure import plot_runs
+    from penstock.run.plots.figure import plot_runs, usual_metric
 
     runs = [run for path in args.runs for run in _run_dirs(Path(path))]
     first = Path(args.runs[0])  # of a train with --seeds, which lie beside it, it need not exist
     folder = first / "plots" if first.exists() else first.with_name(f"{first.name}-plots")
-    out = Path(args.out) if args.out else folder / f"{args.metric.replace('/', '-')}.png"
+    metric = args.metric or usual_metric(runs)
+    out = Path(args.out) if args.out else folder / f"{metric.replace('/', '-')}.png"
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("default")
         try:
-            print(plot_runs(runs, out, args.metric))
+            print(plot_runs(runs, out, metric))
         except OSError as error:
             raise ConfigError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
     for remark in remarks:

@@ -39,6 +39,8 @@ _SHOWN = (
     ("actor loss", "train/actor_loss"),
     ("critic loss", "train/critic_loss"),
 )
+_OF_GAMES = (("Elo", "self_play/elo"), ("win rate against past selves", "self_play/win_rate"))
+"""Of self-play, where the return of both sides together says nothing."""
 _ON_A_LINE = 3
 _MOST_PARTS = 8
 """Numbers of single policies and agents in the panel, at most."""
@@ -142,7 +144,7 @@ class Progress:
             f"{clock(elapsed)} elapsed",
             f"{clock(self._left())} left",
         ]
-        shown = [*_SHOWN[:_ON_A_LINE], *_returns(self._metrics)]
+        shown = [*_SHOWN[:_ON_A_LINE], *_OF_GAMES, *_returns(self._metrics)]
         parts += [f"{label} {_number(self._metrics[key])}" for label, key in shown if key in self._metrics]
         return Text("  ".join(parts))
 
@@ -163,7 +165,7 @@ class Progress:
         for _ in range(2):
             body.add_column(style="dim", no_wrap=True)
             body.add_column(justify="right", min_width=9, no_wrap=True)
-        shown = [*_SHOWN, *_of_parts(self._metrics)]
+        shown = [*_SHOWN, *_OF_GAMES, *_of_parts(self._metrics)]
         cells = [(label, _number(self._metrics[key])) for label, key in shown if key in self._metrics]
         half = -(-len(cells) // 2)
         for i in range(half):

@@ -85,7 +85,7 @@ def headline(trainer: Trainer) -> str:
     ]
     return (
         f"{head}{len(seating.agents)} agents that act {'in turn' if seating.turns else 'at once'}; "
-        f"{counted(B, 'environment')} x {T:,} {moves} a batch{together}; {tail}{''.join(lines)}"
+        f"{counted(B, 'environment')} x {counted(T, moves[:-1])} a batch{together}; {tail}{''.join(lines)}"
     )
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -234,3 +235,12 @@ def test_a_line_shows_all_of_a_kind_or_none(
     said = capsys.readouterr().out
     assert [name for name in policies if f"return of {name} 1" in said] == policies
     assert "return of agent" not in said
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_the_rating_of_self_play_is_shown(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(100, mode, "SelfPlay") as progress:
+        progress.update(100, {"rollout/ep_rew_mean": 0.0, "self_play/elo": 1123.4, "self_play/win_rate": 0.75})
+    said = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out).split())
+    assert "Elo 1,123" in said
+    assert "win rate against past selves 0.75" in said

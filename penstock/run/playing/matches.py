@@ -20,7 +20,7 @@ from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.entry import open_policy
 from penstock.run.playing.evaluation import opened
-from penstock.run.playing.opponents import RandomAgent, Script, ScriptedAgent
+from penstock.run.playing.opponents import RandomAgent, Script, ScriptedAgent, WithoutState
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
@@ -85,6 +85,9 @@ class Side:
             own = RandomAgent(spec) if self.script is None else ScriptedAgent(spec, self.script, self.name)
             return f"{describe(spec.obs)}, {describe(spec.action)}", own
         id_, policy = _playing(self.policy, name)
+        shown = WithoutState.shown(policy.agent, policy.spec)
+        if policy.spec.obs != spec.obs and (shown, policy.spec.action) == (spec.obs, spec.action):
+            return id_, WithoutState(policy.agent, spec)
         if (policy.spec.obs, policy.spec.action) != (spec.obs, spec.action):
             raise ConfigError(
                 f"{self.name} was built for observation {describe(policy.spec.obs)}, action "
@@ -264,8 +267,10 @@ def _playing(policy: AnyPolicy, agent: str) -> tuple[str, Policy]:
 
 def _chosen(policy: AnyPolicy, agent: str) -> str:
     """How an error ends where one of several policies was chosen for an agent that no mapping as a dict names."""
-    mapping = getattr(policy.settings, "policy_mapping_fn", None) if isinstance(policy, PolicySet) else None
-    if not isinstance(policy, PolicySet) or len(policy) < 2 or (isinstance(mapping, Mapping) and agent in mapping):
+    if not isinstance(policy, PolicySet) or len(policy) < 2 or not hasattr(policy.settings, "policy_mapping_fn"):
+        return ""
+    mapping = policy.settings.policy_mapping_fn
+    if isinstance(mapping, Mapping) and agent in mapping:
         return ""
     return (
         f": only a policy_mapping_fn that is a dict says here which of {list(policy)} plays an agent, else the first "

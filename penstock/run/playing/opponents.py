@@ -1,4 +1,4 @@
-"""Opponents without a run: one that acts at random, and a function of the user's own."""
+"""Opponents of a match: at random, by a function of the user's own, and by a policy trained with a state of the team."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from penstock.core.errors import ConfigError, words_of
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.shown import OBS_KEY
 
 Script = Callable[[Any], Any]
 """(observation of one agent, arrays [*O] as it is shown them) -> its action."""
@@ -79,3 +80,40 @@ class ScriptedAgent(Agent):
         if len(tree_leaves(found)) != len(tree_leaves(self.spec.action)):
             raise ConfigError(f"{self._name}(obs) returned {found!r:.80}; expected one action")
         return found
+
+
+class WithoutState(Agent):
+    """Acts by an agent that was trained with keys which `act` does not read, where the environment does not show them.
+
+    Args:
+        spec: of the environment that it plays in.
+    """
+
+    def __init__(self, agent: Agent, spec: EnvSpec) -> None:
+        super().__init__()
+        self.spec, self.agent, self.noise_size = spec, agent, agent.noise_size
+        self.env_ranks, self.held_noise, self.evaluates_with_noise = (
+            agent.env_ranks, agent.held_noise, agent.evaluates_with_noise,
+        )  # fmt: skip
+
+    @staticmethod
+    def shown(agent: Agent, spec: EnvSpec) -> Tree:
+        """The observations that the agent acts on, without the keys that it does not read."""
+        if not (agent.unseen and isinstance(spec.obs, dict)):
+            return spec.obs
+        seen = {key: leaf for key, leaf in spec.obs.items() if key not in agent.unseen}
+        return seen[OBS_KEY] if list(seen) == [OBS_KEY] else seen
+
+    def initial_state(self, B: int) -> Tree:
+        return self.agent.initial_state(B)
+
+    def set_slots(self, B: int) -> None:
+        self.agent.set_slots(B)
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        obs = inputs.obs if isinstance(inputs.obs, dict) else {OBS_KEY: inputs.obs}
+        return self.agent.act(inputs._replace(obs=obs), state, noise)
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Any:
+        """Raises ConfigError: it learns nothing."""
+        raise ConfigError("an opponent learns nothing")

@@ -30,12 +30,14 @@ from penstock.run.plots.looks import (
     marks_every,
 )
 
+_RETURN, _ELO = "rollout/ep_rew_mean", "self_play/elo"
 _SUFFIXES = (".png", ".pdf", ".svg")
 _LABELS = {
     "rollout/ep_rew_mean": "Return (mean of recent episodes)",
     "rollout/ep_len_mean": "Episode length (steps, mean of recent episodes)",
     "rollout/success_rate": "Success rate (recent episodes)",
     "eval/mean_reward": "Return in evaluation (mean)",
+    "self_play/elo": "Elo (against past selves)",
     "time/fps": "Speed (environment steps per second)",
 }
 _OFFLINE_LABELS = {
@@ -46,7 +48,13 @@ _OFFLINE_LABELS = {
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew_mean") -> Path:
+def usual_metric(run_dirs: Sequence[Path]) -> str:
+    """The mean return; where all runs are of self-play main's Elo, as the return of both sides of a game is 0."""
+    rated = [any(_ELO in row for row in read_metrics(Path(d))) for d in run_dirs if (Path(d) / JSONL).is_file()]
+    return _ELO if rated and all(rated) else _RETURN
+
+
+def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) -> Path:
     """Draws `metric` over environment steps and over wall time, side by side; returns the picture's path.
 
     Runs of equal environment, algorithm and settings are seeds of one curve: their interquartile mean, with a 95%
@@ -56,6 +64,7 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew
 
     Args:
         out: ends in .png, .pdf or .svg; its directory is made if absent.
+        metric: of metrics.jsonl; None: rollout/ep_rew_mean, of runs of self-play self_play/elo.
 
     Raises:
         ConfigError: a directory is no run, none has a row with `metric`, or another suffix.
@@ -65,6 +74,7 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew
         raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")
     if strange := [str(run_dir) for run_dir in run_dirs if not (Path(run_dir) / JSONL).is_file()]:
         raise ConfigError(f"nothing to plot in {', '.join(strange)}: no {JSONL} there; expected directories of runs")
+    metric = usual_metric(run_dirs) if metric is None else metric
     groups: dict[tuple[str, str, str], list[Curve]] = {}
     without: list[str] = []
     for run_dir in dict.fromkeys(Path(d).resolve() for d in run_dirs):

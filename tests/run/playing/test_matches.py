@@ -96,6 +96,18 @@ def test_runs_meet_in_the_seats_of_each_agent(tmp_path: Path) -> None:
         match_runs(shared, ["random", "random"])
 
 
+@pytest.mark.parametrize("algo", [ps.MAPPO(net=NET), ps.QMIX(net=NET)], ids=["mappo", "qmix"])
+def test_teams_that_were_trained_with_a_state_play_without_it(algo: Any, tmp_path: Path) -> None:
+    run = tmp_path / "team"
+    config = ps.RunConfig(dir=run, seed=1, **QUIET)
+    policy = ps.train(ps.Experiment(BITS, algo, ps.SerialSampler(T=8, B=4), config)).policy
+    (found,) = match_runs(run, ["random"], episodes=6)
+    (expected,) = play_all([Side(str(run), script=policy.predict), Side("random")], as_env_config(BITS),
+                           ps.check_env(BITS).agents, 6, seed=1)  # pyright: ignore  # fmt: skip
+    assert found == expected
+    assert found.returns[0] > 0
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,16 @@ def test_any_number_of_runs_is_told_apart_and_named_within_the_picture(
         assert inside.y1 <= axes.get_tightbbox().y0
         lines = [line for line in axes.lines if len(line.get_xdata())]
         assert len({line.get_color() for line in lines}) == count
+
+
+def test_self_play_is_drawn_by_its_rating(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, meta={"env": "tictactoe", "algo": "self-play"}) for name in "ab"]
+    shown = texts(plot_runs(runs, tmp_path / "return.svg"))
+    for run in runs:
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        rated = [{**row, "self_play/elo": 1000.0 + row["step"]} for row in rows]
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rated))
+        shown.extend(texts(plot_runs(runs, tmp_path / f"{run.name}.svg")))
+    said = [text for text in shown if text.startswith(("Return", "Elo"))]
+    assert said == [*["Return (mean of recent episodes)"] * 2, "Elo (against past selves)"]
+    assert "Return (mean of recent episodes)" in texts(plot_runs(runs, tmp_path / "x.svg", "rollout/ep_rew_mean"))
