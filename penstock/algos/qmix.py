@@ -2,8 +2,8 @@
 
 Sunehag et al. 2018 (VDN): Q_tot is the sum of the agents' Q. Rashid et al. 2018 (QMIX, arXiv:1803.11485): Q_tot is a
 network of them that rises with each (eq. 5), its weights made from the state of the team (section 4). Either way the
-joint greedy action is the greedy action of each agent (eq. 4), so agents act alone. One policy plays all agents of the team;
-where they should differ, their observations say who is who.
+joint greedy action is the greedy action of each agent (eq. 4), so agents act alone. One policy plays all agents of the
+team; where they should differ, their observations say who is who.
 
 Differs from the papers: no memory, and no last action among the inputs; samples are transitions, not episodes, and
 n-step targets may be used; targets are those of double Q-learning, as in the authors' code (`double=False`: eq. 6 as it

@@ -1,4 +1,4 @@
-"""Opponents of a match: at random, by a function of the user's own, and by a policy trained with a state of the team."""
+"""Opponents of a match: one that acts at random, a function of the user's own, a policy trained with a team's state."""
 
 from __future__ import annotations
 

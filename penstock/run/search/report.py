@@ -66,8 +66,8 @@ class SearchResult:
     metric: str
     folder: Path
     preset: Path | None
-    """best.toml, for `penstock train ALGO --env ID --preset-file`; of an algorithm that no word names, as ps.Policies, a
-    config.json for `penstock train --config`; None without a best trial."""
+    """best.toml, for `penstock train ALGO --env ID --preset-file`; of an algorithm that no word names, as ps.Policies,
+    a config.json for `penstock train --config`; None without a best trial."""
     pictures: tuple[Path, ...]
     confirmed: Mapping[int, float | None]
     """The best settings' scores by seed, of the study after the search."""
