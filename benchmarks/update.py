@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def tanh(x: Tensor, weight: Tensor, bias: Tensor) -> list[float]:
-    """Seconds of CPU time of one layer without gradient: penstock's tanh by way of sigmoid, and torch's."""
+    """Seconds of CPU time of one layer without gradient: penstock's tanh by numpy, and torch's."""
     with torch.no_grad():
         started = time.process_time()
         mlp_chain(x, "tanh", (weight, bias))

@@ -189,9 +189,8 @@ class ActorCritic(Agent):
             features = actor(inputs, obs)
             out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
             params = head.linear(out[0])
-        dist = head(params, mask)
-        action = dist.mode() if noise is None else dist.sample(noise)
-        return action, {"logp": dist.log_prob(action)}, state
+        action, logp = dists.acted(head(params, mask), noise)
+        return action, {"logp": logp}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
         if self.critic is None:

@@ -56,12 +56,23 @@ class Categorical:
         self.start, self.masked = start, mask is not None
 
     def sample(self, noise: Tensor) -> Tensor:
+        index = self._drawn(noise).squeeze(-1)
+        return index + self.start if self.start else index
+
+    def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] actions from uniforms [N, 1], and their log-probabilities [N]: the bits of `sample` and `log_prob`."""
+        index = self._drawn(noise)
+        logp = self.logp.gather(-1, index).squeeze(-1)
+        index = index.squeeze(-1)
+        return index + self.start if self.start else index, logp
+
+    def _drawn(self, noise: Tensor) -> Tensor:
+        """[..., 1] choices, counted from 0."""
         cdf = self.logp.exp().cumsum(-1)
         if self.masked:
             # u * total stays below the total after rounding, so the first cdf above it exists and is no masked choice.
             noise = noise * (cdf[..., -1:] * (1.0 - 2.0**-21))
-        index = torch.searchsorted(cdf, noise.contiguous(), right=True).squeeze(-1).clamp_(max=self.logp.shape[-1] - 1)
-        return index + self.start if self.start else index
+        return torch.searchsorted(cdf, noise.contiguous(), right=True).clamp_(max=self.logp.shape[-1] - 1)
 
     def mode(self) -> Tensor:
         return self.logp.argmax(-1) + self.start
@@ -208,6 +219,14 @@ class Joint:
 
     def entropy(self) -> Tensor:
         return sum_in_order([p.entropy() for p in self.parts])
+
+
+def acted(dist: Distribution, noise: Tensor | None) -> tuple[Tree, Tensor]:
+    """[N, *A] actions, the likeliest where there is no noise, and their log densities [N]."""
+    if noise is not None and type(dist) is Categorical:
+        return dist.sample_with_log_prob(noise)
+    action = dist.mode() if noise is None else dist.sample(noise)
+    return action, dist.log_prob(action)
 
 
 def standard_normal(u: Tensor) -> Tensor:

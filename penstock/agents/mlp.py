@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C import (  # pyright: ignore[reportPrivateUsage]
@@ -40,10 +41,8 @@ Activation = Literal["tanh", "relu"]
 LARGE = 4_000_000
 """Multiplications from which oneDNN is the faster one inside whole updates: its calls cost 10 us more."""
 
-_LANES = 16  # float32 numbers in the widest vector register
-
-# Tensors, since torch takes a microsecond to make one of a Python number: half of what this costs for 16 rows.
-_ONE, _TWO = torch.tensor(1.0), torch.tensor(2.0)
+_OF_NUMPY = (torch.float32, torch.float64)
+"""Types of which numpy has vectorised functions."""
 
 _Linear, _Parameter = nn.Linear, nn.Parameter
 
@@ -115,8 +114,10 @@ def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with
     activated = len(weights) // 2 - with_out
     if torch.is_grad_enabled():
         return _Chain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
+    acts = torch.is_inference_mode_enabled()
     for i in range(0, len(weights), 2):
-        x = linear(x, weights[i], weights[i + 1], activation if i < 2 * activated else "none")
+        kind = activation if i < 2 * activated else "none"
+        x = (_by_mkl if acts else linear)(x, weights[i], weights[i + 1], kind)
     return x
 
 
@@ -191,6 +192,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Lit
     """activation(x weight^T + bias) [N, outputs], without gradient."""
     if by_onednn(x, weight.shape[0]):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    return _by_mkl(x, weight, bias, activation)
+
+
+def _by_mkl(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Literal["none"]) -> Tensor:
     y = F.linear(x, weight, bias)
     if activation == "relu":
         return y.relu_()
@@ -198,14 +203,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Lit
 
 
 def _tanh_(x: Tensor) -> Tensor:
-    """tanh(x) = 2 sigmoid(2x) - 1, within 2e-7, where rows fill whole vector registers.
-
-    torch's tanh takes nine times as long as its sigmoid. But the tail of an array gets another last bit from the
-    sigmoid (not from the tanh), so at other widths a row's bits would depend on how many rows lie beside it.
-    """
-    if x.shape[-1] % _LANES:
-        return x.tanh_()
-    return x.mul_(_TWO).sigmoid_().mul_(_TWO).sub_(_ONE)
+    """tanh(x) in place, by numpy, which takes a ninth of torch's time and rounds every element alike."""
+    if x.is_cpu and x.dtype in _OF_NUMPY:
+        array = x.numpy()
+        np.tanh(array, array)
+        return x
+    return x.tanh_()
 
 
 def values_are_there() -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from penstock.agents.actor_critic import ActionHead, Body, Output
 from penstock.agents.agent import Agent
+from penstock.agents.distributions import acted
 from penstock.agents.mlp import orthogonal
 from penstock.agents.networks import Net
 from penstock.agents.preparation import Preparation
@@ -80,9 +81,8 @@ class CentralCriticAgent(Agent):
             features = self.actor(inputs, self.prepared(obs))
             out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
             params = self.head.linear(out[0])
-        dist = self.head(params, self.mask(obs))
-        action = dist.mode() if noise is None else dist.sample(noise)
-        return action, {"logp": dist.log_prob(action)}, state
+        action, logp = acted(self.head(params, self.mask(obs)), noise)
+        return action, {"logp": logp}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
         if self.memory is None:

@@ -14,6 +14,7 @@ from penstock.agents.distributions import (
     Joint,
     MultiCategorical,
     SquashedGaussian,
+    acted,
     standard_normal,
     tanh_normal_log_prob,
 )
@@ -76,6 +77,17 @@ def test_categorical_sample_is_the_inverse_cdf():
     dist = Categorical(torch.tensor([[0.25, 0.5, 0.25]]).log().expand(6, 3))
     u = torch.tensor([TINY, 0.24, 0.26, 0.74, 0.76, NEARLY_ONE]).unsqueeze(-1)
     assert dist.sample(u).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_action_and_its_log_probability_are_those_of_sample_and_log_prob(masked: bool):
+    mask = torch.rand(400, 5, generator=rng(1)) < 0.7
+    mask[:, 2] = True
+    dist = Categorical(torch.randn(400, 5, generator=rng()), 3, mask if masked else None)
+    action, logp = acted(dist, noise(400))
+    assert torch.equal(action, dist.sample(noise(400))) and torch.equal(logp, dist.log_prob(action))
+    likeliest, logp = acted(dist, None)
+    assert torch.equal(likeliest, dist.mode()) and torch.equal(logp, dist.log_prob(likeliest))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0, 1000.0])
