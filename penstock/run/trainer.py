@@ -20,6 +20,7 @@ from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
+from penstock.learn.computing import compute
 from penstock.learn.policy_set import LoadedPolicy, agents_of
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
@@ -119,6 +120,7 @@ class Trainer:
             if self.gang is not None:
                 device = self.gang.device(device)
             self.policy: LoadedPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
+            compute(self.policy, exp.run.precision, exp.run.compile)
             self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
             if self._init is not None:
                 self.policy.load_parameters(self._init)
