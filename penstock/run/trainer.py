@@ -29,6 +29,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
 from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
+from penstock.run.memory import out_of_memory
 from penstock.run.playing.evaluator import Evaluator, check_fits
 from penstock.run.suited import check_sources, seated, suited, with_discount
 from penstock.run.threads import fastest_threads
@@ -138,13 +139,15 @@ class Trainer:
             many = self.env_config.seating is not None
             info = {name: own["info"] for name, own in shown.items()} if many else shown["info"]
             self.policy.prepare(self.sampler.batch_spec, info)
-        except BaseException:
+        except BaseException as error:
             end_ahead()
             self._end_trace()
             if live is not None:
                 live.shutdown()
             if self.gang is not None:
                 self.gang.close()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise out_of_memory(exp, "makes its networks", error) from error
             raise
 
     def train(self) -> ResultDict:
@@ -160,6 +163,8 @@ class Trainer:
             step = self._training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}; {self._save_batch()}") from error
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(self.exp, "samples and trains on a batch", error) from error
         if self._tracing is not None:
             self._tracing.tick(step.train_s)
         self.itr += 1

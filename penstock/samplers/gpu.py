@@ -97,7 +97,7 @@ class GpuSampler(WorkerSampler):
             seed,
             self.discount,
             0,
-            server=ActionServer(self.device),
+            server=ActionServer(self.device, self.cuda_graph),
             slab=None if shared is None else shared.slab,
             first_slot=first_slot,
             total_slots=total_slots,
