@@ -18,8 +18,6 @@ from penstock.samplers.collector import collect
 from penstock.samplers.cuda import GraphedAgent
 from penstock.testing.samplers import bits
 
-ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def again(run: Callable[[], None]) -> Callable[[], None]:
     """What a capture does on the CPU: warm up, and run once more for each replay."""
@@ -173,17 +171,3 @@ def test_a_device_that_is_not_here_is_refused_at_build() -> None:
         pytest.skip("it is here")
     with pytest.raises(ConfigError, match=r"sampler.device='cuda' is not here.*use 'cpu'"):
         ps.GpuSampler(8, 4, 2, device="cuda").build("CartPole-v1")
-
-
-@ON_CUDA
-@pytest.mark.parametrize("net", [ps.Net(), ps.Net(recurrent="lstm", recurrent_size=8)], ids=["mlp", "lstm"])
-def test_graphs_on_a_device_change_nothing(net: Any) -> None:
-    def batches(graph: bool) -> list[Any]:
-        sampler = ps.AlternatingSampler(16, 8, 2, device="cuda", cuda_graph=graph).build(TMaze, 2)
-        sampler.initialize(ps.PPO(net=net).build(sampler.spec, seed=1).agent)
-        try:
-            return [bits(sampler.obtain_samples(itr)[0]) for itr in range(4)]
-        finally:
-            sampler.shutdown()
-
-    assert batches(graph=True) == batches(graph=False)
