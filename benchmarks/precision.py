@@ -65,7 +65,9 @@ def main() -> None:
     print(table)
     if args.write:
         head = f"# Precision of products\n\n`python benchmarks/precision.py`, torch {torch.__version__}.\n\n"
-        (RESULTS / "precision.md").write_text(f"{head}{table}\n")
+        path = RESULTS / "precision.md"
+        others = "".join(path.read_text().partition("\n## ")[1:]) if path.exists() else ""  # what updates cost
+        path.write_text(f"{head}{table}\n{others}")
 
 
 if __name__ == "__main__":

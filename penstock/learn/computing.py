@@ -22,6 +22,8 @@ Precision = Literal["float32", "bf16"]
 
 _UPDATE = r"L\['\w+'\]\.rows\['update'\]"
 """The one number in a minibatch that is another in each update, as torch's compiler writes it."""
+_AGAIN = 4
+"""Times that a function is compiled for shapes that it was compiled for already, after which it is not compiled."""
 
 
 def compute(policy: AnyPolicy, precision: Precision = "float32", compiled: bool = False) -> None:
@@ -105,67 +107,84 @@ class Compiler:
     """
 
     def __init__(self, transform: Callable[..., Any] | None = None) -> None:
-        self._transform = transform
+        self._transform = self._made if transform is None else transform
         self._failed = False
+        self._compilations = 0
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, compiled at its first call."""
         fast: Callable[..., Any] | None = None
-        rehearsed: set[Any] = set()
+        known: set[Any] = set()
+        again = 0
 
         @functools.wraps(function)
         def call(agent: Any, rows: Any, settings: Any) -> Any:
-            nonlocal fast
+            nonlocal fast, again
             if self._failed:
                 return function(agent, rows, settings)
+            before = self._compilations
             try:
-                fast = fast or self._made(function)
-                found = fast(agent, rows, settings)
-                if isinstance(found, Loss):
-                    self._rehearse(agent, rows, found, rehearsed)
-                return found
+                made = fast = fast or self._transform(function)
+                found = made(agent, rows, settings)
+                if (key := _shapes(rows, found)) not in known and isinstance(found, Loss):
+                    _rehearse(agent, found)
             except Exception as error:
                 found = function(agent, rows, settings)  # what is wrong with the function itself is raised here
                 self._give_up(error)
                 return found
+            again += key in known and self._compilations > before
+            known.add(key)
+            if again >= _AGAIN:
+                self._give_up("the same shapes again and again: a setting that the loss reads is a schedule")
+            return found
 
         return call
 
     def _made(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if self._transform is not None:
-            return self._transform(function)
         import torch._dynamo.config as dynamo  # takes a second, as the compiler does
         import torch._functorch.config as functorch
+        from torch._inductor.compile_fx import compile_fx
+
+        def counted(module: Any, inputs: Any) -> Any:
+            self._compilations += 1
+            return compile_fx(module, inputs)
 
         # Several totals are differentiated one after the other, so a backward pass must leave what it reads.
         functorch.donated_buffer = False  # pyright: ignore[reportAttributeAccessIssue]
-        # Shapes that would be compiled without end are an error, which ends it.
+        # Of all policies together, whose shapes may be many; what is compiled without end is noticed here.
+        dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 4_096  # pyright: ignore
         dynamo.fail_on_recompile_limit_hit = True  # pyright: ignore[reportAttributeAccessIssue]
         sources: Any = torch.compiler.config
         if _UPDATE not in sources.dynamic_sources:
             sources.dynamic_sources = ",".join(filter(None, (sources.dynamic_sources, _UPDATE)))
         # Each shape by itself, so that bits do not depend on which came first: a resumed run may begin with another.
-        return torch.compile(function, dynamic=False)
+        return torch.compile(function, backend=counted, dynamic=False)
 
-    def _rehearse(self, agent: torch.nn.Module, rows: Any, loss: Loss, rehearsed: set[Any]) -> None:
-        """Runs the backward pass of a new shape once, which compiles it here, where a failure does no harm."""
-        totals = loss.total if isinstance(loss.total, dict) else {"all": loss.total}
-        key = (tuple(totals), *(tuple(x.shape) for x in tree_leaves(rows) if isinstance(x, Tensor)))
-        if key in rehearsed:
-            return
-        rehearsed.add(key)
-        parameters = [p for p in agent.parameters() if p.requires_grad]
-        for total in totals.values():
-            if total.requires_grad and total.numel() == 1:
-                torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
-
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, why: Exception | str) -> None:
         if self._failed:
             return
         self._failed = True
-        lines = [line for line in str(error).splitlines() if line.strip()]
+        if isinstance(why, str):
+            seen, cure = f"torch compiles {why}", "give it a number"
+        else:
+            first = next((line for line in str(why).splitlines() if line.strip()), "")
+            seen = f"torch could not compile ({type(why).__name__}: {first:.300})"
+            cure = "on a CPU it needs a C++ compiler (g++, or CXX=...), on CUDA triton"
         warnings.warn(
-            f"run.compile: torch could not compile ({type(error).__name__}: {(lines or [''])[0]:.300}); the run goes "
-            "on without. On a CPU it needs a C++ compiler (g++, or CXX=...), on CUDA triton; or leave run.compile out",
+            f"run.compile: {seen}; the run goes on without. To have it, {cure}; else leave run.compile out",
             stacklevel=3,
         )
+
+
+def _shapes(rows: Any, found: Any) -> Any:
+    """What a function is compiled for: the shapes of its rows, and which totals a loss has for them."""
+    totals = tuple(found.total) if isinstance(found, Loss) and isinstance(found.total, dict) else ()
+    return totals, *(tuple(x.shape) for x in tree_leaves(rows) if isinstance(x, Tensor))
+
+
+def _rehearse(agent: torch.nn.Module, loss: Loss) -> None:
+    """Runs the backward pass of a new shape once, which compiles it here, where a failure does no harm."""
+    parameters = [p for p in agent.parameters() if p.requires_grad]
+    for total in loss.total.values() if isinstance(loss.total, dict) else (loss.total,):
+        if total.requires_grad and total.numel() == 1:
+            torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)

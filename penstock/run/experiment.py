@@ -79,7 +79,7 @@ class RunConfig:
     """A function as `module:name`, called with each iteration (`penstock.Iteration`) before it is logged."""
     compile: bool = False
     """Losses, and with replay targets, go through `torch.compile`, which takes up to a minute for each shape of a
-    minibatch, before the first update and again on resume. It is meant for CUDA: on a CPU nothing is gained."""
+    minibatch, before the first update and again on resume. It is meant for CUDA: on a CPU little is gained."""
     precision: Literal["float32", "bf16"] = "float32"
     """Of the products of convolutions and hidden layers in training; `bf16` is refused where the processor has none.
 

@@ -264,6 +264,35 @@ def test_a_backward_pass_that_cannot_be_compiled_is_said_as_well(live: Any, by_f
         assert plain == trained(live("ppo", compile=True), 2)
 
 
+@pytest.mark.parametrize("shapes", [1, 9])
+def test_what_is_compiled_anew_for_the_same_shapes_is_not_compiled_for_ever(shapes: int) -> None:
+    """A schedule gives each batch settings of its own; many shapes are no reason to end."""
+    compiler = Compiler()
+    calls: list[str] = []
+
+    def transform(function: Any) -> Any:
+        def fast(*args: Any) -> Any:
+            calls.append("compiled")
+            compiler._compilations += len(calls) <= 9
+            return function(*args)
+
+        return fast
+
+    compiler._transform = transform
+    call = compiler.compiled(lambda agent, rows, settings: calls.append("as it is"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in range(12):
+            call(None, [torch.zeros(n % shapes)], None)
+    said = [str(x.message) for x in caught]
+    assert len(said) == (shapes == 1)
+    assert all(
+        "the same shapes again and again: a setting that the loss reads is a schedule; the run goes" in x for x in said
+    )
+    assert calls.count("as it is") == 12
+    assert calls.count("compiled") == (5 if shapes == 1 else 12)
+
+
 def test_an_error_of_the_loss_itself_is_its_own() -> None:
     def wrong(*args: Any) -> Any:
         raise ConfigError("advantage is missing")
@@ -317,13 +346,11 @@ def test_torchs_compiler_computes_the_same(case: str, live: Any) -> None:
 def test_a_machine_without_a_cpp_compiler_trains_without(
     live: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    from torch._inductor import config, cpp_builder
+    from torch._inductor import config
 
+    torch._dynamo.reset()  # of what other tests compiled
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(config.cpp, "cxx", (None, "/nowhere/g++"))
-    cpp_builder.get_cpp_compiler.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="InvalidCxxCompiler.*goes on without"):
-            assert trained(live("ppo"), 2) == trained(live("ppo", compile=True), 2)
-    finally:
-        cpp_builder.get_cpp_compiler.cache_clear()
+    plain = trained(live("ppo"), 2)
+    with pytest.warns(UserWarning, match="InvalidCxxCompiler.*goes on without"):
+        assert plain == trained(live("ppo", compile=True), 2)
