@@ -13,6 +13,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.gsde import StateDependentHead
 from penstock.agents.mlp import MLP, orthogonal, through
 from penstock.agents.networks import Encoder, Net, refuse_absurd
+from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
@@ -195,7 +196,7 @@ class ActorCritic(Agent):
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
         if self.critic is None:
             features, mask = self._shared_features(inputs, state)
-            params, value = self.head.linear(features), self.value_head(features)
+            params, value = in_full(self.head.linear, features), in_full(self.value_head, features)
         else:
             obs, mask = self._prepared(inputs)
             params = self.actor(inputs, obs, self.head.linear)
@@ -207,7 +208,7 @@ class ActorCritic(Agent):
         inputs = batch.inputs if self.memory is not None else batch.inputs.flat()
         with torch.no_grad():
             if self.critic is None:
-                value = self.value_head(self._shared_features(inputs, batch.state)[0])
+                value = in_full(self.value_head, self._shared_features(inputs, batch.state)[0])
             else:
                 value = self.critic(inputs, self._prepared(inputs)[0], self.value_head)
             return value.reshape(lead)

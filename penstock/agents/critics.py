@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.agents.mlp import are_plain, by_onednn, is_plain, linear, product, relu_backward, runs_directly
+from penstock.agents.precision import in_full
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
@@ -66,9 +67,10 @@ def least(stack: nn.Module, x: Tensor, of: int | None = None) -> Tensor:
 
 def _written_out(x: Tensor, weights: list[Tensor]) -> Tensor:
     """[k, N, outputs] by operations that torch can trace, map over and differentiate as often as asked."""
-    for i in range(0, len(weights), 2):
-        x = (x if i == 0 else x.relu()) @ weights[i] + weights[i + 1]
-    return x
+    last = len(weights) - 2
+    for i in range(0, last, 2):
+        x = (x @ weights[i] + weights[i + 1]).relu()
+    return in_full(lambda x: x @ weights[last] + weights[last + 1], x)
 
 
 def _layers(x: Tensor, parameters: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:

@@ -34,6 +34,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook  # pyright: ignore
 
+from penstock.agents.precision import in_full
 from penstock.core.machine import cpu_vendor
 
 Activation = Literal["tanh", "relu"]
@@ -87,7 +88,7 @@ def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
     if is_plain(body, MLP):
         return body.forward(x, out)
     x = body(x)
-    return x if out is None else out(x)
+    return x if out is None else in_full(out, x)
 
 
 def run_layers(x: Tensor, hidden: Iterable[nn.Module], activation: Activation, out: nn.Module | None = None) -> Tensor:
@@ -102,7 +103,7 @@ def run_layers(x: Tensor, hidden: Iterable[nn.Module], activation: Activation, o
     for layer in hidden:
         x = layer(x)
         x = x.relu() if activation == "relu" else x.tanh()
-    return x if out is None else out(x)
+    return x if out is None else in_full(out, x)
 
 
 def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with_out: bool = False) -> Tensor:

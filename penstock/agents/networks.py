@@ -108,7 +108,7 @@ def _laid_out(images: Tensor) -> Tensor:
 
     Acting keeps to the layout in which a row's bits do not depend on the rows beside it.
     """
-    if torch.is_inference_mode_enabled() or not images.is_cpu or not runs_directly():
+    if not images.is_cpu or not runs_directly() or torch.is_inference_mode_enabled():  # the last cannot be compiled
         return images
     return images.contiguous(memory_format=torch.channels_last)
 

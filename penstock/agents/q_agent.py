@@ -16,6 +16,7 @@ from penstock.agents.distributions import MASKED
 from penstock.agents.mlp import MLP, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
+from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs
@@ -136,7 +137,7 @@ class QNetwork(nn.Module):
 
 
 def _stream(layers: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:
-    return out(x) if layers is None else through(layers, x, out)
+    return in_full(out, x) if layers is None else through(layers, x, out)
 
 
 class QAgent(Agent):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from penstock.agents.mlp import is_transformed, values_are_there
+from penstock.agents.precision import in_full
 from penstock.core.tree import Tree, tree_map
 
 
@@ -52,7 +54,7 @@ class Memory(nn.Module):
         for t0, t1 in zip(starts, starts[1:]):
             keep = ~first[t0].unsqueeze(-1)
             state = tree_map(lambda s, keep=keep: s * keep, state)
-            out, state = run(self.cell, x[t0:t1], state)
+            out, state = in_full(functools.partial(run, self.cell), x[t0:t1], state)
             outputs.append(out)
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), state
 

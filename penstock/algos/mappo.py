@@ -24,6 +24,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.distributions import acted
 from penstock.agents.mlp import orthogonal
 from penstock.agents.networks import Net
+from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.algos.ppo import loss_fn, postprocess_fn
@@ -94,7 +95,7 @@ class CentralCriticAgent(Agent):
         features = self.actor(flat, self.prepared(obs)).reshape(*lead, -1)
         out, _ = self.memory(features, inputs.first, state)
         mask = self.mask(obs)
-        dist = self.head(self.head.linear(out), None if mask is None else mask.reshape(*lead, -1))
+        dist = self.head(in_full(self.head.linear, out), None if mask is None else mask.reshape(*lead, -1))
         return Output(dist, self._value(flat).reshape(lead))
 
     def values(self, batch: SampleBatch) -> Tensor:

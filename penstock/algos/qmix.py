@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from penstock import ops
 from penstock.agents.agent import Agent, follow
 from penstock.agents.networks import Net
+from penstock.agents.precision import in_full
 from penstock.agents.preparation import ObsNormalizer
 from penstock.agents.q_agent import Ladder, QAgent
 from penstock.algos.dqn import of_action
@@ -46,7 +47,7 @@ def postprocess_fn(agent: TeamQAgent, x: TrainBatch, cfg: QMIX) -> TrainBatch:
     out = agent.q.bootstrap(following)
     best = agent.q.greedy(following, agent.q(following) if cfg.double else out)
     value = of_action(out, best).reshape(there.shape)
-    joint = agent.target_mixer(value.masked_fill(~there, 0.0), agent.team_state(x, "next_state"))
+    joint = in_full(agent.target_mixer, value.masked_fill(~there, 0.0), agent.team_state(x, "next_state"))
     target = agent.scaled_reward(x["return"]) + x["discount"] * joint
     return TrainBatch(x.inputs, {**x.rows, "target": target}, x.valid)
 
@@ -55,7 +56,7 @@ def loss_fn(agent: TeamQAgent, x: TrainBatch, cfg: QMIX) -> Loss:
     """The mean over teams of half of (Q_tot - target)^2 (eq. 6), or of Huber's loss."""
     assert x.valid is not None
     q = of_action(agent.q(x.inputs.flat()), agent.q.index(x["action"].flatten())).reshape(x.valid.shape)
-    joint = agent.mixer(q.masked_fill(~x.valid, 0.0), agent.team_state(x, "state"))
+    joint = in_full(agent.mixer, q.masked_fill(~x.valid, 0.0), agent.team_state(x, "state"))
     total, priorities = ops.td_loss(joint, x["target"], x.rows.get("weight"), cfg.huber_delta)
     metrics = {"loss": total, "q": ops.masked_mean(q, x.valid), "q_tot": joint.mean()}
     return Loss(total, {name: m.detach() for name, m in metrics.items()}, priorities, rows=x.valid.any(-1).sum())

@@ -77,6 +77,14 @@ class RunConfig:
     """Environments side by side in an evaluation, at most: each plays its share of the episodes."""
     each: str | None = None
     """A function as `module:name`, called with each iteration (`penstock.Iteration`) before it is logged."""
+    compile: bool = False
+    """Losses, and with replay targets, go through `torch.compile`, which takes up to a minute for each shape of a
+    minibatch, before the first update and again on resume. It is meant for CUDA: on a CPU little is gained."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Of the products of convolutions and hidden layers in training; `bf16` is refused where the processor has none.
+
+    Acting, parameters, optimizers, memories and output layers are float32 in either.
+    """
 
     def __post_init__(self) -> None:
         if isinstance(self.dir, Path):
@@ -94,6 +102,10 @@ class RunConfig:
         if self.learners > 1 and self.learner_threads == "auto":
             raise ConfigError(
                 f"run.learners={self.learners} with learner_threads='auto', which times one learner; give a number"
+            )
+        if self.compile and self.learner_threads == "auto":
+            raise ConfigError(
+                "run.compile=True with learner_threads='auto', which would time compilers; give a number of threads"
             )
         if self.trace is not None and not self.trace.endswith(".json"):
             raise ConfigError(f"run.trace={self.trace!r}; expected a name that ends in .json, e.g. trace.json")

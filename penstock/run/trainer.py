@@ -20,6 +20,7 @@ from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
+from penstock.learn.computing import compute
 from penstock.learn.policy_set import LoadedPolicy, agents_of
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
@@ -28,6 +29,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
 from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
+from penstock.run.memory import out_of_memory
 from penstock.run.playing.evaluator import Evaluator, check_fits
 from penstock.run.suited import check_sources, seated, suited, with_discount
 from penstock.run.threads import fastest_threads
@@ -119,6 +121,7 @@ class Trainer:
             if self.gang is not None:
                 device = self.gang.device(device)
             self.policy: LoadedPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
+            compute(self.policy, exp.run.precision, exp.run.compile)
             self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
             if self._init is not None:
                 self.policy.load_parameters(self._init)
@@ -136,13 +139,15 @@ class Trainer:
             many = self.env_config.seating is not None
             info = {name: own["info"] for name, own in shown.items()} if many else shown["info"]
             self.policy.prepare(self.sampler.batch_spec, info)
-        except BaseException:
+        except BaseException as error:
             end_ahead()
             self._end_trace()
             if live is not None:
                 live.shutdown()
             if self.gang is not None:
                 self.gang.close()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise out_of_memory(exp, "makes its networks", error) from error
             raise
 
     def train(self) -> ResultDict:
@@ -158,6 +163,8 @@ class Trainer:
             step = self._training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}; {self._save_batch()}") from error
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(self.exp, "samples and trains on a batch", error) from error
         if self._tracing is not None:
             self._tracing.tick(step.train_s)
         self.itr += 1

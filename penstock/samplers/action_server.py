@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from penstock.agents.agent import Agent
-from penstock.agents.parameters import agent_device
+from penstock.agents.parameters import agent_device, tensors_of
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import Noise
 from penstock.core.tree import Tree
@@ -35,8 +36,9 @@ class ActionServer:
         self._graph, self._collect = graph, loop()
         self._graphed: dict[int, GraphedAgent] = {}
         self._copies: dict[int, Agent] = {}
-        self._pinned: list[list[SampleBatch]] = []
-        self.device = None if device is None else torch.device(device)
+        self._pinned: list[tuple[list[SampleBatch], torch.device, bool]] = []
+        # With its index: `cuda` alone would not equal the device of an agent that is there.
+        self.device = None if device is None else torch.empty(0, device=device).device
         self._waited = self._took = 0.0
 
     def serve_actions(
@@ -53,7 +55,10 @@ class ActionServer:
         acting: list[Any] = [self._there(policy, agent) for policy, agent in enumerate(agents)]
         if self._graph and not pool.takes_turns and views[0].device.type == "cuda":
             for policy, agent in enumerate(acting):
-                acting[policy] = self._graphed.setdefault(policy, GraphedAgent(agent, cuda_capture))
+                if policy not in self._graphed:
+                    capture = functools.partial(cuda_capture, device=views[0].device)
+                    self._graphed[policy] = GraphedAgent(agent, capture)
+                acting[policy] = self._graphed[policy]
         self._collect(pool, acting, batches, views, states, noise)
         self._took += time.perf_counter() - started
         self._waited += pool.wait_s - waited
@@ -86,16 +91,17 @@ class ActionServer:
     ) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers to where the workers see them; they are locked in memory where a CUDA device reads them."""
         there, states = pool.place(batches, states)
-        if there is not batches and (self.device or agent_device(agents[0])).type == "cuda":
-            pin(there)
-            self._pinned.append(there)
+        if pool.evaluation:  # which takes the place of an earlier one
+            self._unpin(evaluations=True)
+        device = self.device or agent_device(agents[0])
+        if there is not batches and device.type == "cuda" and pin(there, device):
+            self._pinned.append((there, device, pool.evaluation))
         return there, states
 
     def close(self) -> None:
         """Unlocks memory and forgets graphs and copies."""
-        for batches in self._pinned:
-            unpin(batches)
-        self._pinned = []
+        self._unpin(evaluations=True)
+        self._unpin(evaluations=False)
         self._graphed.clear()
         self._copies.clear()
 
@@ -105,5 +111,14 @@ class ActionServer:
             return agent
         if policy not in self._copies:
             self._copies[policy] = copy.deepcopy(agent).to(self.device)
-        self._copies[policy].load_state_dict(agent.state_dict())
+        with torch.no_grad():  # buffers that no checkpoint holds as well: acting may depend on them
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+                tensors_of(self._copies[policy]), tensors_of(agent)
+            )
         return self._copies[policy]
+
+    def _unpin(self, evaluations: bool) -> None:
+        for batches, device, evaluation in self._pinned:
+            if evaluation == evaluations:
+                unpin(batches, device)
+        self._pinned = [each for each in self._pinned if each[2] != evaluations]

@@ -29,8 +29,8 @@ class GpuSampler(WorkerSampler):
     overlap: bool = True
     """Groups may step at the same time; without it the next one starts when the one before has finished."""
     device: str | None = None
-    """Where the agent acts: cpu, cuda or cuda:1. None for where it learns; elsewhere it gets a copy, refreshed for
-    every batch."""
+    """Where the agent acts: cpu, cuda or cuda:1. None for where it learns, or in an AsyncSampler for the CPU; elsewhere
+    it gets a copy, refreshed for every batch."""
     cuda_graph: bool = True
     """On a CUDA device: launch each group's forward as one graph, which needs an agent without data-dependent steps."""
 
@@ -97,7 +97,7 @@ class GpuSampler(WorkerSampler):
             seed,
             self.discount,
             0,
-            server=ActionServer(self.device),
+            server=ActionServer(self.device, self.cuda_graph),
             slab=None if shared is None else shared.slab,
             first_slot=first_slot,
             total_slots=total_slots,

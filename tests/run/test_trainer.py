@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError
+from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, LearnerError
 from penstock.envs.toy import Constant, Counter
 from penstock.run.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from penstock.run.suited import with_discount
@@ -295,3 +295,16 @@ def test_rollout_metrics_follow_the_last_episodes(trainer: Trainer, tmp_path: Pa
     with Trainer(EXP, tmp_path) as again:
         again.restore()
         assert again._rollout_metrics() == trainer.recent.metrics()
+
+
+def test_a_device_out_of_memory_is_told_with_what_to_lower(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **named: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nmore")
+
+    needs = r"20 GiB\.; lower algo\.minibatch=32, sampler\.T=16, sampler\.B=4, algo\.net\.hidden=\(64, 64\), "
+    monkeypatch.setattr(trainer.policy, "loss_fn", full)
+    with pytest.raises(LearnerError, match=rf"^run\.device='cpu' has too little memory where the run samples.*{needs}"):
+        trainer.train()
+    monkeypatch.setattr(ps.PPO, "build", full)
+    with pytest.raises(LearnerError, match=rf"where the run makes its networks: .*{needs}or use run\.device='cpu'$"):
+        Trainer(EXP)

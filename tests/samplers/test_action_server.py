@@ -126,25 +126,69 @@ def test_graphs_are_for_cuda_devices_and_training_only(loop: Loop, monkeypatch: 
     assert loop.calls[-1][1][0] is first, "a graph is kept from batch to batch"
 
 
-def test_buffers_are_locked_in_memory_for_cuda_alone_and_unlocked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[Any] = []
-    unpinned: list[Any] = []
-    monkeypatch.setattr(action_server, "pin", pinned.append)
-    monkeypatch.setattr(action_server, "unpin", unpinned.append)
+@pytest.fixture
+def locked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is locked in memory at the moment, each with its device."""
+    held: list[Any] = []
+    monkeypatch.setattr(action_server, "pin", lambda batches, device: held.append((batches, str(device))) or True)
+    monkeypatch.setattr(action_server, "unpin", lambda batches, device: held.remove((batches, str(device))))
+    return held
+
+
+def places(to: Any, evaluation: bool = False) -> Any:
+    return SimpleNamespace(place=lambda batches, states: (to, "states there"), evaluation=evaluation)
+
+
+def on_cuda() -> ActionServer:
+    server = ActionServer(None)
+    server.device = torch.device("cuda:1")
+    return server
+
+
+def test_buffers_are_locked_in_memory_for_cuda_alone_and_unlocked_once(locked: list[Any]) -> None:
     batches, moved = ["here"], ["there"]
     agent: Any = copy.deepcopy(EchoAgent(SPEC))
-
-    def places(to: Any) -> Any:
-        return SimpleNamespace(place=lambda batches, states: (to, "states there"))
-
     server = ActionServer(None)
     assert server.place(places(moved), batches, "states", [agent]) == (moved, "states there")  # type: ignore
-    assert pinned == [], "nothing on a CUDA device reads them"
-    server.device = torch.device("cuda:0")
+    assert locked == [], "nothing on a CUDA device reads them"
+    server = on_cuda()
     assert server.place(places(batches), batches, "states", [agent]) == (batches, "states there")  # type: ignore
-    assert pinned == [], "they were not moved"
+    assert locked == [], "they were not moved"
     server.place(places(moved), batches, "states", [agent])  # type: ignore
-    assert pinned == [moved]
+    assert locked == [(moved, "cuda:1")]
     server.close()
     server.close()
-    assert unpinned == [moved]
+    assert locked == []
+
+
+def test_buffers_of_one_evaluation_are_locked_at_a_time(locked: list[Any]) -> None:
+    server, agent = on_cuda(), EchoAgent(SPEC)
+    for moved, evaluation in ((["training"], False), (["few"], True), (["many"], True)):
+        server.place(places(moved, evaluation), ["here"], "states", [agent])  # type: ignore
+    assert [batches for batches, _ in locked] == [["training"], ["many"]]
+    server.close()
+    assert locked == []
+
+
+def test_what_the_driver_does_not_lock_is_not_unlocked(locked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_server, "pin", lambda batches, device: False)
+    server = on_cuda()
+    server.place(places(["there"]), ["here"], "states", [EchoAgent(SPEC)])  # type: ignore
+    server.close()
+
+
+def test_a_device_without_a_number_is_the_agents_own(loop: Loop) -> None:
+    """`cuda` was not `cuda:0`, so an agent there was copied for every batch; on the CPU `cpu:0` shows the same."""
+    agent = EchoAgent(SPEC)
+    ActionServer("cpu:0").serve(a_pool(), [agent], [], [CPU], [], None)
+    assert loop.calls[0][1][0] is agent
+
+
+def test_a_copy_follows_buffers_that_no_checkpoint_holds(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, agent = ActionServer("cpu"), EchoAgent(SPEC)
+    agent.register_buffer("exploration", torch.zeros(1), persistent=False)
+    elsewhere(server, monkeypatch)
+    for chance in (0.5, 0.25):
+        agent.exploration.fill_(chance)
+        server.serve(a_pool(), [agent], [], [CPU], [], None)
+        assert loop.calls[-1][1][0].exploration.item() == chance

@@ -92,3 +92,11 @@ def test_native_environments_step_in_groups_without_a_worker(sampler: Any, monke
     live.shutdown()
     expected = {"exclusive": not settings.overlap, "step_timeout_s": 7.0, "first_slot": 6, "mark": None}
     assert made == [((5, 6, settings.groups), expected)]
+
+
+def test_native_environments_are_served_without_graphs_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    server = gpu.ActionServer
+    monkeypatch.setattr(gpu, "ActionServer", lambda *args: asked.append(args) or server(*args))
+    ps.GpuSampler(8, 6, device="cpu", cuda_graph=False).build(Takes).shutdown()
+    assert asked[-1] == ("cpu", False)
