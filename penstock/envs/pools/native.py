@@ -20,6 +20,7 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_st
 from penstock.envs.check import check_vector_env
 from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
+from penstock.envs.ids import VECTORIZED
 from penstock.envs.make import EnvConfig
 from penstock.envs.pettingzoo import is_pettingzoo_id
 
@@ -239,7 +240,7 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
     given = config.kwargs.get("num_envs")
     if given is None and isinstance(factory, functools.partial):
         given = factory.keywords.get("num_envs")
-    asked = named is not None or given is not None or _is_envpool(factory)
+    asked = named is not None or given is not None or _is_envpool(factory) or _vectorized(config)
     if not asked or (given is not None and given != B):
         return config
     return replace(config, kwargs={**config.kwargs, "num_envs": num_envs})
@@ -250,10 +251,15 @@ def makes_vector_env(config: EnvConfig) -> bool:
     if config.seating is not None or (
         isinstance(config.env, str) and (":" not in config.env or is_pettingzoo_id(config.env))
     ):
-        return False
+        return _vectorized(config)
     env = resized(config, 1).make()
     close_env(env, config.name)
     return isinstance(env, gym.vector.VectorEnv)
+
+
+def _vectorized(config: EnvConfig) -> bool:
+    """True for an id whose keyword arguments ask for a batched environment."""
+    return isinstance(config.env, str) and bool(config.kwargs.get(VECTORIZED)) and _factory(config) is None
 
 
 def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> Halves:
