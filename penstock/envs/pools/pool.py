@@ -160,7 +160,7 @@ class EnvPool(Protocol):
     """The account of the episodes that ended since `bind`, of environments of many agents; None for those of one."""
     evaluation: bool = False
     """Episodes have evaluation seeds, which no training episode uses."""
-    device: Any = None
+    device: Any | None = None
     """The torch device on which its batches lie as tensors, as `place` returns them; None for numpy arrays."""
 
     @required
