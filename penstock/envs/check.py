@@ -231,9 +231,9 @@ def check_vector_env(env: AnyEnv) -> EnvReport:
         seen = "does not name its autoreset mode" if mode is None else f"resets by {mode}"
         if tensor_device(env) is not None:
             raise ConfigError(
-                f"{type(env).__name__} {seen}; expected NEXT_STEP, the others leave an episode's last observation without "
-                "a row: switch its own reset off and wrap it in penstock.tensor_envs.NextStep, or reset in the step after "
-                "an end and state it in metadata['autoreset_mode'] (docs/environments.md)"
+                f"{type(env).__name__} {seen}; expected NEXT_STEP, the others leave an episode's last observation "
+                "without a row: switch its own reset off and wrap it in penstock.tensor_envs.NextStep, or reset in the "
+                "step after an end and state it in metadata['autoreset_mode'] (docs/environments.md)"
             )
         raise ConfigError(
             f"{type(env).__name__} {seen}; expected NEXT_STEP, the others lose the first row of each episode: pass "

@@ -81,12 +81,12 @@ def take_shipped(entry: Any) -> None:
 
 
 def make_registered(id_: str, **kwargs: Any) -> Any:
-    """What Gymnasium's `make`, or `make_vec`, makes of an id. Raises ConfigError that names the nearest if it does not know it."""
+    """What Gymnasium's `make` or `make_vec` makes of an id. Raises ConfigError with the nearest for an unknown one."""
     if id_ in _shipped:
         gym.registry.setdefault(id_, _shipped[id_])
     try:
         # Gymnasium's own checker looks at the first step only and costs a call on every one; `check_env` replaces it.
-        unchecked = {"disable_env_checker": True, **kwargs}
+        unchecked: dict[str, Any] = {"disable_env_checker": True, **kwargs}
         if "vectorization_mode" not in kwargs:
             return gym.make(id_, **unchecked)
         mode = kwargs["vectorization_mode"] or gym.spec(id_).vector_entry_point

@@ -22,7 +22,7 @@ from penstock.workers.shares import Shared
 
 @dataclass(frozen=True)
 class SerialSampler:
-    """Settings of a sampler that steps B environments here, one by one, or one batched environment, of arrays or tensors."""
+    """Settings of a sampler that steps B environments here, one by one, or a batched one, of arrays or of tensors."""
 
     __new__ = known_names
 

@@ -1,4 +1,4 @@
-"""Batched environments whose arrays are torch tensors on a device: two toys, an adapter, and the pool that steps them."""
+"""Batched environments of torch tensors on a device: two toys, an adapter, and the pool that steps them."""
 
 from penstock.tensor_envs.cartpole import CartPole
 from penstock.tensor_envs.next_step import NextStep

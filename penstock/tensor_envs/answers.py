@@ -32,15 +32,16 @@ class Answers:
         self.num_envs, self.device = num_envs, device
         self._flat = torch.Size((num_envs,))
         leaves: list[LeafSpec] = tree_leaves(spec)
-        self._structure = tree_structure(spec)
+        self._structure, self._alone = tree_structure(spec), isinstance(spec, LeafSpec)
         self._paths = tree_paths(spec)
         self._expected = [(torch.Size((num_envs, *leaf.shape)), dtype_of(leaf.dtype), device) for leaf in leaves]
 
     def describe_obs(self, obs: Tree) -> str | None:
         """The first way in which an observation breaks its spec."""
-        if tree_structure(obs) != self._structure:
+        alone = isinstance(obs, Tensor) and self._alone  # asked at every step
+        if not alone and tree_structure(obs) != self._structure:
             return f"obs: its structure is {tree_structure(obs)}; expected {self._structure}, as the space is"
-        for path, x, expected in zip(self._paths, tree_leaves(obs), self._expected):
+        for path, x, expected in zip(self._paths, [obs] if alone else tree_leaves(obs), self._expected):
             if not isinstance(x, Tensor) or (x.shape, x.dtype, x.device) != expected:
                 return f"obs{path}: {self._difference(x, *expected)}"
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -34,10 +34,10 @@ class NextStep(gym.vector.VectorEnv[Any, Any, Any]):
         ConfigError: an attribute is missing.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-
     def __init__(self, env: Any, reset_slots: Callable[[Tensor], Tree]) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.env, self._reset_slots = env, reset_slots
+        self.device: Any = None
         base = getattr(env, "unwrapped", env)
         for name in _ATTRIBUTES:
             found = getattr(env, name, getattr(base, name, None))

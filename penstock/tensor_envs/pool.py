@@ -26,6 +26,16 @@ from penstock.tensor_envs.answers import Answers, not_finite
 _PAGE = "docs/environments.md"
 
 
+class _Row:
+    """Views that a step of row t reads and writes, made once for each buffer; leaves in place of trees."""
+
+    def __init__(self, out: SampleBatch, t: int) -> None:
+        obs, action, self.reward, self.terminated, self.truncated, self.valid, self.columns = row_views(out, t)
+        self.obs: list[Tensor] = tree_leaves(obs)
+        self.action: list[Tensor] = tree_leaves(action)
+        self.first = out.first[t + 1]
+
+
 class TensorPool(EnvPool):
     """An `EnvPool` of a VectorEnv whose arrays are torch tensors on `env.device`, where the batches lie too.
 
@@ -58,8 +68,8 @@ class TensorPool(EnvPool):
         self._config, self._B, self._first_slot = config, B, first_slot
         self._training_slots = B if training_slots is None else training_slots
         self._env: Any = None
-        self._rows: list[Any] = []
-        self._views: dict[int, tuple[SampleBatch, list[Any]]] = {}
+        self._rows: list[_Row] = []
+        self._views: dict[int, tuple[SampleBatch, list[_Row]]] = {}
         self._tick = 0
         self.restart(seed)
         self._used = False
@@ -78,7 +88,7 @@ class TensorPool(EnvPool):
         (out,) = outs
         known, self._rows = self._views.get(id(out), (None, []))
         if known is not out:
-            self._rows = [(*row_views(out, t), out.first[t + 1]) for t in range(out.spec.T)]
+            self._rows = [_Row(out, t) for t in range(out.spec.T)]
             self._views[id(out)] = out, self._rows
         previous, self._out = self._out, out
         if previous is None:
@@ -89,22 +99,22 @@ class TensorPool(EnvPool):
             column.fill_(float("nan"))
 
     def send(self, group: int, row: int) -> None:
-        out_obs, out_action, out_reward, out_terminated, out_truncated, valid, columns, first = self._rows[row]
-        result = self._called("step", lambda: self._env.step(self._action(out_action)))
+        out = self._rows[row]
+        result = self._called("step", lambda: self._env.step(self._action(out.action)))
         if message := self._answers.describe_step(result) or self._answers.describe_obs(result[0]):
             raise EnvContractError(f"{self._where('step')}: {message}")
         obs, reward, terminated, truncated, info = result
         again = self._ended
         acted = ~again
-        for x, y in zip(tree_leaves(out_obs), tree_leaves(obs)):
+        for x, y in zip(out.obs, tree_leaves(obs)):
             x.copy_(y)
-        first.copy_(again)
-        valid.copy_(acted)
-        out_reward.copy_(reward.masked_fill(again, 0.0))
-        out_terminated.copy_(terminated & acted)
-        out_truncated.copy_(truncated & acted)
-        self._ended = out_terminated | out_truncated
-        for key, column in columns.items():
+        out.first.copy_(again)
+        out.valid.copy_(acted)
+        out.reward.copy_(reward.masked_fill(again, 0.0))
+        out.terminated.copy_(terminated & acted)
+        out.truncated.copy_(truncated & acted)
+        self._ended = out.terminated | out.truncated
+        for key, column in out.columns.items():
             if key in info:
                 self._record(key, column, info, acted)
         self._tick += 1
@@ -219,9 +229,9 @@ class TensorPool(EnvPool):
             text = "".join(traceback.format_exception(error))
             raise EnvWorkerError(f"{self._where(phase)}: {words_of(error)}\n{text}") from error
 
-    def _action(self, row: Tree) -> Tree:
-        """A row of actions as the environment is given it, in new memory."""
-        actions = [to_env(x) for to_env, x in zip(self._to_env, tree_leaves(row))]
+    def _action(self, row: Sequence[Tensor]) -> Tree:
+        """The leaves of a row of actions as the environment is given them, in new memory."""
+        actions = [to_env(x) for to_env, x in zip(self._to_env, row)]
         return tree_unflatten(self._action_structure, actions)
 
     def _record(self, key: str, column: Tensor, info: Any, acted: Tensor) -> None:

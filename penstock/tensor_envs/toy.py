@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -23,8 +23,6 @@ class TensorToy(gym.vector.VectorEnv[Any, Any, Any]):
         max_episode_steps: an episode is truncated after so many.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-
     def __init__(
         self,
         num_envs: int,
@@ -33,6 +31,7 @@ class TensorToy(gym.vector.VectorEnv[Any, Any, Any]):
         action_space: spaces.Space[Any],
         max_episode_steps: int,
     ) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.num_envs, self.device = num_envs, torch.device(device)
         self.single_observation_space, self.single_action_space = observation_space, action_space
         self.observation_space = batch_space(observation_space, num_envs)

@@ -49,7 +49,7 @@ def echoes(nested: bool = False) -> EnvConfig:
 class ArrayCartPole(gym.vector.VectorEnv):
     """The torch CartPole as an environment of numpy arrays: it has no `device`."""
 
-    metadata = CartPole.metadata
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(self, num_envs: int = 1, max_episode_steps: int = 500) -> None:
         self.env, self.num_envs = CartPole(num_envs, max_episode_steps=max_episode_steps), num_envs

@@ -113,11 +113,15 @@ def test_what_does_not_fit_is_refused(config: EnvConfig, B: int, text: str):
 
 
 class SameStep(CartPole):
-    metadata: ClassVar = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    def __init__(self, num_envs: int = 1) -> None:
+        super().__init__(num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
 
 class Silent(CartPole):
-    metadata: ClassVar = {}
+    def __init__(self, num_envs: int = 1) -> None:
+        super().__init__(num_envs)
+        self.metadata = {}
 
 
 class Elsewhere(CartPole):

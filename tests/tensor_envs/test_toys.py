@@ -5,6 +5,7 @@ import numpy as np
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
+from penstock.envs.builtin import is_builtin_env
 from penstock.envs.check import check_vector_env
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import PixelCatch as OnePixelCatch
@@ -78,6 +79,11 @@ def test_pixel_catch_shows_and_pays_what_the_one_environment_does() -> None:
     obs, reward, terminated, *_ = ours.step(torch.zeros(B, dtype=torch.int64))
     assert not reward.any() and not terminated.any()
     assert (obs[:, 1, -1, 9:12] == 255).all()
+
+
+def test_a_stored_run_on_a_toy_needs_no_trust() -> None:
+    assert is_builtin_env("penstock.tensor_envs:CartPole")
+    assert not is_builtin_env("penstock.tensor_envs:NextStep.step")
 
 
 def test_one_seed_gives_one_stream() -> None:

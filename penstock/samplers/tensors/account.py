@@ -1,4 +1,4 @@
-"""The account of slots whose batches are tensors: sums are made on their device, only what has ended is brought here."""
+"""The account of slots whose batches are tensors: summed on their device, so that only finished episodes leave it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TensorStats:
     def update(self, batch: SampleBatch) -> Episodes:
         """Adds T rows of every slot. An episode that is cut without an end is dropped."""
         T, _ = batch.spec
-        ended = batch.terminated | batch.truncated
+        ended = batch.terminated.logical_or(batch.truncated)
         time = torch.arange(T, device=ended.device).unsqueeze(1)
         opened = torch.where(batch.first[:-1], time, -1).cummax(0).values  # row of the opening; -1: an earlier batch
         earlier = opened < 0
@@ -61,7 +61,7 @@ class TensorStats:
         time = torch.arange(batch.spec.T, device=batch.valid.device).unsqueeze(1)
         opened = torch.where(batch.first[:-1], time, -1).cummax(0).values
         age = torch.where(opened < 0, time + self.length, time - opened)
-        cut = batch.valid & (age == max_steps - 1) & ~(batch.terminated | batch.truncated)
+        cut = batch.valid & (age == max_steps - 1) & ~batch.terminated.logical_or(batch.truncated)
         batch.truncated.logical_or_(cut)
         return cut
 
@@ -89,7 +89,7 @@ class TensorStats:
 
 
 class TensorAccount:
-    """The account of B slots of one agent each, whose batches are tensors; no journal, since nothing can be replayed."""
+    """The account of B slots whose batches are tensors; it keeps no journal, since nothing can be replayed."""
 
     def __init__(self, B: int, discount: float, device: torch.device) -> None:
         self._B, self._stats = B, TensorStats(B, discount, device)

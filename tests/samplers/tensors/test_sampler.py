@@ -19,6 +19,7 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.distributed.env_runner import EnvRunner, Recipe
 from penstock.envs.make import EnvConfig
+from penstock.run.recording import record
 from penstock.samplers.collector import collect, views_of
 from penstock.samplers.tensors.views import TensorViews
 from penstock.tensor_envs import CartPole
@@ -236,7 +237,7 @@ def test_a_resumed_run_cuts_every_slot_and_goes_on() -> None:
     assert not torch.equal(batch.obs[0], sampler.obtain_samples(1)[0].obs[0])
 
 
-def test_runs_are_stored_evaluated_and_resumed(tmp_path: Any) -> None:
+def test_runs_are_stored_evaluated_recorded_and_resumed(tmp_path: Any) -> None:
     env, kwargs = "penstock.tensor_envs:CartPole", {"max_episode_steps": 20}
     exp = ps.Experiment(
         env,
@@ -248,6 +249,9 @@ def test_runs_are_stored_evaluated_and_resumed(tmp_path: Any) -> None:
     result = ps.train(exp)
     assert 0 < result.metrics["eval/mean_reward"] <= 20
     assert len(ps.evaluate(tmp_path / "run", episodes=3)) == 3
+    recording = record(tmp_path / "run", tmp_path / "dataset", 5)
+    assert (recording.returns > 5).all()
+    assert recording.steps == recording.returns.sum()  # a reward of 1 for each
     assert ps.resume(tmp_path / "run", {"run.steps": 1_500}).env_steps >= 1_500
 
 
