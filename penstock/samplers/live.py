@@ -63,6 +63,7 @@ class LiveSampler:
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""
         self.pool, self._config, self._seed = pool, config, seed
+        self._device = pool.device
         self._discount = DISCOUNT if discount is None else discount
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
@@ -177,7 +178,7 @@ class LiveSampler:
         for policy, batch in enumerate(self._filled):
             if not self.pool.takes_turns:
                 batch.version[...] = version
-            if self._config.checks != "off" and self.pool.device is None:  # a pool of tensors has looked itself
+            if self._config.checks != "off" and self._device is None:  # a pool of tensors has looked itself
                 while (bad := self._not_finite(policy, batch)) is not None:
                     self._started().forget_slots(self.pool.disown(*bad))
 
@@ -350,7 +351,7 @@ class LiveSampler:
             episodes: for each slot its open one, if known.
         """
         training = self._started()
-        for mine, batch in zip(self._by_policy(row), self._filled) if self.pool.device is None else ():
+        for mine, batch in zip(self._by_policy(row), self._filled) if self._device is None else ():
             for name, leaves in mine.items():
                 tree_assign(getattr(batch, name), -1, leaves)
         training.set_states(agent_states)
