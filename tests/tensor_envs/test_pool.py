@@ -245,14 +245,17 @@ def test_values_are_looked_at_once_a_batch(change: Any, checks: Any, text: str |
     assert text in str(caught.value)
 
 
-def test_a_nan_in_a_reset_row_counts_for_nothing():
+def test_what_a_reset_row_is_given_besides_its_observation_counts_for_nothing():
     def nan_where_over(answer: list[Any]) -> Any:
-        answer[1] = torch.where(answer[1] == 0, float("nan"), answer[1])
+        over = answer[1] == 0
+        answer[1], answer[2], answer[3] = torch.where(over, float("nan"), answer[1]), answer[2] | over, answer[3] | over
         return tuple(answer)
 
     batch = rows(TensorPool(EnvConfig(functools.partial(Bad, 2, nan_where_over)), 0, 2), 60)
     assert not batch.valid.all()
     assert torch.equal(batch.reward, batch.valid.float())
+    assert not (batch.terminated | batch.truncated)[~batch.valid].any()
+    assert (batch.valid[1:] | batch.valid[:-1]).all()
 
 
 def test_what_an_environment_raises_is_told_with_its_place():

@@ -42,8 +42,6 @@ class TensorBounds:
             if high is not None:
                 beyond |= obs[i] > high
             outside |= beyond.flatten(2).any(-1) if beyond.ndim > 2 else beyond
-        outside[0] &= batch.first[0]  # the rest of row 0 was row T of the batch before
-        outside[1:] &= batch.first[1:] | batch.valid
         total, steps = torch.stack([outside.sum(), (outside[1:] & batch.valid).sum()]).tolist()
         if training:
             self.count += steps

@@ -152,7 +152,8 @@ def test_the_loop_needs_no_values_and_mixes_no_devices(monkeypatch: pytest.Monke
     views, states = views_of(pool, [agent], batches), [agent.initial_state(8)]
     for itr in range(2):
         collect(pool, [agent], batches, views, states, Noise(0, Purpose.ACT, itr))
-    assert {x.device.type for x in tree_leaves((batches, states))} == {"meta"}
+    shown = [*views[0].noise(np.full((T, B, 1), 0.5, np.float32), slice(0, B)), *views[0].input(0)]
+    assert {x.device.type for x in tree_leaves((batches, states, shown))} == {"meta"}
     assert pool._tick == 2 * T
 
 
@@ -184,6 +185,19 @@ def test_settings_that_mean_another_pool_are_refused(sampler: Any, text: str) ->
     with pytest.raises(ConfigError) as caught:
         sampler.build("penstock.tensor_envs:CartPole")
     assert text in str(caught.value)
+
+
+def test_an_environment_of_a_fixed_number_is_made_once() -> None:
+    made: list[CartPole] = []
+    make = lambda: made.append(CartPole(4)) or made[-1]  # noqa: E731
+    sampler = ps.SerialSampler(4, 4).build(make)
+    sampler.initialize(ps.PPO(net=SMALL).build(sampler.spec, 0).agent)
+    sampler.obtain_samples(0)
+    sampler.shutdown()
+    assert [env.closed for env in made] == [True]
+    with pytest.raises(ConfigError, match=r"num_envs=4; sampler\.B=3: make them equal"):
+        ps.SerialSampler(4, 3).build(make)
+    assert [env.closed for env in made] == [True, True]
 
 
 def test_other_processes_are_refused() -> None:
