@@ -17,10 +17,14 @@ BELOW = {
     "learn": {"core", "ops", "agents", "replay"},
     "algos": {"core", "ops", "agents", "learn", "replay"},
     "envs": {"core"},
+    "tensor_envs": {"core", "envs"},
     "datasets": {"core", "envs"},
     "workers": {"core", "envs"},
-    "samplers": {"core", "ops", "agents", "envs", "datasets", "workers"},
-    "run": {"core", "ops", "replay", "agents", "learn", "algos", "envs", "datasets", "workers", "samplers"},
+    "samplers": {"core", "ops", "agents", "envs", "tensor_envs", "datasets", "workers"},
+    "run": {
+        *("core", "ops", "replay", "agents", "learn", "algos"),
+        *("envs", "tensor_envs", "datasets", "workers", "samplers"),
+    },
 }
 BELOW["testing"] = {*BELOW["run"], "run"}
 BELOW["distributed"] = {*BELOW["run"], "run"}

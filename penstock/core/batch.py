@@ -292,6 +292,11 @@ def carry_over(source: SampleBatch, out: SampleBatch) -> None:
         tree_assign(getattr(out, name), 0, getattr(source, name), -1)
 
 
+def as_arrays(tree: Tree) -> Tree:
+    """The tree with numpy leaves: of tensors on the CPU views of the same memory, of others copies."""
+    return tree_map(lambda x: x if isinstance(x, np.ndarray) else x.cpu().numpy(), tree)
+
+
 def poison(batch: SampleBatch) -> None:
     """Fills a released buffer with values that no environment returns, so that a stale view is noticed."""
     for x in tree_leaves(batch):

@@ -356,6 +356,12 @@ class EnvRunner:
                     f"a runner with sampler {type(recipe.sampler).__name__}; expected a synchronous one, e.g. "
                     "ps.CpuSampler(T=128, B=16, workers=2): rounds ahead are the group's `depth`"
                 )
+            if live.pool.device is not None:
+                live.shutdown()
+                raise ConfigError(
+                    f"{recipe.env.name} answers with tensors on {live.pool.device}, which do not leave their process; "
+                    "use ps.SerialSampler in place of runners"
+                )
             self._made = live
             if self._agent is not None:
                 self._made = live

@@ -32,7 +32,8 @@ class OutOfBounds:
         """Env steps since the run began whose observation lies outside its space."""
         self._name, self._spec, self._first_slot = config.name, spec.obs, first_slot
         self._seats, self._policy = seats, policy
-        self._said = False
+        self.said = False
+        """It has warned."""
         leaves = tree_leaves(spec.obs) if config.checks == "sampled" else []
         sides = [
             (i, wrong, bound)
@@ -71,12 +72,13 @@ class OutOfBounds:
         outside[1:] &= batch.first[1:] | batch.valid
         if training:
             self.count += int((outside[1:] & batch.valid).sum())
-        if not self._said and outside.any():
-            self._said = True
+        if not self.said and outside.any():
+            self.said = True
             t, b = np.argwhere(outside)[0].tolist()
-            self._warn(tree_map(lambda x: x[t, b], batch.obs), t, b)
+            self.warn(tree_map(lambda x: x[t, b], batch.obs), t, b)
 
-    def _warn(self, obs: Tree, t: int, b: int) -> None:
+    def warn(self, obs: Tree, t: int, b: int) -> None:
+        """Warns of an observation in row t of slot b."""
         slot, seat = divmod(b, self._seats)
         whose = f", policy {self._policy!r}, seat {seat}" if self._policy else ""
         warnings.warn(

@@ -12,8 +12,8 @@ from penstock.envs.pettingzoo import is_known_family, is_pettingzoo_id
 
 _MODULES = {"ale_py", "gymnasium", "minatar", "penstock"}
 """Modules that a stored experiment may import to register their ids."""
-_HOMES = ("gymnasium.envs.", "penstock.envs.", "ale_py.", "minatar.")
-_MAKERS = ("penstock.envs.toy", "penstock.envs.atari", "penstock.envs.minatar")
+_HOMES = ("gymnasium.envs.", "penstock.envs.", "penstock.tensor_envs.", "ale_py.", "minatar.")
+_MAKERS = ("penstock.envs.toy", "penstock.tensor_envs", "penstock.envs.atari", "penstock.envs.minatar")
 _WRAPPERS = ("gymnasium.wrappers", "penstock.envs.wrappers", "penstock.envs.toy")
 _BREAKS = {"penstock.envs.toy.crashes", "penstock.envs.toy.faults"}
 """Environments that kill or stop their process, for tests."""

@@ -229,12 +229,23 @@ def check_vector_env(env: AnyEnv) -> EnvReport:
         mode = (env.metadata or {}).get("autoreset_mode")
     if str(getattr(mode, "value", mode)).replace("_", "").lower() != "nextstep":
         seen = "does not name its autoreset mode" if mode is None else f"resets by {mode}"
+        if tensor_device(env) is not None:
+            raise ConfigError(
+                f"{type(env).__name__} {seen}; expected NEXT_STEP, the others leave an episode's last observation "
+                "without a row: switch its own reset off and wrap it in penstock.tensor_envs.NextStep, or reset in the "
+                "step after an end and state it in metadata['autoreset_mode'] (docs/environments.md)"
+            )
         raise ConfigError(
             f"{type(env).__name__} {seen}; expected NEXT_STEP, the others lose the first row of each episode: pass "
             "vector_kwargs=dict(autoreset_mode=AutoresetMode.NEXT_STEP) to gymnasium.make_vec, or make a class that "
             "does so, such as CartPoleVectorEnv(num_envs=256), and state it in metadata['autoreset_mode']"
         )
     return EnvReport(spec, reproducible=False, has_state=False, steps=0, reset_s=0.0, step_s=0.0)
+
+
+def tensor_device(env: Any) -> Any:
+    """Where the tensors of a batched environment are, as it says itself; None for one of numpy arrays."""
+    return getattr(env, "device", None) or getattr(env.unwrapped, "device", None)
 
 
 def _offers(env: Any, name: str) -> bool:

@@ -17,10 +17,13 @@ import gymnasium as gym
 
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, MissingExtraError, nearest
-from penstock.envs.atari import atari
+from penstock.envs.atari import atari, atari_vector
 from penstock.envs.pettingzoo import installed_ids
 
 _ALE, _MINATAR, _TOY = "ALE/", "MinAtar/", "penstock/"
+VECTORIZED = "vectorized"
+"""Keyword argument of an id that asks for one batched environment in place of an environment for each slot."""
+_MODES = (True, False, "vector_entry_point", "sync", "async")
 _MINATAR_GAMES = {
     f"{_MINATAR}{name}-v1": f"penstock.envs.minatar:{function}"
     for name, function in {
@@ -78,12 +81,16 @@ def take_shipped(entry: Any) -> None:
 
 
 def make_registered(id_: str, **kwargs: Any) -> Any:
-    """What Gymnasium makes of an id. Raises ConfigError that names the nearest if it does not know it."""
+    """What Gymnasium's `make` or `make_vec` makes of an id. Raises ConfigError with the nearest for an unknown one."""
     if id_ in _shipped:
         gym.registry.setdefault(id_, _shipped[id_])
     try:
         # Gymnasium's own checker looks at the first step only and costs a call on every one; `check_env` replaces it.
-        return gym.make(id_, **{"disable_env_checker": True, **kwargs})
+        unchecked: dict[str, Any] = {"disable_env_checker": True, **kwargs}
+        if "vectorization_mode" not in kwargs:
+            return gym.make(id_, **unchecked)
+        mode = kwargs["vectorization_mode"] or gym.spec(id_).vector_entry_point
+        return gym.make_vec(id_, **(unchecked if mode in (None, "sync", "async") else kwargs))
     except gym.error.DependencyNotInstalled:
         raise
     except gym.error.DeprecatedEnv as error:
@@ -96,6 +103,32 @@ def make_registered(id_: str, **kwargs: Any) -> Any:
             "Packages register their ids when they are imported: name the package in "
             "`imports=` (--import, e.g. --import minigrid)"
         ) from error
+
+
+def make_vectorized(
+    id_: str, *, vectorized: bool | str = True, num_envs: int = 1, raw: bool = False, **kwargs: Any
+) -> Any:
+    """`num_envs` environments of an id as one batched environment, by the id's own if it has one, else one by one.
+
+    Args:
+        vectorized: True, or as of `gymnasium.make_vec` `vector_entry_point`, `sync` or `async`.
+        raw: an Atari or MinAtar id is made as Gymnasium makes it.
+    """
+    if vectorized not in _MODES:
+        raise ConfigError(f"{id_} with env_kwargs {VECTORIZED}={vectorized!r}; expected one of {list(_MODES)}")
+    own = None if raw else own_factory(id_)
+    if not vectorized:
+        return own(**kwargs) if own is not None else make_registered(id_, **kwargs)
+    if own is None:
+        mode = None if vectorized is True else vectorized
+        return make_registered(id_, num_envs=num_envs, vectorization_mode=mode, **kwargs)
+    if id_.startswith(_ALE) and vectorized in (True, "vector_entry_point"):
+        game, sticky = _ale_game(id_)
+        return _published(id_, functools.partial(atari_vector, game, num_envs, sticky=sticky), **kwargs)
+    if vectorized == "vector_entry_point":
+        raise ConfigError(f"{id_} has no batched environment of its own; use {VECTORIZED}=True, which steps one by one")
+    kind = gym.vector.AsyncVectorEnv if vectorized == "async" else gym.vector.SyncVectorEnv
+    return kind([functools.partial(own, **kwargs)] * num_envs)
 
 
 def import_path_of(env: str) -> str:

@@ -24,7 +24,7 @@ from penstock.core.errors import (
 from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
-from penstock.envs.ids import make_registered, note_on, own_factory
+from penstock.envs.ids import VECTORIZED, make_registered, make_vectorized, note_on, own_factory
 from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
@@ -201,6 +201,8 @@ class EnvConfig:
                     )
                 return found
         id_ = name if colon else self.env
+        if VECTORIZED in self.kwargs:
+            return functools.partial(make_vectorized, id_)
         return own_factory(id_) or functools.partial(make_registered, id_)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch, as_arrays
 from penstock.core.errors import ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_map
@@ -118,7 +118,7 @@ def multi_gpu_train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentB
 
 
 def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
-    """Appends a batch of numpy arrays to the policy's replay, then takes the gradient steps that are due.
+    """Appends a batch to the policy's replay, which keeps numpy arrays, then takes the gradient steps that are due.
 
     `postprocess_fn` and `loss_fn` are given the arrays of the replay's view, and the rows `weight` [N] where replay is
     prioritized, `noise` [N, k] uniforms in (0, 1) where asked for, and `update`, the gradient steps before this one.
@@ -131,8 +131,10 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     """
     schedule = policy.replay_schedule
     assert schedule is not None
-    agent, replay, device, tensors = policy.agent, schedule.replay, policy.device, as_tensors(batch, _CPU)
-    schedule.collected += replay.append(batch, agent.terminal(tensors).numpy())
+    agent, replay, device = policy.agent, schedule.replay, policy.device
+    arrays = batch if isinstance(batch.valid, np.ndarray) else as_arrays(batch)
+    tensors = as_tensors(arrays, _CPU)
+    schedule.collected += replay.append(arrays, agent.terminal(tensors).numpy())
     policy.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
     due, rng = schedule.due(), schedule.rng

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.core.batch import as_arrays
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec
@@ -23,7 +24,6 @@ from penstock.datasets.writer import DatasetWriter, check_vacant
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
-from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.pools.serial import SerialPool
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import PolicySet
@@ -32,6 +32,7 @@ from penstock.run.files.stored import named
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.samplers.collector import collect
 from penstock.samplers.installed import Buffers
+from penstock.samplers.tensors.making import batched_pool
 from penstock.workers.checking import check_apart
 
 Format = Literal["penstock", "minari"]
@@ -175,8 +176,9 @@ class _Player:
     def __init__(self, config: EnvConfig, policy: Policy, episodes: int, B: int, deterministic: bool) -> None:
         self._counts = [episodes // B + (b < episodes % B) for b in range(B)]
         self._agent, self._deterministic, self._name = policy.agent, deterministic, config.name
-        native = makes_vector_env(config)
-        self._pool = pool = NativeGroups(config, 0, B) if native else SerialPool(config, 0, slice(0, B))
+        self._pool = pool = batched_pool(config, 0, B) or SerialPool(config, 0, slice(0, B))
+        if pool.device is not None:
+            self._agent.to(pool.device)
         try:
             if pool.spec != policy.spec:
                 raise ConfigError(
@@ -199,7 +201,7 @@ class _Player:
             noise = None if self._deterministic else Noise(seed, Purpose.ACT, chunk)
             collect(self._pool, [self._agent], [batch], buffers.views[0], buffers.states, noise)
             chunk += 1
-            for episode in cutter.add(batch):
+            for episode in cutter.add(as_arrays(batch)):
                 count, last = count + 1, chunk
                 yield episode
             if (chunk - last) * _T >= _MAX_STEPS:

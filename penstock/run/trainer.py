@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from penstock.agents.parameters import require_device
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch, as_arrays
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
@@ -390,7 +390,7 @@ class Trainer:
         names = [name.strip("[]").replace("][", "/").replace("'", "") for name in tree_paths(batches)]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(path, **dict(zip(names, tree_leaves(batches))))
+            np.savez(path, **dict(zip(names, tree_leaves(as_arrays(batches)))))
         except OSError as error:
             return f"the batch could not be saved in {path}: {error.strerror or error}"
         return f"the batch it happened on is in {path}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.agents.acting import check_acting, examples
 from penstock.agents.agent import Agent, Agents
-from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch, allocate_batch
+from penstock.core.batch import ROWS_AND_NEXT, AnyBatch, MultiAgentBatch, SampleBatch, allocate_batch, as_arrays
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share
 from penstock.core.spec import SHARED, BatchSpec, EnvSpec, allocate
@@ -272,6 +272,6 @@ class Buffers:
 
 
 def last_row(batch: SampleBatch) -> dict[str, Tree]:
-    """Copies of the inputs in row T, by the batch's names: the next batch begins with them."""
-    names = ("obs", "first", "prev_action", "prev_reward")
-    return {name: tree_map(lambda x: x[-1].copy(), getattr(batch, name)) for name in names}
+    """Copies of the inputs in row T as arrays, by the batch's names: the next batch begins with them."""
+    rows = {name: tree_map(lambda x: x[-1], getattr(batch, name)) for name in ROWS_AND_NEXT}
+    return tree_map(np.copy, as_arrays(rows))

@@ -19,10 +19,12 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
 from penstock.samplers.accounts.account import Account, LogAccount
 from penstock.samplers.accounts.playing import LogPlay, Play
-from penstock.samplers.accounts.slots import SlotAccount
+from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
 from penstock.samplers.installed import Buffers, Installed, last_row
+from penstock.samplers.tensors.account import TensorAccount, TensorStats
+from penstock.samplers.tensors.bounds import TensorBounds
 from penstock.samplers.traced import loop
 
 EVAL_T = 64
@@ -61,6 +63,7 @@ class LiveSampler:
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""
         self.pool, self._config, self._seed = pool, config, seed
+        self._device = pool.device
         self._discount = DISCOUNT if discount is None else discount
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
@@ -72,14 +75,19 @@ class LiveSampler:
         except ConfigError:
             pool.close()
             raise
-        self._bounds = [
+        self._bounds: list[OutOfBounds] | list[TensorBounds] = [
             OutOfBounds(config, spec, first_slot, seats, policy if seating is not None else "")
             for (policy, spec), seats in zip(self.specs.items(), pool.seats)
         ]
         B = batch_spec.B
-        self._account: Account = (
-            SlotAccount(B, self._discount, journal_steps) if seating is None else LogAccount(seating, B)
-        )
+        self._account: Account
+        if pool.device is not None:
+            self._bounds = [TensorBounds(config, self.spec, first_slot, pool.device)]
+            self._account = TensorAccount(B, self._discount, pool.device)
+        elif seating is None:
+            self._account = SlotAccount(B, self._discount, journal_steps)
+        else:
+            self._account = LogAccount(seating, B)
         self._training: Buffers | None = None
         self._evaluation: Buffers | None = None
         self._evaluation_slots = 0, 0
@@ -112,7 +120,11 @@ class LiveSampler:
         self._filled = self._buffers[0]
         self._account.attach(self._training.batches)
         self._limits = [
-            [bounds.limits(batch) for bounds, batch in zip(self._bounds, batches)] for batches in self._buffers
+            [
+                [] if isinstance(bounds, TensorBounds) else bounds.limits(batch)
+                for bounds, batch in zip(self._bounds, batches)
+            ]
+            for batches in self._buffers
         ]
         return shown
 
@@ -131,6 +143,9 @@ class LiveSampler:
         self._complete(version)
         batches, buffer = self._filled, itr % len(self._buffers)
         for bounds, limits, batch in zip(self._bounds, self._limits[buffer], batches):
+            if isinstance(bounds, TensorBounds):
+                bounds.look(batch)
+                continue
             bad = [x for wrong, obs, bound in limits if np.count_nonzero(x := wrong(obs, bound))]
             if bad:
                 bounds.found(batch, bad)
@@ -163,7 +178,7 @@ class LiveSampler:
         for policy, batch in enumerate(self._filled):
             if not self.pool.takes_turns:
                 batch.version[...] = version
-            if self._config.checks != "off":
+            if self._config.checks != "off" and self._device is None:  # a pool of tensors has looked itself
                 while (bad := self._not_finite(policy, batch)) is not None:
                     self._started().forget_slots(self.pool.disown(*bad))
 
@@ -202,7 +217,7 @@ class LiveSampler:
         while sum(left):
             seating = self._config.seating
             if seating is None:
-                play = Play(left, self._discount, max_steps)
+                play = Play(left, self._sums(own.pool, B), max_steps)
             else:
                 play = LogPlay(own.pool, left, seating)
                 own.pool.limit(max_steps)
@@ -336,11 +351,17 @@ class LiveSampler:
             episodes: for each slot its open one, if known.
         """
         training = self._started()
-        for mine, batch in zip(self._by_policy(row), self._filled):
+        for mine, batch in zip(self._by_policy(row), self._filled) if self._device is None else ():
             for name, leaves in mine.items():
                 tree_assign(getattr(batch, name), -1, leaves)
         training.set_states(agent_states)
         return self.pool.set_state(pool, self._filled, episodes)
+
+    def _sums(self, pool: EnvPool, B: int) -> EpisodeStats | TensorStats:
+        """Running sums of B slots whose batches lie where the pool's do."""
+        if pool.device is not None:
+            return TensorStats(B, self._discount, pool.device)
+        return EpisodeStats(B, self._discount)
 
     @property
     def _ids(self) -> tuple[str, ...]:

@@ -12,17 +12,17 @@ from penstock.core.limits import Count, Positive, Unit, Whole, check_settings
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.making import pool_for
-from penstock.envs.pools.native import makes_vector_env
-from penstock.envs.pools.native_groups import NativeGroups
+from penstock.envs.pools.pool import EnvPool
 from penstock.envs.pools.settings import PoolSettings, Reset
 from penstock.samplers.episodes import DISCOUNT
 from penstock.samplers.live import LiveSampler
+from penstock.samplers.tensors.making import batched_pool
 from penstock.workers.shares import Shared
 
 
 @dataclass(frozen=True)
 class SerialSampler:
-    """Settings of a sampler that steps B environments here, one by one, or one native batched environment."""
+    """Settings of a sampler that steps B environments here, one by one, or a batched one, of arrays or of tensors."""
 
     __new__ = known_names
 
@@ -71,15 +71,15 @@ class SerialSampler:
         """
         config = as_env_config(env)
         journal_steps = self.journal_steps
-        if makes_vector_env(config):
-            if self.reset != "next_step" or self.max_decorrelation_steps:
-                raise ConfigError(
-                    "a native batched environment resets in the next step by itself; use reset='next_step' "
-                    "and max_decorrelation_steps=0"
-                )
-            mark = None if shared is None else shared.mark
-            pool = NativeGroups(config, seed, self.B, first_slot=first_slot, mark=mark)
-            journal_steps = 0  # nothing can be replayed into a native pool
+        mark = None if shared is None else shared.mark
+        pool: EnvPool | None = batched_pool(config, seed, self.B, first_slot, mark)
+        if pool is not None:
+            try:
+                self._require_plain(pool, config, shared)
+            except ConfigError:
+                pool.close()
+                raise
+            journal_steps = 0  # nothing can be replayed into a batched environment
         else:
             pool = pool_for(
                 config,
@@ -88,7 +88,7 @@ class SerialSampler:
                 PoolSettings(
                     reset=self.reset,
                     max_decorrelation_steps=self.max_decorrelation_steps,
-                    mark=None if shared is None else shared.mark,
+                    mark=mark,
                     ledger=None if shared is None else shared.ledger(self.B),
                     evaluation_ledger=None if shared is None else lambda B: shared.ledger(B, True),
                     discount=DISCOUNT if self.discount is None else self.discount,
@@ -106,3 +106,16 @@ class SerialSampler:
             first_slot=first_slot,
             total_slots=total_slots,
         )
+
+    def _require_plain(self, pool: EnvPool, config: EnvConfig, shared: Shared | None) -> None:
+        """Raises ConfigError for settings that mean nothing to a batched environment."""
+        if self.reset != "next_step" or self.max_decorrelation_steps:
+            raise ConfigError(
+                "a native batched environment resets in the next step by itself; use reset='next_step' "
+                "and max_decorrelation_steps=0"
+            )
+        if pool.device is not None and shared is not None:
+            raise ConfigError(
+                f"{config.name} answers with tensors on {pool.device}, which no other process can see; use the "
+                "SerialSampler itself, not in an AsyncSampler"
+            )

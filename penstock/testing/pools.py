@@ -41,7 +41,8 @@ def check_pool(
     each poisoned when it is released, which must give the same bits.
 
     Args:
-        make_pool: a new pool over environments made by `echo_config()`, nested or not; every call the same.
+        make_pool: a new pool over environments made by `echo_config()`, nested or not; every call the same. One of
+            tensors has them on the CPU.
         seed: of the run, if slot b plays the seeds `env_seed(seed, b, 0)`, `env_seed(seed, b, 1)` and so on. None: any
             seeds, each once.
         slot: global number of the pool's first slot.
@@ -67,6 +68,8 @@ def _run(
     made = [
         allocate_batch(spec, BatchSpec(T, B), {"mark": np.float32(0)}, None, pool.info_keys) for _ in range(buffers)
     ]
+    # Tensors on the CPU are views of the suite's arrays.
+    bound = made if pool.device is None else pool.place(made, None)[0]
     for batch in made:
         poison(batch)
     check = RecordCheck(B, seed=seed, slot=slot, reset=reset, decorrelated=decorrelated)
@@ -75,7 +78,7 @@ def _run(
         for k in range(batches):
             batch = made[k % buffers]
             _poison_but_last(batch)
-            _fill(pool, batch, _random_actions(pool, k, batch.spec), made[(k - 1) % buffers])
+            _fill(pool, batch, bound[k % buffers], _random_actions(pool, k, batch.spec), made[(k - 1) % buffers])
             check.add(batch)
             bits.append([x.tobytes() for x in tree_leaves(batch)])
     finally:
@@ -85,11 +88,15 @@ def _run(
     return bits
 
 
-def _fill(pool: EnvPool, batch: SampleBatch, actions: Tree, released: SampleBatch) -> None:
-    """Plays the loop's part for one batch, and checks that a row is there when `recv` says so, and never changes."""
+def _fill(pool: EnvPool, batch: SampleBatch, bound: SampleBatch, actions: Tree, released: SampleBatch) -> None:
+    """Plays the loop's part for one batch, and checks that a row is there when `recv` says so, and never changes.
+
+    Args:
+        bound: the same memory as the pool takes it.
+    """
     T, _ = batch.spec
     marks = batch.info["mark"].copy(), batch.version.copy()
-    pool.bind([batch])
+    pool.bind([bound])
     if released is not batch:
         poison(released)
     rows = [0] * len(pool.groups)

@@ -8,7 +8,9 @@ from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.envs import ids
 from penstock.envs.ids import as_before_ids, import_path_of, known_ids, note_on
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.toy import Counter, Overshoot, TMaze, __all__ as toys
+from penstock.samplers.serial import SerialSampler
 
 
 class Game(Counter):
@@ -102,3 +104,51 @@ def test_a_mistyped_environment_of_many_agents_names_the_nearest(id_: str) -> No
         EnvConfig(f"pettingzoo:{id_}").make()
     with pytest.raises(ConfigError, match="did you mean 'pettingzoo:mpe2/simple_spread_v3'"):
         EnvConfig(f"pettingzoo/{id_}").make()
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "kind"),
+    [
+        ("CartPole-v1", {"vectorized": True}, "CartPoleVectorEnv"),
+        ("CartPole-v1", {"vectorized": "sync", "sutton_barto_reward": True}, "SyncVectorEnv"),
+        ("Pendulum-v1", {"vectorized": True, "g": 9.81}, "SyncVectorEnv"),
+        ("penstock/PixelCatch-v0", {"vectorized": True, "layout": "hwc"}, "SyncVectorEnv"),
+        ("gymnasium:CartPole-v1", {"vectorized": True}, "CartPoleVectorEnv"),
+    ],
+)
+def test_an_id_is_made_as_one_batched_environment_of_as_many_as_the_sampler_has_slots(env, kwargs, kind):
+    config = EnvConfig(env, kwargs)
+    assert makes_vector_env(config)
+    sampler = SerialSampler(T=2, B=3).build(config)
+    made = sampler.pool._envs[0]._env  # pyright: ignore
+    assert (type(made).__name__, made.num_envs) == (kind, 3)
+    sampler.shutdown()
+
+
+def test_an_id_without_vectorized_or_with_false_is_of_one_slot():
+    config = EnvConfig("CartPole-v1", {"vectorized": False})
+    assert not makes_vector_env(config)
+    assert config.make_one().spec.max_episode_steps == 500
+
+
+@pytest.mark.parametrize(
+    ("env", "mode", "text"),
+    [
+        ("CartPole-v1", "treu", "vectorized='treu'; expected one of [True, False, 'vector_entry_point'"),
+        ("penstock/Bandit-v0", "vector_entry_point", "no batched environment of its own; use vectorized=True"),
+        ("CartPoel-v1", True, "unknown environment id 'CartPoel-v1': did you mean 'CartPole-v1'"),
+    ],
+)
+def test_a_batched_environment_that_cannot_be_made_is_refused(env, mode, text):
+    with pytest.raises(ConfigError) as caught:
+        EnvConfig(env, {"vectorized": mode}).make()
+    assert text in str(caught.value)
+
+
+def test_a_batched_atari_id_is_ale_pys_own_with_the_published_preprocessing(ale: Any, monkeypatch) -> None:
+    def batched(game: str, num_envs: int = 1, *, sticky: float = 0.0, noop_max: int = 30) -> Any:
+        return gym.vector.SyncVectorEnv([lambda: Game(game, sticky, noop_max)] * num_envs)
+
+    monkeypatch.setattr(ids, "atari_vector", batched)
+    made: Any = EnvConfig("ALE/Fake-v5", {"vectorized": True, "num_envs": 2, "noop_max": 3}).make()
+    assert [env.made for env in made.envs] == [("fake", 0.25, 3)] * 2

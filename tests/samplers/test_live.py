@@ -251,7 +251,7 @@ WITHOUT_DEFAULT = {
 """The members that every pool of one's own must write, as its error shows them."""
 WITH_DEFAULT = {
     *("evaluation", "place", "disown", "evaluation_slots", "warmup", "metrics"),
-    *("seats", "takes_turns", "log", "pending", "finished", "limit"),
+    *("seats", "takes_turns", "log", "device", "pending", "finished", "limit"),
 }
 
 

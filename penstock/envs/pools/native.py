@@ -17,9 +17,10 @@ from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, words_of
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
-from penstock.envs.check import check_vector_env
+from penstock.envs.check import check_vector_env, tensor_device
 from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
+from penstock.envs.ids import VECTORIZED
 from penstock.envs.make import EnvConfig
 from penstock.envs.pettingzoo import is_pettingzoo_id
 
@@ -165,6 +166,11 @@ class NativeEnv:
             close_env(env, config.name)
             raise ConfigError(f"{config.name} made {type(env).__name__}; expected a gymnasium.vector.VectorEnv")
         try:
+            if (device := tensor_device(env)) is not None:
+                raise ConfigError(
+                    f"{config.name} answers with tensors on {device}, which stay there with SerialSampler alone; use "
+                    "ps.SerialSampler(T, B), --sampler serial"
+                )
             self.spec = check_vector_env(env).spec
             if env.num_envs != self.num_envs:
                 share = "" if self.num_envs == self._B else f" gives this group {self.num_envs}"
@@ -239,7 +245,7 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
     given = config.kwargs.get("num_envs")
     if given is None and isinstance(factory, functools.partial):
         given = factory.keywords.get("num_envs")
-    asked = named is not None or given is not None or _is_envpool(factory)
+    asked = named is not None or given is not None or _is_envpool(factory) or _vectorized(config)
     if not asked or (given is not None and given != B):
         return config
     return replace(config, kwargs={**config.kwargs, "num_envs": num_envs})
@@ -247,13 +253,35 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
 
 def makes_vector_env(config: EnvConfig) -> bool:
     """True if the settings make a batched environment; one is made and closed to find out, but for registered ids."""
-    if config.seating is not None or (
-        isinstance(config.env, str) and (":" not in config.env or is_pettingzoo_id(config.env))
-    ):
-        return False
+    if _by_id(config):
+        return _vectorized(config)
+    env = made_batched(config)
+    if env is not None:
+        close_env(env, config.name)
+    return env is not None
+
+
+def made_batched(config: EnvConfig) -> gym.vector.VectorEnv[Any, Any, Any] | None:
+    """The batched environment that the settings make, of one slot if it can be asked; None if they make no such one."""
+    if config.seating is not None or (_by_id(config) and not _vectorized(config)):
+        return None
     env = resized(config, 1).make()
+    if isinstance(env, gym.vector.VectorEnv):
+        return env
     close_env(env, config.name)
-    return isinstance(env, gym.vector.VectorEnv)
+    return None
+
+
+def _by_id(config: EnvConfig) -> bool:
+    """True where no callable has to be called to know what is made."""
+    return config.seating is not None or (
+        isinstance(config.env, str) and (":" not in config.env or is_pettingzoo_id(config.env))
+    )
+
+
+def _vectorized(config: EnvConfig) -> bool:
+    """True for an id whose keyword arguments ask for a batched environment."""
+    return isinstance(config.env, str) and bool(config.kwargs.get(VECTORIZED)) and _factory(config) is None
 
 
 def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> Halves:

@@ -160,6 +160,8 @@ class EnvPool(Protocol):
     """The account of the episodes that ended since `bind`, of environments of many agents; None for those of one."""
     evaluation: bool = False
     """Episodes have evaluation seeds, which no training episode uses."""
+    device: Any | None = None
+    """The torch device on which its batches lie as tensors, as `place` returns them; None for numpy arrays."""
 
     @required
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:

@@ -14,11 +14,12 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
-from penstock.core.batch import Inputs, allocate_batch, padded_rows
+from penstock.core.batch import Inputs, allocate_batch, as_arrays, padded_rows
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY, BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.check import tensor_device
 from penstock.envs.check_agents import time_steps
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
@@ -72,7 +73,7 @@ def _step_times(config: EnvConfig, seed: int, seconds: float, slots: int) -> lis
     """Durations of a step in s, of each of `slots`."""
     env: Any = config.make()
     try:
-        n = getattr(env, "num_envs", 1)
+        n, device = getattr(env, "num_envs", 1), tensor_device(env) if slots else None
         spec = env_spec(env)
         size = action_noise_size(spec.action)
         noise = uniform(seed, Purpose.CHECK, 1 << 20, slice(0, n), 256, size)
@@ -80,7 +81,9 @@ def _step_times(config: EnvConfig, seed: int, seconds: float, slots: int) -> lis
         def action(t: int, obs: Any) -> Tree:
             mask = obs[MASK_KEY] if isinstance(obs, dict) and MASK_KEY in obs else None
             mask = mask[None] if mask is not None and not slots else mask
-            drawn = sample_action(spec.action, noise[t % 256], mask)
+            drawn = sample_action(spec.action, noise[t % 256], None if mask is None else as_arrays(mask))
+            if device is not None:
+                return tree_map(lambda x: torch.as_tensor(x, device=device), drawn)
             return drawn if slots else tree_map(lambda x: x[0].item() if x[0].ndim == 0 else x[0], drawn)
 
         obs, _ = env.reset(seed=seed)
@@ -89,7 +92,9 @@ def _step_times(config: EnvConfig, seed: int, seconds: float, slots: int) -> lis
         while len(took) < _MOST_STEPS and (time.perf_counter() < deadline or len(took) < 2 * _STARTUP):
             chosen = action(len(took), obs)
             started = time.perf_counter()
-            obs, _, terminated, truncated, _ = env.step(chosen)
+            obs, reward, terminated, truncated, _ = env.step(chosen)
+            if device is not None:
+                reward.cpu()  # waits until the device is done
             took.append((time.perf_counter() - started) / n)
             if not slots and (terminated or truncated):
                 obs, _ = env.reset()

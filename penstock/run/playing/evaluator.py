@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.errors import ConfigError
@@ -37,7 +38,14 @@ class Evaluator:
         seating = self._config.seating
         found = self._sampler.spec if seating is None else dict(zip(seating.policies, seating.specs))
         check_fits(self._config, found, specs_of(policy))
-        self._sampler.initialize(copy.deepcopy(agents_of(policy)))
+        agents = copy.deepcopy(agents_of(policy))
+        if (device := self._sampler.pool.device) is not None:
+            agents = (
+                {name: agent.to(device) for name, agent in agents.items()}
+                if isinstance(agents, Mapping)
+                else agents.to(device)
+            )
+        self._sampler.initialize(agents)
         return self._sampler.evaluate_agent(itr, episodes, **how)
 
     def close(self) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from penstock.core.batch import SampleBatch
 from penstock.envs.pools.pool import EnvPool
 from penstock.envs.seats import Seating
-from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import Episodes, join_episodes, logged
 
 
 class Play:
-    """The first `counts[b]` episodes of each slot b, cut after `max_steps`, out of batches that follow each other."""
+    """The first `counts[b]` episodes of each slot b, cut after `max_steps`, out of batches that follow each other.
 
-    def __init__(self, counts: list[int], discount: float, max_steps: int) -> None:
-        self._counts, self._max_steps = counts, max_steps
-        self._stats = EpisodeStats(len(counts), discount)
+    Args:
+        stats: `EpisodeStats`, or `TensorStats`, of as many slots.
+    """
+
+    def __init__(self, counts: list[int], stats: Any, max_steps: int) -> None:
+        self._counts, self._stats, self._max_steps = counts, stats, max_steps
         self.found = Episodes()
         self.left = list(counts)
         """Episodes that each slot has yet to play."""
@@ -32,11 +35,7 @@ class Play:
     def add(self, batches: Sequence[SampleBatch]) -> None:
         """Takes the rows of a batch; writes into its `truncated` where it cuts an episode."""
         (batch,) = batches
-        time = np.arange(batch.spec.T)[:, None]
-        opened = np.maximum.accumulate(np.where(batch.first[:-1], time, -1), 0)
-        age = np.where(opened >= 0, time - opened, time + self._stats.length)
-        cut = batch.valid & (age == self._max_steps - 1) & ~np.logical_or(batch.terminated, batch.truncated)
-        np.logical_or(batch.truncated, cut, out=batch.truncated)
+        cut = self._stats.cut(batch, self._max_steps)
         ended = self._stats.update(batch)
         self._stats.length[cut[-1]] = self._max_steps  # the episode goes on, and its own end counts no more
         ended = ended.no_longer_than(self._max_steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ _FIRST_ROWS = 64
 _NO_FLOATS = np.empty(0)
 
 
-def _env_info(batch: SampleBatch) -> Mapping[str, Any]:
+def env_info(batch: SampleBatch) -> Mapping[str, Any]:
     """Columns [T, B] of the env info that is recorded; NaN where a step reported nothing."""
     return batch.info.get("env", {}) if isinstance(batch.info, dict) else {}
 
@@ -42,6 +42,33 @@ def _all_go_on(batch: SampleBatch) -> bool:
     )
 
 
+class ReportedKeys:
+    """Warns, once, of info keys that the environment has not reported in its first episodes."""
+
+    def __init__(self) -> None:
+        self._missing: set[str] | None = None  # None before the first batch
+        self._ended = 0
+
+    @property
+    def waits(self) -> bool:
+        """There are keys that have not been reported, and it has not warned yet."""
+        return self._missing != set()
+
+    def look(self, keys: Iterable[str], silent: Callable[[str], bool], ended: int) -> None:
+        """Takes a batch in which so many episodes ended; `silent(key)`: no row of it reports the key."""
+        missing = set(keys) - _OPTIONAL if self._missing is None else self._missing
+        self._missing = {key for key in missing if silent(key)}
+        self._ended += ended
+        if self._missing and self._ended >= _ENOUGH:
+            names = ", ".join(map(repr, sorted(self._missing)))
+            warnings.warn(
+                f"info_keys {names} (--info-keys): no step has reported that in the first {_ENOUGH} episodes; expected "
+                "a key of the info that the environment's step() returns",
+                stacklevel=2,
+            )
+            self._missing = set()
+
+
 class EpisodeStats:
     """Running sums of B slots over batches; `update` returns the episodes that ended in each."""
 
@@ -54,8 +81,7 @@ class EpisodeStats:
         self.columns: dict[str, Floats] = {}
         # Rewards [T, B] of the last batches, in which every episode went on: `return_` and `discounted` lack them yet.
         self._unsummed: list[npt.NDArray[np.float32]] = []
-        self._missing: set[str] | None = None  # info keys that no row has reported; None before the first batch
-        self._ended = 0
+        self._keys = ReportedKeys()
 
     def begin(self, b: int, rewards: Sequence[float]) -> None:
         """Counts rewards that slot b earned in its current episode before the first batch."""
@@ -80,7 +106,7 @@ class EpisodeStats:
         reward = batch.reward.astype(np.float64)
         sums = np.cumsum(reward, 0)
         discounted_sums = np.cumsum(reward * self._powers_of(age), 0)
-        env_info = _env_info(batch)
+        reported = env_info(batch)
 
         def since_opening(t: Ints, b: Ints) -> tuple[Floats, Floats, dict[str, Floats]]:
             """Sums and last reported columns of the episodes that rows (t, b) belong to."""
@@ -90,7 +116,7 @@ class EpisodeStats:
             discounted = discounted_sums[t, b] - np.where(row > 0, discounted_sums[before, b], 0.0)
             discounted += np.where(earlier, self.discounted[b], 0.0)
             columns: dict[str, Floats] = {}
-            for key, column in env_info.items():
+            for key, column in reported.items():
                 at = np.maximum.accumulate(np.where(np.isnan(column), -1, time), 0)[t, b]
                 carried = np.where(earlier, self.columns.get(key, np.full(B, np.nan))[b], np.nan)
                 columns[key] = np.where(at >= np.maximum(row, 0), column[at, b].astype(np.float64), carried)
@@ -116,7 +142,7 @@ class EpisodeStats:
         self.length = self.length + len(reward)
         if len(self._unsummed) * len(reward) >= _UNSUMMED_ROWS:
             self._sum_up()
-        for key, column in _env_info(batch).items():
+        for key, column in env_info(batch).items():
             unknown = np.isnan(column)
             if key not in self.columns:
                 self.columns[key] = np.full(column.shape[1], np.nan)
@@ -138,21 +164,18 @@ class EpisodeStats:
         self._unsummed.clear()
 
     def _remark(self, batch: SampleBatch, ended: int) -> None:
-        """Warns, once, of info keys that the environment has not reported in its first episodes."""
-        if self._missing == set():
-            return
-        env_info = _env_info(batch)
-        missing = set(env_info) - _OPTIONAL if self._missing is None else self._missing
-        self._missing = {key for key in missing if np.isnan(env_info[key]).all()}
-        self._ended += ended
-        if self._missing and self._ended >= _ENOUGH:
-            names = ", ".join(map(repr, sorted(self._missing)))
-            warnings.warn(
-                f"info_keys {names} (--info-keys): no step has reported that in the first {_ENOUGH} episodes; expected "
-                "a key of the info that the environment's step() returns",
-                stacklevel=2,
-            )
-            self._missing = set()
+        if self._keys.waits:
+            columns = env_info(batch)
+            self._keys.look(columns, lambda key: bool(np.isnan(columns[key]).all()), ended)
+
+    def cut(self, batch: SampleBatch, max_steps: int) -> npt.NDArray[np.bool_]:
+        """[T, B]: the rows after which an episode has lasted this long without an end; truncates them there."""
+        time = np.arange(batch.spec.T)[:, None]
+        opened = np.maximum.accumulate(np.where(batch.first[:-1], time, -1), 0)
+        age = np.where(opened >= 0, time - opened, time + self.length)
+        cut = batch.valid & (age == max_steps - 1) & ~np.logical_or(batch.terminated, batch.truncated)
+        np.logical_or(batch.truncated, cut, out=batch.truncated)
+        return cut
 
     def _powers_of(self, age: Ints) -> Floats:
         """discount ** age, looked up: powers of a whole batch take a third of the time of `update`."""

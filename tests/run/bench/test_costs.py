@@ -22,6 +22,12 @@ def test_an_environment_that_takes_2_ms_is_measured_so() -> None:
     assert 2_000 <= median <= high
 
 
+def test_an_environment_of_tensors_is_measured_by_slot() -> None:
+    config = ps.EnvConfig("penstock.tensor_envs:CartPole", {"num_envs": 8})
+    median, high = measure_env(config, 0, 0.02, 8)
+    assert 0 < median <= high
+
+
 def _slow() -> Any:
     from penstock.envs.toy import Counter
 

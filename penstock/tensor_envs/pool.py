@@ -1,0 +1,281 @@
+"""TensorPool: one batched environment of torch tensors; its answers stay on their device, in batches that lie there."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor
+
+from penstock.core.batch import SampleBatch, carry_over
+from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, words_of
+from penstock.core.noise import env_seed
+from penstock.core.spec import LeafSpec
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.envs.check import check_vector_env, tensor_device
+from penstock.envs.closing import close_env
+from penstock.envs.contract import describe_violation, refused_values, value_limits
+from penstock.envs.make import EnvConfig
+from penstock.envs.pools.native import resized
+from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
+from penstock.tensor_envs.answers import Answers, not_finite
+
+_PAGE = "docs/environments.md"
+
+
+class _Row:
+    """Views that a step of row t reads and writes, made once for each buffer; leaves in place of trees."""
+
+    def __init__(self, out: SampleBatch, t: int) -> None:
+        obs, action, self.reward, self.terminated, self.truncated, self.valid, self.columns = row_views(out, t)
+        self.obs: list[Tensor] = tree_leaves(obs)
+        self.action: list[Tensor] = tree_leaves(action)
+        self.first = out.first[t + 1]
+
+
+class TensorPool(EnvPool):
+    """An `EnvPool` of a VectorEnv whose arrays are torch tensors on `env.device`, where the batches lie too.
+
+    Nothing in a step waits for the device. What an answer is (types, shapes, dtypes, devices) is looked at in every
+    step, its values once a batch. As every native batched environment it takes one seed for all slots: it stands
+    outside placement invariance and exact resume.
+
+    Args:
+        first_slot: number of the first slot among those of all samplers of the run.
+        env: one that has been made already and not been used, of B environments.
+
+    Raises:
+        ConfigError: the environment does not fit.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        seed: int,
+        B: int,
+        *,
+        first_slot: int = 0,
+        evaluation: bool = False,
+        training_slots: int | None = None,
+        env: Any = None,
+    ) -> None:
+        self.groups = (Group(0, slice(0, B)),)
+        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        self.evaluation = evaluation
+        self._config, self._B, self._first_slot = config, B, first_slot
+        self._training_slots = B if training_slots is None else training_slots
+        self._env: Any = None
+        self._rows: list[_Row] = []
+        self._views: dict[int, tuple[SampleBatch, list[_Row]]] = {}
+        self._tick = 0
+        self.restart(seed)
+        self._used = False
+        self._take(self._made() if env is None else env)
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        """Forgets every episode: the next batch begins with a reset of all; environments play on without limit."""
+        self._seed, self._restarts = seed, 0
+        self._out: SampleBatch | None = None
+
+    def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
+        """The batches as tensors on the device; on the CPU they are views of the same memory."""
+        return [tree_map(lambda x: torch.from_numpy(x).to(self.device), batch) for batch in batches], states
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        (out,) = outs
+        known, self._rows = self._views.get(id(out), (None, []))
+        if known is not out:
+            self._rows = [_Row(out, t) for t in range(out.spec.T)]
+            self._views[id(out)] = out, self._rows
+        previous, self._out = self._out, out
+        if previous is None:
+            self._open(out)
+        else:
+            carry_over(previous, out)
+        for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []:
+            column.fill_(float("nan"))
+
+    def send(self, group: int, row: int) -> None:
+        out = self._rows[row]
+        result = self._called("step", lambda: self._env.step(self._action(out.action)))
+        if message := self._answers.describe_step(result) or self._answers.describe_obs(result[0]):
+            raise EnvContractError(f"{self._where('step')}: {message}")
+        obs, reward, terminated, truncated, info = result
+        again = self._ended
+        acted = ~again
+        for x, y in zip(out.obs, tree_leaves(obs)):
+            x.copy_(y)
+        out.first.copy_(again)
+        out.valid.copy_(acted)
+        out.reward.copy_(reward.masked_fill(again, 0.0))
+        out.terminated.copy_(terminated & acted)
+        out.truncated.copy_(truncated & acted)
+        self._ended = out.terminated | out.truncated
+        for key, column in out.columns.items():
+            if key in info:
+                self._record(key, column, info, acted)
+        self._tick += 1
+
+    def recv(self) -> int:
+        """The one group: it has stepped in `send`, as far as this thread is concerned."""
+        assert self._out is not None
+        if self._tick % len(self._rows) == 0:
+            self._check(self._out)
+        return 0
+
+    def evaluation_slots(self, wanted: int) -> int:
+        """As many as wanted, if the factory can be asked for a number; else as in training."""
+        asked = resized(self._config, wanted, self._training_slots) is not self._config
+        return wanted if asked else self._training_slots
+
+    def for_evaluation(self, B: int, first_slot: int = 0) -> TensorPool:
+        """A pool of its own; it is given the environment of this one if that has not been used, since some libraries
+        have one in a process."""
+        lent = None
+        if B == self._B and not self._used:
+            lent, self._env = self._env, None
+        return TensorPool(
+            self._config,
+            self._seed,
+            B,
+            first_slot=first_slot,
+            evaluation=True,
+            training_slots=self._training_slots,
+            env=lent,
+        )
+
+    def close(self) -> None:
+        """Ends the environments. A second call does nothing."""
+        if self._env is not None:
+            env, self._env = self._env, None
+            close_env(env, self._config.name)
+
+    def get_state(self) -> PoolState:
+        return PoolState(restarts=self._restarts)
+
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
+        """Its environments cannot be restored: all start anew under another seed, and every slot counts as cut."""
+        self._restarts, self._out = state.restarts + 1, None
+        return list(range(self._B))
+
+    def _made(self) -> Any:
+        return resized(self._config, self._B, self._training_slots).make()
+
+    def _take(self, env: Any) -> None:
+        """Makes this the environment. Raises ConfigError, and closes it, if it does not fit."""
+        name = self._config.name
+        try:
+            if not isinstance(env, gym.vector.VectorEnv) or (device := tensor_device(env)) is None:
+                raise ConfigError(
+                    f"{name} made {type(env).__name__}; expected a gymnasium.vector.VectorEnv with a `device`, where "
+                    f"its tensors are ({_PAGE})"
+                )
+            self.spec = check_vector_env(env).spec
+            if env.num_envs != self._B:
+                raise ConfigError(
+                    f"{name} has num_envs={env.num_envs}; sampler.B={self._B}: make them equal, or let the factory "
+                    "accept num_envs"
+                )
+            try:
+                self.device = torch.empty(0, device=device).device
+            except (RuntimeError, AssertionError, TypeError) as error:
+                raise ConfigError(f"{name} has device={device!r}, which is not here: {words_of(error)}") from error
+            self._answers = Answers(self.spec.obs, self._B, self.device)
+        except BaseException:
+            close_env(env, name)
+            raise
+        self.specs = (self.spec,)
+        self._env = env
+        self._action_structure = tree_structure(self.spec.action)
+        self._to_env = [self._clipping(leaf) for leaf in tree_leaves(self.spec.action)]
+        self._bounds = [self._limits(leaf) for leaf in tree_leaves(self.spec.obs)]
+        self._ended = torch.zeros(self._B, dtype=torch.bool, device=self.device)
+
+    def _open(self, out: SampleBatch) -> None:
+        """Row 0 is a reset of every slot, with nothing before it."""
+        if self._env is None:
+            self._take(self._made())
+        self._used, self._tick = True, 0
+        # 31 bits with room for a seed for each environment after it, as libraries keep seeds in a C int.
+        seed = min(
+            env_seed(self._seed, self._first_slot, self._restarts, self.evaluation) >> 1, (1 << 31) - 1 - self._B
+        )
+        result = self._called("reset", lambda: self._env.reset(seed=seed))
+        if not isinstance(result, tuple) or len(result) != 2:
+            size = f" of {len(result)}" if isinstance(result, tuple) else ""
+            seen = f"{type(result).__name__}{size}"
+            raise EnvContractError(f"{self._where('reset')}: got {seen}, expected a tuple (obs, info)")
+        if message := self._answers.describe_obs(result[0]):
+            raise EnvContractError(f"{self._where('reset')}: {message}")
+        for x, y in zip(tree_leaves(out.obs), tree_leaves(result[0])):
+            x[0].copy_(y)
+        out.first[0], out.prev_reward[0] = True, 0.0
+        for x, null in zip(tree_leaves(out.prev_action), tree_leaves(self.spec.null_action)):
+            x[0].copy_(torch.from_numpy(null))
+        self._ended = torch.zeros_like(self._ended)
+
+    def _called(self, phase: str, call: Callable[[], Any]) -> Any:
+        """What the environment answers. It never runs in the loop's inference mode, whose tensors it could not change
+        in place afterwards."""
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                return call()
+        except (Exception, SystemExit) as error:
+            text = "".join(traceback.format_exception(error))
+            raise EnvWorkerError(f"{self._where(phase)}: {words_of(error)}\n{text}") from error
+
+    def _action(self, row: Sequence[Tensor]) -> Tree:
+        """The leaves of a row of actions as the environment is given them, in new memory."""
+        actions = [to_env(x) for to_env, x in zip(self._to_env, row)]
+        return tree_unflatten(self._action_structure, actions)
+
+    def _record(self, key: str, column: Tensor, info: Any, acted: Tensor) -> None:
+        known = acted
+        for name in (key, f"_{key}"):
+            if name in info and (message := self._answers.describe_info(name, info[name])):
+                raise EnvContractError(f"{self._where('step')}: {message}")
+        if f"_{key}" in info:
+            known = acted & info[f"_{key}"].bool()
+        column.copy_(info[key].to(column.dtype).masked_fill(~known, float("nan")))
+
+    def _check(self, out: SampleBatch) -> None:
+        """Raises EnvContractError for values that are refused; the one place that waits for the device."""
+        refused = refused_values(self._config.checks)
+        wrong = [not_finite(out.reward)]
+        for x, (low, high) in zip(tree_leaves(out.obs), self._bounds):
+            if refused != "any" and x.is_floating_point():
+                wrong.append(not_finite(x))
+            for outside in (low is not None and x < low, high is not None and x > high) if refused == "bounds" else ():
+                if isinstance(outside, Tensor):
+                    wrong.append(outside.flatten(2).any(-1) if outside.ndim > 2 else outside)
+        found = torch.stack([x.any() for x in wrong]).tolist()
+        if not any(found):
+            return
+        k = found.index(True)
+        t, b = wrong[k].nonzero()[0].tolist()
+        place = f"slot {self._first_slot + b} of {self._config.name}, row {t} of the batch"
+        if k == 0:
+            raise EnvContractError(
+                f"{place}: reward is {float(out.reward[t, b])}; expected a finite number: look for a division by zero"
+            )
+        obs: Tree = tree_map(lambda x: x[t, b].cpu().numpy()[()], out.obs)
+        raise EnvContractError(f"{place}: {describe_violation(obs, self.spec.obs, 'obs', refused)}")
+
+    def _limits(self, leaf: LeafSpec) -> tuple[Any, Any]:
+        """Lower and upper bound of a leaf on the device; None where none can be broken."""
+        _, *bounds = value_limits(leaf)
+        low, high = (None if x is None else torch.as_tensor(x, device=self.device) for x in bounds)
+        return low, high
+
+    def _clipping(self, leaf: LeafSpec) -> Callable[[Tensor], Tensor]:
+        """From a row of actions to what the environment is given, in new memory."""
+        low, high = self._limits(leaf) if leaf.kind == "box" else (None, None)
+        return torch.clone if low is None and high is None else lambda x: x.clamp(low, high)
+
+    def _where(self, phase: str) -> str:
+        return f"{self._config.name} in {phase}(), {self._tick} steps after the reset of all environments"

@@ -1,0 +1,76 @@
+"""Base of batched toys on a device: seeding, the reset in the step after an end, and the time limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from penstock.core.tree import Tree, tree_map
+
+
+class TensorToy(gym.vector.VectorEnv[Any, Any, Any]):
+    """B environments as tensors: `fresh` opens episodes, `advance` steps all, `observe` shows a state.
+
+    Nothing waits for the device: every slot is advanced and made anew at every step, and the one that counts is taken.
+
+    Args:
+        max_episode_steps: an episode is truncated after so many.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: str,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        max_episode_steps: int,
+    ) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.num_envs, self.device = num_envs, torch.device(device)
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.observation_space = batch_space(observation_space, num_envs)
+        self.action_space = batch_space(action_space, num_envs)
+        self.max_episode_steps = max_episode_steps
+        self.generator = torch.Generator(self.device)
+
+    def fresh(self) -> Tree:
+        """The states [B, ...] of new episodes, drawn by `self.generator`."""
+        raise NotImplementedError
+
+    def advance(self, state: Tree, action: Tensor) -> tuple[Tree, Tensor, Tensor]:
+        """The states after a step, in new memory, the reward [B] float32 and whether each terminated [B] bool."""
+        raise NotImplementedError
+
+    def observe(self, state: Tree) -> Tree:
+        """The observations [B, ...] of states, in new memory."""
+        raise NotImplementedError
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
+        """The first observations of new episodes in all slots."""
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        self.state = self.fresh()
+        self._age = torch.zeros(self.num_envs, dtype=torch.int32, device=self.device)
+        self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        return self.observe(self.state), {}
+
+    def step(self, actions: Tensor) -> tuple[Tree, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """One step of every slot; one that has ended ignores its action and resets."""
+        again = self._ended
+        state, reward, terminated = self.advance(self.state, actions)
+
+        def taken(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(again.view(-1, *[1] * (old.ndim - 1)), new, old)
+
+        self.state = tree_map(taken, self.fresh(), state)
+        self._age = (self._age + 1).masked_fill_(again, 0)
+        terminated = terminated & ~again
+        truncated = self._age >= self.max_episode_steps
+        self._ended = terminated | truncated
+        return self.observe(self.state), reward.masked_fill(again, 0.0), terminated, truncated, {}
