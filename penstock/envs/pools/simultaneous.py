@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from penstock.envs.pools.serial import STEPPING, action_reader, row_checker
 from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 
 _CHECK_EVERY = 64
+_VALUES = methodcaller("values")
 
 
 class SimultaneousPool(AgentsPool):
@@ -215,8 +217,7 @@ class SimultaneousPool(AgentsPool):
                     if host.over[e]:
                         row.over.append(e)
                     continue
-                row.flags += terminated.values()
-                row.flags += truncated.values()
+                row.ends += (terminated, truncated)
                 shown = there.shown(e, "step", names, obs, infos) if tell else obs
                 for seen, paid, read in zip(row.obs, row.rewards, full):
                     seen += read(shown)
@@ -228,8 +229,9 @@ class SimultaneousPool(AgentsPool):
                 host.refuse(e, "step", *found, chosen)
             fail(host.where(e, "step"), error, chosen)
         mark[1] = 0
-        if any(row.flags) or not FLAGS.issuperset(map(type, row.flags)):
-            refuse_flags(there, row.flags, row.partly)
+        flags = [*chain.from_iterable(map(_VALUES, row.ends))]
+        if any(flags) or not FLAGS.issuperset(map(type, flags)):
+            refuse_flags(there, row.ends, row.partly)
         for p, view in enumerate(views):
             rewards = row.rewards[p]
             if not NUMBERS.issuperset(map(type, rewards)):
