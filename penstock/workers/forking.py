@@ -90,7 +90,7 @@ class ForkServer:
         except OSError as error:
             if error.errno not in (errno.ECHILD, errno.EPIPE, errno.ECONNRESET):
                 raise
-        self.close()  # it has just died, which a worker's death told first, or was killed with it: once more, of another
+        self.close()  # it died with a worker, or a moment later: once more, of another one
         return self._forked(module, boot, environment)
 
     def _forked(self, module: str, boot: Boot, environment: dict[str, str]) -> ForkedProcess | None:

@@ -119,7 +119,9 @@ def test_a_lost_runner_costs_its_own_rows_and_nobody_elses(depth: int, monkeypat
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_a_runner_lost_in_an_evaluation_goes_on_from_the_row_before(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_lost_in_an_evaluation_goes_on_from_the_row_before(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its replacement comes while rounds are on their way that it has no part in, whose last rows are null."""
     settings, _ = flaky({(1, "open_evaluation", 0): died()}, monkeypatch, depth=depth)
 

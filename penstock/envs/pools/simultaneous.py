@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ from penstock.envs.pools.serial import STEPPING, action_reader, row_checker
 from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 
 _CHECK_EVERY = 64
-_VALUES = methodcaller("values")
 
 
 class SimultaneousPool(AgentsPool):
@@ -195,6 +193,7 @@ class SimultaneousPool(AgentsPool):
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
         e, result, chosen = 0, None, dict[str, Any]()
+        flags, results = list[Any](), list[Any]([None]) * len(self._steps)
         try:
             for e, env, step, names, own, full in zip(
                 range(len(self._steps)), host.envs, self._steps, there.alive, there.own, there.full
@@ -217,7 +216,9 @@ class SimultaneousPool(AgentsPool):
                     if host.over[e]:
                         row.over.append(e)
                     continue
-                row.ends += (terminated, truncated)
+                flags += terminated.values()
+                flags += truncated.values()
+                results[e] = result
                 shown = there.shown(e, "step", names, obs, infos) if tell else obs
                 for seen, paid, read in zip(row.obs, row.rewards, full):
                     seen += read(shown)
@@ -229,9 +230,8 @@ class SimultaneousPool(AgentsPool):
                 host.refuse(e, "step", *found, chosen)
             fail(host.where(e, "step"), error, chosen)
         mark[1] = 0
-        flags = [*chain.from_iterable(map(_VALUES, row.ends))]
         if any(flags) or not FLAGS.issuperset(map(type, flags)):
-            refuse_flags(there, row.ends, row.partly)
+            refuse_flags(there, {e: x[2:4] for e, x in enumerate(results) if x is not None})
         for p, view in enumerate(views):
             rewards = row.rewards[p]
             if not NUMBERS.issuperset(map(type, rewards)):

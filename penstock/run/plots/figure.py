@@ -52,7 +52,8 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str = "rollout/ep_rew
     Runs of equal environment, algorithm and settings are seeds of one curve: their interquartile mean, with a 95%
     bootstrap band, over the stretch that all of them reached. A single run is a line, with its evaluations as points
     in a picture of up to 7 curves. A run that learns from a dataset is drawn by its evaluations, and the data by a
-    thin line. A run of several policies has a curve of all agents and one of each policy. A directory given twice counts once; a run without a row to draw is left out with a warning.
+    thin line. A run of several policies has a curve of all agents and one of each policy. A directory given twice
+    counts once; a run without a row to draw is left out with a warning.
 
     Args:
         out: ends in .png, .pdf or .svg; its directory is made if absent.

@@ -21,17 +21,14 @@ NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 FLAGS = frozenset([bool, np.bool_])
 
 
-def refuse_flags(there: ParallelEnvs, ends: Sequence[Mapping[str, Any]], but: Sequence[int]) -> NoReturn:
+def refuse_flags(there: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, Any]]]) -> NoReturn:
     """Raises for the agent whose flags are no bools, or say that it has ended where it is there still.
 
     Args:
-        ends: terminations, then truncations by agent, of each environment that is not among `but`.
+        ends: by environment terminations and truncations, of those whose agents must all go on.
     """
-    both = iter(ends)
-    for e in range(len(there.alive)):
-        if e in but:
-            continue
-        for name, flags in (("terminated", next(both)), ("truncated", next(both))):
+    for e, both in ends.items():
+        for name, flags in zip(("terminated", "truncated"), both):
             for agent, flag in flags.items():
                 if type(flag) not in FLAGS:
                     kind = type(flag).__name__
