@@ -20,7 +20,7 @@ from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import Noise
 from penstock.core.spec import EnvSpec
 from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
-from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.distributed.group import EnvRunnerGroup
 from penstock.distributed.packing import together, unpack_rows
 from penstock.envs.pools.many.hosting import most_episodes
@@ -273,6 +273,10 @@ class RunnerPool(EnvPool):
         slots = self._columns[i]
         state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
         row, unknown = self._rows_of(self._previous, slots), [None] * len(state.episode)
+        if self._calls:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
+            for policy, mine in enumerate([row] if self.seating is None else row.values()):
+                mine["first"][:], mine["prev_reward"][:] = False, 0
+                tree_assign(mine["prev_action"], slice(None), self.specs[policy].null_action)
         self._taking_over[i] = self.workers.call(i, "go_on", row, None, state.to_plain(), unknown)
 
 

@@ -83,8 +83,17 @@ class ForkServer:
         """A new worker that runs `module`; None if this process cannot be forked and says so.
 
         Raises:
-            OSError: the system grants no process, or the server has died or answers no more.
+            OSError: the system grants no process, or the server answers no more, or has died twice.
         """
+        try:
+            return self._forked(module, boot, environment)
+        except OSError as error:
+            if error.errno not in (errno.ECHILD, errno.EPIPE, errno.ECONNRESET):
+                raise
+        self.close()  # it died with a worker, or a moment later: once more, of another one
+        return self._forked(module, boot, environment)
+
+    def _forked(self, module: str, boot: Boot, environment: dict[str, str]) -> ForkedProcess | None:
         if not self._up(environment):
             return None
         fds = list(dict.fromkeys(boot.fds()))

@@ -118,6 +118,24 @@ def test_a_lost_runner_costs_its_own_rows_and_nobody_elses(depth: int, monkeypat
     assert backend.killed[0] == "<runner 1>"
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_runner_lost_in_an_evaluation_goes_on_from_the_row_before(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replacement comes while rounds are on their way that it has no part in, whose last rows are null."""
+    settings, _ = flaky({(1, "open_evaluation", 0): died()}, monkeypatch, depth=depth)
+
+    def evaluate(itr: int, sampler: Any) -> None:
+        if itr == 4:
+            sampler.evaluate_agent(itr, 3)
+
+    batches, metrics = echoes(settings, 10, evaluate)
+    assert metrics["faults/restarts"] == 1
+    for before, batch in zip(batches, batches[1:]):
+        for name in ("obs", "first", "prev_action", "prev_reward"):
+            np.testing.assert_array_equal(getattr(batch, name)[0], getattr(before, name)[-1], err_msg=name)
+
+
 def test_no_episode_is_played_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {(0, "fill", 1): died(), (0, "fill", 4): died("timeout"), (2, "fill", 3): died("exit")}
     settings, _ = flaky(faults, monkeypatch, depth=1, restarts=9)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,29 @@ def test_workers_end_with_the_process_that_forked_them_and_are_replaced_by_anoth
         assert server_of(sampler) != server
         assert not set(pids_of(sampler)) & set(first)
         assert np.asarray(batch.valid)[1::2].all()
+    finally:
+        sampler.shutdown()
+
+
+def test_a_server_that_dies_while_it_is_asked_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It and a worker were killed at the same time, and the run ended with the advice to use fewer workers."""
+    sampler = live(where(tmp_path))
+    ask, kills = forking.ForkServer._ask, [1]
+
+    def dying(server: Any, request: dict[str, int], *rest: Any) -> dict[str, Any]:
+        if not request["reap"] and kills:
+            kills.pop()
+            os.kill(server.process.pid, signal.SIGSTOP)  # it takes no request any more
+            threading.Timer(0.1, os.kill, (server.process.pid, signal.SIGKILL)).start()
+        return ask(server, request, *rest)
+
+    try:
+        sampler.obtain_samples(0)
+        monkeypatch.setattr(forking.ForkServer, "_ask", dying)
+        os.kill(pids_of(sampler)[0], signal.SIGKILL)
+        with pytest.warns(UserWarning, match="is replaced"):
+            assert two_batches(sampler).valid.any(0).all()
+        assert not kills
     finally:
         sampler.shutdown()
 

@@ -193,6 +193,7 @@ class SimultaneousPool(AgentsPool):
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
         e, result, chosen = 0, None, dict[str, Any]()
+        flags, results = list[Any](), list[Any]([None]) * len(self._steps)
         try:
             for e, env, step, names, own, full in zip(
                 range(len(self._steps)), host.envs, self._steps, there.alive, there.own, there.full
@@ -215,8 +216,9 @@ class SimultaneousPool(AgentsPool):
                     if host.over[e]:
                         row.over.append(e)
                     continue
-                row.flags += terminated.values()
-                row.flags += truncated.values()
+                flags += terminated.values()
+                flags += truncated.values()
+                results[e] = result
                 shown = there.shown(e, "step", names, obs, infos) if tell else obs
                 for seen, paid, read in zip(row.obs, row.rewards, full):
                     seen += read(shown)
@@ -228,8 +230,8 @@ class SimultaneousPool(AgentsPool):
                 host.refuse(e, "step", *found, chosen)
             fail(host.where(e, "step"), error, chosen)
         mark[1] = 0
-        if any(row.flags) or not FLAGS.issuperset(map(type, row.flags)):
-            refuse_flags(there, row.flags, row.partly)
+        if any(flags) or not FLAGS.issuperset(map(type, flags)):
+            refuse_flags(there, {e: x[2:4] for e, x in enumerate(results) if x is not None})
         for p, view in enumerate(views):
             rewards = row.rewards[p]
             if not NUMBERS.issuperset(map(type, rewards)):

@@ -1,8 +1,10 @@
-"""The learning curve of a run, from its metrics."""
+"""The learning curves of a run, from its metrics: its own, and one of each of several policies."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,21 +45,43 @@ class Curve:
     """Mean returns of its evaluations."""
     data: Points
     """The metric of the dataset that is played back; empty for a run that samples."""
+    policy: str | None = None
+    """Id of the policy whose curve it is, "" for that of all agents together; None where there are not several."""
 
 
-def read_curve(run_dir: Path, metric: str) -> Curve | None:
-    """The curve of a run; None if no row holds the metric.
+def read_curves(run_dir: Path, metric: str) -> list[Curve]:
+    """The curve of a run, and behind it those of its policies if it has several; [] if no row holds the metric.
 
-    The `rollout` metrics of a run that learns from a dataset are those of the data; its own curve is the same quantity
-    in its evaluations, if they have it.
+    Of policy `a` the metric `rollout/ep_rew_mean` is `rollout/a/ep_rew_mean`. The `rollout` metrics of a run that
+    learns from a dataset are those of the data; its own curve is the same quantity in its evaluations, if they have it.
     """
     of, rows = identify(run_dir), read_metrics(run_dir)
-    evals = _points(rows, EVAL)
+    policies = _policies(rows)
+    found = [_curve(of, rows, _of_policy(metric, policy), _of_policy(EVAL, policy), policy) for policy in policies]
+    found = [curve for curve in found if len(curve.own)]
+    whole = _curve(of, rows, metric, EVAL, "" if found else None)
+    return [whole, *found] if len(whole.own) or len(whole.data) else found
+
+
+def _policies(rows: Sequence[dict[str, float]]) -> list[str]:
+    """Ids of policies, in the order in which rows name them; none where there is one."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    found = [re.fullmatch(r"rollout/([^/]+)/ep_rew_mean|eval/([^/]+)/mean_reward", key) for key in keys]
+    return list(dict.fromkeys(match[1] or match[2] for match in found if match))
+
+
+def _of_policy(metric: str, policy: str) -> str:
+    kind, _, name = metric.partition("/")
+    return f"{kind}/{policy}/{name}"
+
+
+def _curve(of: Identity, rows: list[dict[str, float]], metric: str, evaluated: str, policy: str | None) -> Curve:
+    evals = _points(rows, evaluated)
     if of.offline and metric.startswith("rollout/"):
         own, data = _points(rows, _EVALUATED.get(metric, "")), _points(rows, metric)
     else:
         own, data = _points(rows, metric), _points([], metric)
-    return Curve(of, own, evals, data) if len(own) or len(data) else None
+    return Curve(of, own, evals, data, policy)
 
 
 def _points(rows: list[dict[str, float]], key: str) -> Points:

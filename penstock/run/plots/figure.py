@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError, nearest
 from penstock.run.files.stored import require_plain_run, undamaged
 from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
-from penstock.run.plots.curves import Curve, Points, read_curve
+from penstock.run.plots.curves import Curve, Points, read_curves
 from penstock.run.plots.grouping import curve_names
 from penstock.run.plots.looks import (
     DATA,
@@ -60,7 +60,8 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) ->
     Runs of equal environment, algorithm and settings are seeds of one curve: their interquartile mean, with a 95%
     bootstrap band, over the stretch that all of them reached. A single run is a line, with its evaluations as points
     in a picture of up to 7 curves. A run that learns from a dataset is drawn by its evaluations, and the data by a
-    thin line. A directory given twice counts once; a run without a row to draw is left out with a warning.
+    thin line. A run of several policies has a curve of all agents and one of each policy. A directory given twice
+    counts once; a run without a row to draw is left out with a warning.
 
     Args:
         out: ends in .png, .pdf or .svg; its directory is made if absent.
@@ -75,15 +76,15 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) ->
     if strange := [str(run_dir) for run_dir in run_dirs if not (Path(run_dir) / JSONL).is_file()]:
         raise ConfigError(f"nothing to plot in {', '.join(strange)}: no {JSONL} there; expected directories of runs")
     metric = usual_metric(run_dirs) if metric is None else metric
-    groups: dict[tuple[str, str, str], list[Curve]] = {}
+    groups: dict[tuple[str, str, str], dict[str | None, list[Curve]]] = {}
     without: list[str] = []
     for run_dir in dict.fromkeys(Path(d).resolve() for d in run_dirs):
         require_plain_run(run_dir)
         with undamaged(run_dir / JSONL):
-            run = read_curve(run_dir, metric)
-        if run is not None:
-            groups.setdefault(run.of.group, []).append(run)
-        else:
+            found = read_curves(run_dir, metric)
+        for curve in found:
+            groups.setdefault(curve.of.group, {}).setdefault(curve.policy, []).append(curve)
+        if not found:
             without.append(str(run_dir))
     if not groups:
         looked = ", ".join(str(Path(d) / JSONL) for d in run_dirs) or "no directory at all"
@@ -91,9 +92,13 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) ->
     if without:
         warnings.warn(f"left out, without a row with {metric!r}: {', '.join(without)}", stacklevel=2)
     out.parent.mkdir(parents=True, exist_ok=True)
-    curves = list(groups.values())
-    names = curve_names([runs[0].of for runs in curves])
-    _draw(sorted(zip(names, curves), key=lambda curve: _by_number(curve[0])), metric, out)
+    names = curve_names([next(iter(parts.values()))[0].of for parts in groups.values()])
+    curves = [
+        (name if policy is None else f"{name}, {policy or 'all agents'}", runs)
+        for name, parts in sorted(zip(names, groups.values()), key=lambda group: _by_number(group[0]))
+        for policy, runs in parts.items()
+    ]
+    _draw(curves, metric, out)
     return out
 
 

@@ -55,6 +55,8 @@ class BadAgents(EchoAgents):
                 del {"obs": obs, "rewards": rewards, "ends": ends, "cuts": cuts}[self.fault][agent]
             elif self.fault == "flag":
                 ends[agent] = None  # pyright: ignore[reportArgumentType]
+            elif self.fault == "other order":
+                ends = {"agent_1": True, "agent_0": False, "agent_2": False}
             elif self.fault == "array":
                 rewards[agent] = np.zeros(2)
             elif self.fault == "nan":
@@ -85,7 +87,8 @@ PARALLEL = {
     "nan": ("agent_1", "finite"),
     "dtype": ("agent_1", "got dtype float64"),
     "nan obs": ("agent_1", "finite"),
-    "flag": (None, "bools"),
+    "flag": ("agent_1", "expected a bool"),
+    "other order": ("agent_1", "env.agents names it still"),
     "raises": (None, "broken"),
     "tuple": (None, "a tuple of five dicts"),
 }

@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.run.log import MetricsLog
-from penstock.run.plots.curves import read_curve
+from penstock.run.plots.curves import Curve, read_curves
 from penstock.run.plots.figure import plot_runs
 from penstock.run.recording import record
 
@@ -43,6 +43,13 @@ def texts(path: Path) -> list[str]:
     return ["".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
+def read_curve(run_dir: Path, metric: str) -> Curve | None:
+    """The only one."""
+    curves = read_curves(run_dir, metric)
+    assert len(curves) <= 1
+    return curves[0] if curves else None
+
+
 def test_of_a_run_that_samples_the_rollouts_are_its_own(tmp_path: Path) -> None:
     curve = read_curve(make_run(tmp_path, ONLINE, rows(1, 2, 3, 4)), "rollout/ep_rew_mean")
     assert curve is not None
@@ -66,6 +73,46 @@ def test_of_a_run_on_a_dataset_the_evaluations_are_its_own_and_the_rollouts_thos
     assert (returns.data.steps.tolist(), returns.data.values.tolist()) == ([20, 30], [1, 2])
     assert (lengths.own.values.tolist(), lengths.data.values.tolist()) == ([7], [9])
     assert (losses.own.values.tolist(), losses.data.values.tolist()) == ([5], [])
+
+
+def duel(share: float) -> list[dict[str, float]]:
+    """Two policies that win from each other, so that the return of all agents says nothing."""
+    return [
+        {
+            "rollout/ep_rew_mean": 0.0,
+            "rollout/a/ep_rew_mean": share * i,
+            "rollout/b/ep_rew_mean": -share * i,
+            "rollout/agent/x/ep_rew_mean": 5.0,
+            "train/a/loss": 2.0 * i,
+            "eval/a/mean_reward": 9.0,
+        }
+        for i in range(4)
+    ]
+
+
+def test_a_run_of_several_policies_has_a_curve_of_each(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", ONLINE, duel(0.5), "policies")
+    team, a, b = read_curves(run, "rollout/ep_rew_mean")
+    assert [curve.policy for curve in (team, a, b)] == ["", "a", "b"]
+    assert [curve.own.values[-1] for curve in (team, a, b)] == [0.0, 1.5, -1.5]
+    assert [curve.evals.values.tolist() for curve in (team, a, b)] == [[], [9.0] * 4, []]
+    assert [curve.policy for curve in read_curves(run, "train/loss")] == ["a"]
+    (only,) = read_curves(run, "rollout/a/ep_rew_mean")
+    assert only.policy is None and only.own.values[-1] == 1.5
+
+
+def test_curves_of_policies_are_named_and_summed_up_over_seeds(tmp_path: Path) -> None:
+    many = [make_run(tmp_path / f"r{i}", ONLINE, duel(0.5 + i), "policies") for i in range(2)]
+    shown = texts(plot_runs(many, tmp_path / "x.svg"))
+    assert [text for text in shown if text.startswith("policies")] == [
+        "policies, all agents (2 seeds)",
+        "policies, a (2 seeds)",
+        "policies, b (2 seeds)",
+    ]
+    alone = make_run(tmp_path / "alone", ONLINE, rows(1, 2), "ppo")
+    with pytest.warns(UserWarning, match="left out"):
+        shown = texts(plot_runs([*many, alone], tmp_path / "y.svg", "rollout/a/ep_rew_mean"))
+    assert [text for text in shown if text.startswith("policies")] == ["policies (2 seeds)"]
 
 
 def test_nothing_to_read_is_no_curve(tmp_path: Path) -> None:

@@ -37,8 +37,6 @@ class Row:
     def __init__(self, policies: int) -> None:
         self.obs: list[list[Any]] = [[] for _ in range(policies)]
         self.rewards: list[list[Any]] = [[] for _ in range(policies)]
-        self.flags: list[Any] = []
-        """Of agents that must go on."""
         self.partly: list[int] = []
         """Environments in which not every seat has an agent that acted and goes on."""
         self.invalid: list[tuple[int, int]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,28 +21,26 @@ NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 FLAGS = frozenset([bool, np.bool_])
 
 
-def refuse_flags(there: ParallelEnvs, flags: Sequence[Any], but: Sequence[int]) -> NoReturn:
-    """Raises for the environment whose flags are no bools, or say that an agent has ended which is there still.
+def refuse_flags(there: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, Any]]]) -> NoReturn:
+    """Raises for the agent whose flags are no bools, or say that it has ended where it is there still.
 
     Args:
-        flags: terminations, then truncations, of each environment that is not among `but`.
+        ends: by environment terminations and truncations, of those whose agents must all go on.
     """
-    at = 0
-    for e, names in enumerate(there.alive):
-        if e in but:
-            continue
-        own, at = flags[at : at + 2 * len(names)], at + 2 * len(names)
-        if wrong := [flag for flag in own if type(flag) not in FLAGS]:
-            kind = type(wrong[0]).__name__
-            there.host.refuse(e, "step", None, f"terminations and truncations hold {kind}; return bools")
-        if any(own):
-            there.host.refuse(
-                e,
-                "step",
-                names[list(own).index(True) % len(names)],
-                "it has ended, yet env.agents names it still, as if it were to act; take it out of env.agents in the "
-                "step in which it ends",
-            )
+    for e, both in ends.items():
+        for name, flags in zip(("terminated", "truncated"), both):
+            for agent, flag in flags.items():
+                if type(flag) not in FLAGS:
+                    kind = type(flag).__name__
+                    there.host.refuse(e, "step", agent, f"{name} is {kind}, expected a bool; return bool({name})")
+                if flag:
+                    there.host.refuse(
+                        e,
+                        "step",
+                        agent,
+                        "it has ended, yet env.agents names it still, as if it were to act; take it out of env.agents "
+                        "in the step in which it ends",
+                    )
     raise AssertionError("flags that no environment returned")
 
 
