@@ -114,7 +114,9 @@ def gemm_s(batch: int) -> float:
     return min(times)
 
 
-def by_turns(contestants: dict[str, Turn], turns: int, steps: int, between: Callable[[], float]) -> dict[str, list[float]]:
+def by_turns(
+    contestants: dict[str, Turn], turns: int, steps: int, between: Callable[[], float]
+) -> dict[str, list[float]]:
     """Seconds a step of each turn: NAME and `NAME cpu`, and what `between` measures after each."""
     found: dict[str, list[float]] = {"between": []}
     for turn in range(turns + 1):
@@ -205,9 +207,9 @@ def main() -> None:
              f"- date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
              f"- machine: {cpu[0]}, {len(cpu)} cores, {os.getloadavg()[0]:.1f} runnable processes at the start",
              f"- penstock {ps.__version__}, torch {torch.__version__}", "",
-             "One thread on one core, by turns. One gradient step for each environment step, 256 x 256 networks, batches of 256 (DQN: 128).",
+             "One thread on one core, by turns. One gradient step for each environment step, 256 x 256 networks, batches of 256 (DQN 128).",
              "The bar is for the ratio of CPU time, which is that of wall time where nothing else runs.", "",
-             "| algorithm | peer | penstock steps/s | peer steps/s | ratio, median of turns | ratio of CPU time | bar | share of GEMM rate |",
+             "| algorithm | peer | penstock steps/s | peer steps/s | ratio, by turns | ratio of CPU time | bar | share of GEMM rate |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     print("\n".join(lines))
     os.sched_setaffinity(0, {args.core})
