@@ -47,7 +47,7 @@ class Critics(nn.Module):
         """[N] the least Q of the first `of` critics; only the actions get a gradient."""
         with torch.no_grad():
             features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
-        return least(self.stack, torch.cat([features, action], -1), of)
+        return least(self.stack, features, action, of)
 
 
 class Actor(nn.Module):

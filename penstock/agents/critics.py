@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penstock.agents.mlp import are_plain, by_onednn, is_plain, linear, product, relu_backward, runs_directly
+from penstock.agents.mlp import are_plain, is_plain, linear, product, product_into, relu_backward, runs_directly
 from penstock.agents.precision import in_full
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
 
+_ROWS = 32
+"""Rows of a product that runs back through one of several networks come in multiples of this."""
+
 
 class StackedMLP(nn.Module):
     """[N, inputs] -> [k, N, outputs]: k networks of relu layers side by side, each with weights of its own.
 
-    One matrix product serves all of them, and one node of the graph each forward, as in `penstock.agents.mlp`.
+    On a CPU all of them are one node of the graph, as in `penstock.agents.mlp`, and run one after the other, so that
+    what a network works on stays in the cache and nothing is put together but outputs and gradients. Elsewhere one
+    matrix product serves all.
     """
 
     def __init__(self, k: int, inputs: int, hidden: tuple[int, ...], outputs: int = 1) -> None:
@@ -35,11 +41,11 @@ class StackedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weights()
-        if not (x.dim() == 2 and runs_directly() and are_plain((x, *weights))):
+        if not _runs_fused(x, x, weights):
             return _written_out(x, weights)
         if torch.is_grad_enabled():
             return _Stack.apply(x, *weights)  # pyright: ignore[reportReturnType]
-        return _layers(x, weights)[-1]
+        return torch.stack([_outputs(x, network)[-1] for network in _networks(weights)])
 
     def weights(self) -> list[Tensor]:
         """Weight [k, inputs, outputs] and bias [k, 1, outputs] of each layer in turn, as they are at this moment."""
@@ -47,22 +53,22 @@ class StackedMLP(nn.Module):
         return [held[name] if name in held else getattr(self, name) for name in self._names]
 
 
-def least(stack: nn.Module, x: Tensor, of: int | None = None) -> Tensor:
-    """[N] the least over the first `of` networks (None: all) of their one output.
+def least(stack: nn.Module, features: Tensor, action: Tensor, of: int | None = None) -> Tensor:
+    """[N] the least over the first `of` networks (None: all) of their one output for the inputs [features, action].
 
-    Of a plain `StackedMLP` gradients go to `x` alone: the products for the weights' gradients are spared, and each row
+    Of a plain `StackedMLP` gradients go to the action alone: the products for all others are spared, and each row
     runs back through the one network that it came from.
     """
     if not is_plain(stack, StackedMLP):
-        return stack(x)[:of].squeeze(-1).amin(0)
-    weights: list[Tensor] = stack.weights()  # pyright: ignore
-    if of is not None:
-        weights = [p.detach()[:of] for p in weights]
-    if not (x.dim() == 2 and runs_directly() and are_plain((x, *weights))):
-        return _written_out(x, [p.detach() for p in weights]).squeeze(-1).amin(0)
-    if torch.is_grad_enabled():
-        return _Smallest.apply(x, weights)  # pyright: ignore[reportReturnType]
-    return _layers(x, weights)[-1].squeeze(-1).amin(0)
+        return stack(torch.cat([features, action], -1))[:of].squeeze(-1).amin(0)
+    weights = [p.detach()[:of] for p in stack.weights()]  # pyright: ignore
+    if not _runs_fused(features, action, weights):
+        return _written_out(torch.cat([features.detach(), action], -1), weights).squeeze(-1).amin(0)
+    return _Smallest.apply(features, action, weights)  # pyright: ignore[reportReturnType]
+
+
+def _runs_fused(features: Tensor, action: Tensor, weights: list[Tensor]) -> bool:
+    return action.dim() == 2 and action.is_cpu and runs_directly() and are_plain((features, action, *weights))
 
 
 def _written_out(x: Tensor, weights: list[Tensor]) -> Tensor:
@@ -73,93 +79,96 @@ def _written_out(x: Tensor, weights: list[Tensor]) -> Tensor:
     return in_full(lambda x: x @ weights[last] + weights[last + 1], x)
 
 
-def _layers(x: Tensor, parameters: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:
-    """The input [k, N, inputs] and the output of every layer."""
-    outputs = [x.expand(len(parameters[0]), *x.shape)]
-    last = len(parameters) - 2
-    for i in range(0, len(parameters), 2):
-        x, weight, bias = outputs[-1], parameters[i], parameters[i + 1]
-        if by_onednn(x, weight.shape[2]):
-            kind = "none" if i == last else "relu"
-            each = zip(x, weight.transpose(1, 2), bias.squeeze(1))
-            outputs.append(torch.stack([linear(x, w, b, kind) for x, w, b in each]))
-        elif weight.shape[2] == 1:  # a row times a matrix takes half the time of a matrix times a column
-            y = torch.baddbmm(bias, weight.transpose(1, 2), x.transpose(1, 2)).transpose(1, 2)
-            outputs.append(y if i == last else y.relu_())
-        else:
-            y = torch.baddbmm(bias, x, weight)
-            outputs.append(y if i == last else y.relu_())
+def _networks(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
+    """Weight [n, m] and bias [1, m] of each layer in turn, network by network; views."""
+    return zip(*[p.unbind(0) for p in parameters])
+
+
+def _outputs(x: Tensor, network: Sequence[Tensor]) -> list[Tensor]:
+    """The input [N, inputs] and the output of every layer of one network."""
+    outputs = [x]
+    for i in range(0, len(network), 2):
+        kind = "relu" if i < len(network) - 2 else "none"
+        outputs.append(linear(outputs[-1], network[i].t(), network[i + 1].squeeze(0), kind))
     return outputs
 
 
-def _product(x: Tensor, w: Tensor) -> Tensor:
-    """[k, n, m] @ [k, m, p]."""
-    if by_onednn(x, w.shape[2]):
-        return torch.stack([product(a, b) for a, b in zip(x, w)])
-    return torch.bmm(x, w)
-
-
-def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
-    """[k, inputs, outputs] from the inputs [k, N, inputs] and the gradient [k, N, outputs] of a layer."""
-    if gradient.shape[2] == 1:
-        return torch.matmul(gradient.transpose(1, 2), x).reshape(len(x), -1, 1)
-    return _product(x.transpose(1, 2), gradient)
+def _back(gradient: Tensor, weight: Tensor) -> Tensor:
+    """gradient [N, m] @ weight^T, of a weight [n, m]."""
+    return gradient * weight.t() if weight.shape[1] == 1 else product(gradient, weight.t())
 
 
 class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        outputs = _layers(x, parameters)
-        ctx.save_for_backward(*outputs[:-1], *parameters[::2])
-        return outputs[-1]
+        outputs = [_outputs(x, network) for network in _networks(parameters)]
+        hidden = [h for of_network in outputs for h in of_network[1:-1]]
+        ctx.save_for_backward(x, *parameters[::2], *hidden)
+        ctx.layers = len(parameters) // 2
+        return torch.stack([of_network[-1] for of_network in outputs])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved = ctx.saved_tensors
-        count = len(saved) // 2
-        inputs, weights = saved[:count], saved[count:]
-        gradients: list[Tensor | None] = []
-        gradient: Any = upstream[0]
-        for i in reversed(range(count)):
-            if i < count - 1:
-                gradient = relu_backward(gradient, inputs[i + 1], own=True)
-            gradients += [gradient.sum(1, keepdim=True), _weight_gradient(inputs[i], gradient)]
-            if i or ctx.needs_input_grad[0]:
-                back = weights[i].transpose(1, 2)
-                gradient = gradient * back if gradient.shape[2] == 1 else _product(gradient, back)
-        return gradient.sum(0) if ctx.needs_input_grad[0] else None, *reversed(gradients)
+        x, *saved = ctx.saved_tensors
+        layers: int = ctx.layers
+        weights, hidden = saved[:layers], saved[layers:]
+        found = [w.new_empty(shape) for w in weights for shape in (w.shape, (len(w), 1, w.shape[2]))]
+        for_x: Tensor | None = None
+        for k, network in enumerate(_networks(weights)):
+            inputs, gradient = [x, *hidden[k * (layers - 1) : (k + 1) * (layers - 1)]], upstream[0][k]
+            for i in reversed(range(layers)):
+                if i < layers - 1:
+                    gradient = relu_backward(gradient, inputs[i + 1], own=True)
+                product_into(inputs[i].t(), gradient, found[2 * i][k])
+                torch.sum(gradient, 0, keepdim=True, out=found[2 * i + 1][k])
+                if i or ctx.needs_input_grad[0]:
+                    gradient = _back(gradient, network[i])
+            if ctx.needs_input_grad[0]:
+                for_x = gradient if for_x is None else for_x.add_(gradient)
+        return for_x, *found
 
 
 class _Smallest(torch.autograd.Function):
     """The parameters come as a list, which autograd does not look into."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parameters: list[Tensor]) -> Tensor:
-        outputs = _layers(x, parameters)
-        least, which = outputs[-1].squeeze(-1).min(0)
-        ctx.save_for_backward(which, *outputs[1:-1], *parameters[::2])
+    def forward(ctx: Any, features: Tensor, action: Tensor, parameters: list[Tensor]) -> Tensor:
+        x = torch.cat([features, action], -1)
+        outputs = [_outputs(x, network) for network in _networks(parameters)]
+        least, which = torch.stack([of_network[-1].squeeze(-1) for of_network in outputs]).min(0)
+        ctx.save_for_backward(which, *parameters[::2], *[h for of_network in outputs for h in of_network[1:-1]])
+        ctx.layers, ctx.actions = len(parameters) // 2, action.shape[1]
         return least
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         which, *saved = ctx.saved_tensors
-        count = (len(saved) + 1) // 2
-        hidden, weights = saved[: count - 1], saved[count - 1 :]
-        out = upstream[0].new_empty(len(which), weights[0].shape[1])
-        for k in range(len(weights[0])):
-            rows = None if len(weights[0]) == 1 else (which == k).nonzero().squeeze(1)
-            gradient = _at(upstream[0], rows).unsqueeze(1) * weights[-1][k].t()
-            for i in reversed(range(count - 1)):
-                gradient = relu_backward(gradient, _at(hidden[i][k], rows), own=True)
-                gradient = product(gradient, weights[i][k].t())
-            out = gradient if rows is None else out.index_copy_(0, rows, gradient)
-        return out, None
-
-
-def _at(x: Tensor, rows: Tensor | None) -> Tensor:
-    return x if rows is None else x.index_select(0, rows)
+        layers: int = ctx.layers
+        weights, hidden = saved[:layers], saved[layers:]
+        weights[0] = weights[0][:, -ctx.actions :]
+        out = upstream[0].new_empty(len(which), ctx.actions)
+        order, start = which.argsort(), 0
+        for k, (network, count) in enumerate(
+            zip(_networks(weights), which.bincount(minlength=len(weights[0])).tolist())
+        ):
+            if not count:
+                continue
+            # oneDNN takes 10 ms to compile a product for each new number of rows; so some of the neighbours' come along.
+            padded = min(-(-count // _ROWS) * _ROWS, len(which))
+            first = min(start, len(which) - padded)
+            rows = order[first : first + padded]
+            gradient = upstream[0].index_select(0, rows).unsqueeze(1)
+            for i in reversed(range(layers)):
+                if i < layers - 1:
+                    active = hidden[k * (layers - 1) + i].index_select(0, rows)
+                    gradient = relu_backward(gradient, active, own=True)
+                gradient = _back(gradient, network[i])
+            own = slice(start - first, start - first + count)
+            out.index_copy_(0, rows[own], gradient[own])
+            start += count
+        return None, out, None
 
 
 class ActionBox(nn.Module):

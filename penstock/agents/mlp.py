@@ -163,7 +163,7 @@ def relu_backward(gradient: Tensor, output: Tensor, own: bool) -> Tensor:
 
 
 def by_onednn(x: Tensor, outputs: int) -> bool:
-    """True if [n, m] @ [m, outputs], or each of k such products, goes to oneDNN.
+    """True if [n, m] @ [m, outputs] goes to oneDNN.
 
     Large ones of float32 on a CPU where that is faster, and not in inference mode (acting).
     """
@@ -187,6 +187,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if by_onednn(a, b.shape[1]):
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return a @ b
+
+
+def product_into(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Writes a @ b of matrices, without gradient, into `out`."""
+    if by_onednn(a, b.shape[1]):
+        out.copy_(torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], ""))
+    else:
+        torch.mm(a, b, out=out)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Literal["none"] = "none") -> Tensor:

@@ -65,22 +65,38 @@ def test_each_network_starts_as_torchs_linear_layers_do() -> None:
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("hidden", [(), (7,), (8, 6)])
 def test_the_least_of_them(k: int, hidden: tuple[int, ...]) -> None:
-    """Its gradient runs through the network that gave it and reaches inputs alone."""
+    """Its gradient runs through the network that gave it and reaches actions alone, here the last two inputs."""
     stack, x = made(k, hidden, 1)
     weight = torch.randn(17, dtype=torch.float64)
     for of in (None, 1, max(k - 1, 1)):
         expected = one_by_one(stack, x)[:of].squeeze(-1).amin(0)
-        lowest = least(stack, x, of)
+        lowest = least(stack, x[:, :3], x[:, 3:], of)
         torch.testing.assert_close(lowest, expected)
         parameters = list(stack.parameters())
         (gradient, *others) = torch.autograd.grad((lowest * weight).sum(), [x, *parameters], allow_unused=True)
-        torch.testing.assert_close(gradient, torch.autograd.grad((expected * weight).sum(), x)[0])
-        assert all(g is None for g in others)
+        torch.testing.assert_close(gradient[:, 3:], torch.autograd.grad((expected * weight).sum(), x)[0][:, 3:])
+        assert not gradient[:, :3].any() and all(g is None for g in others)
         with torch.no_grad():
-            torch.testing.assert_close(least(stack, x, of), expected)
+            torch.testing.assert_close(least(stack, x[:, :3], x[:, 3:], of), expected)
     if k > 1:
         which = one_by_one(stack, x).squeeze(-1).argmin(0)
         assert len(which.unique()) > 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.99, 1.0])
+def test_every_row_runs_back_through_its_network_however_few_have_the_same(share: float) -> None:
+    """Rows of neighbours come along, so that products are of few sizes, and count for nothing."""
+    stack = StackedMLP(3, 5, (8, 6)).double()
+    x = torch.randn(100, 5, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():  # the share of rows in which each of the last two networks is the least
+        q = one_by_one(stack, x).squeeze(-1)
+        biases = list(stack.parameters())[-1]
+        biases[1] += torch.quantile(q[0] - q[1], share)
+        biases[2] += torch.quantile(q[0] - q[2], share / 2)
+    weight = torch.randn(100, dtype=torch.float64)
+    (seen,) = torch.autograd.grad((least(stack, x[:, :0], x) * weight).sum(), x)
+    slow = torch.autograd.grad((one_by_one(stack, x).squeeze(-1).amin(0) * weight).sum(), x)[0]
+    torch.testing.assert_close(seen, slow)
 
 
 def test_large_networks_are_the_same_ones() -> None:
@@ -90,7 +106,7 @@ def test_large_networks_are_the_same_ones() -> None:
     wanted = [x, *stack.parameters()]
     for seen, slow in (
         (stack(x).square().sum(), one_by_one(stack, x).square().sum()),
-        (least(stack, x).sum(), one_by_one(stack, x).squeeze(-1).amin(0).sum()),
+        (least(stack, x[:, :0], x).sum(), one_by_one(stack, x).squeeze(-1).amin(0).sum()),
     ):
         torch.testing.assert_close(seen, slow, rtol=1e-4, atol=1e-3)
         found = torch.autograd.grad(seen, wanted, allow_unused=True)
@@ -102,10 +118,10 @@ def test_large_networks_are_the_same_ones() -> None:
 def test_rows_do_not_touch_each_other() -> None:
     """The gradient of a row's least value is that of the row alone."""
     stack, x = made(2, (8, 6), 1)
-    (whole,) = torch.autograd.grad(least(stack, x).sum(), x)
+    (whole,) = torch.autograd.grad(least(stack, x[:, :0], x).sum(), x)
     for i in range(len(x)):
         row = x[i : i + 1].detach().clone().requires_grad_()
-        torch.testing.assert_close(torch.autograd.grad(least(stack, row).sum(), row)[0][0], whole[i])
+        torch.testing.assert_close(torch.autograd.grad(least(stack, row[:, :0], row).sum(), row)[0][0], whole[i])
 
 
 def test_a_copy_has_parameters_of_its_own() -> None:
@@ -188,7 +204,10 @@ def test_large_stacks_are_the_same_function_in_other_roundings(monkeypatch: pyte
     x, weight = torch.randn(256, 150, requires_grad=True), torch.randn(2, 256, 1)
     assert by_onednn(x, 160) == (library == "onednn")
     wanted = [x, *stack.parameters()]
-    seen = [*torch.autograd.grad((stack(x) * weight).sum(), wanted), *torch.autograd.grad(least(stack, x).sum(), [x])]
+    seen = [
+        *torch.autograd.grad((stack(x) * weight).sum(), wanted),
+        *torch.autograd.grad(least(stack, x[:, :0], x).sum(), [x]),
+    ]
     stack, x = stack.double(), x.detach().double().requires_grad_()
     wanted = [x, *stack.parameters()]
     slow = [*torch.autograd.grad((one_by_one(stack, x) * weight).sum(), wanted),
