@@ -239,3 +239,13 @@ def test_many_features_are_said_to_be_many_and_absurdly_many_are_refused(
     for cnn in ("nature", "impala"):
         with pytest.raises(ConfigError, match=f"net.cnn='{cnn}' for an image of 60 x 80 .*ResizeObservation"):
             Encoder(image, CHOICE, Net(cnn=cnn))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_dtype_is_refused_where_the_agent_is_made(dtype: torch.dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        with pytest.raises(ConfigError, match=rf"{dtype}.*set_default_dtype\(torch.float32\)"):
+            Encoder(VECTOR, CHOICE, Net())
+    finally:
+        torch.set_default_dtype(torch.float32)
