@@ -17,7 +17,7 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
-from penstock.core.batch import AnyBatch, Inputs, SampleBatch, carry_over
+from penstock.core.batch import AnyBatch, Inputs, SampleBatch, carry_over, padded_rows
 from penstock.core.errors import CheckpointError
 from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
@@ -263,8 +263,16 @@ class OfflineLive:
             return
         agent, state = self._installed.agent, self._state
         tree_map(lambda x, y: np.copyto(x, y.cpu().numpy()), self._batch.state, state)
-        inputs = tree_map(lambda x: torch.from_numpy(x).to(agent_device(agent)), tuple(self._batch.inputs_t))
+        T, B = self.batch_spec
+        missing = padded_rows(B) - B  # as where agents act, so that a slot's state has the same bits among any others
+        inputs = tree_map(
+            lambda x: torch.from_numpy(np.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))).to(
+                agent_device(agent)
+            ),
+            tuple(self._batch.inputs_t),
+        )
+        state = tree_map(lambda x: torch.cat([x, x.new_zeros(missing, *x.shape[1:])]), state)
         with torch.inference_mode():
-            for t in range(self.batch_spec.T):
+            for t in range(T):
                 _, _, state = agent.act(Inputs(*tree_map(lambda x, t=t: x[t], inputs)), state, None)
-        self._state = tree_map(lambda x: x.clone(), state)
+        self._state = tree_map(lambda x: x[:B].clone(), state)
