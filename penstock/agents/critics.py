@@ -155,7 +155,7 @@ class _Smallest(torch.autograd.Function):
         ):
             if not count:
                 continue
-            # oneDNN takes 10 ms to compile a product for each new number of rows; so some of the neighbours' come along.
+            # oneDNN takes 10 ms to compile a product for each new number of rows: some of the neighbours' come along.
             padded = min(-(-count // _ROWS) * _ROWS, len(which))
             first = min(start, len(which) - padded)
             rows = order[first : first + padded]

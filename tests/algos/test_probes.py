@@ -166,7 +166,7 @@ def test_what_is_masked_is_never_done_though_it_would_pay():
 def test_a_cue_is_remembered_to_the_end_of_a_corridor():
     algo = PPO(lr="linear(1e-2, 0)", discount=0.95, epochs=8, minibatch=256, entropy_coef="linear(0.05, 0)",
                net=Net(hidden=(32,), recurrent="lstm", recurrent_size=32))  # fmt: skip
-    policy, sampler = trained(toy.TMaze, algo, 30, T=32, B=32)
+    policy, sampler = trained(toy.TMaze, algo, 34, T=32, B=32)
     assert sampler.evaluate_agent(0, 100).mean_return > 0.95
     batch = as_tensors(sampler.obtain_samples(10_000)[0], torch.device("cpu"))
     value = policy.agent.values(batch)

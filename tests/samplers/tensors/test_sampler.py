@@ -114,8 +114,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize("net", [SMALL, ps.Net(recurrent="lstm", recurrent_size=8)], ids=["mlp", "lstm"])
-def test_no_step_waits_for_the_device(waits: collections.Counter[str], net: Any) -> None:
+# relu: on a CPU tanh is numpy's, which reads what lies there already.
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_no_step_waits_for_the_device(waits: collections.Counter[str], memory: Any) -> None:
+    net = ps.Net(hidden=(16,), activation="relu", recurrent=memory, recurrent_size=8)
     seen: list[dict[str, int]] = []
     for T in (2, 32):
         sampler = ps.SerialSampler(T, 6).build(EnvConfig(functools.partial(CartPole, max_episode_steps=5)), 1)
