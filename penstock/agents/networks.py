@@ -254,7 +254,7 @@ class Encoder(nn.Module):
         super().__init__()
         if torch.get_default_dtype() is not torch.float32:
             raise ConfigError(
-                f"torch's default dtype is {torch.get_default_dtype()}; networks that read float32 observations must be "
+                f"torch's default dtype is {torch.get_default_dtype()}; networks of float32 observations must be "
                 "float32: call torch.set_default_dtype(torch.float32) before the agent is built"
             )
         self.leaves: list[LeafSpec] = tree_leaves(obs)
