@@ -195,7 +195,7 @@ def product_into(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.mm(a, b, out=out)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Literal["none"] = "none") -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | Literal["none"] = "none") -> Tensor:
     """activation(x weight^T + bias) [N, outputs], without gradient."""
     if by_onednn(x, weight.shape[0]):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
