@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penstock.agents.mlp import are_plain, is_plain, linear, product, product_into, relu_backward, runs_directly
+from penstock.agents.mlp import are_plain, is_plain, linear, product_into, relu_backward, runs_directly
 from penstock.agents.precision import in_full
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
@@ -45,7 +45,7 @@ class StackedMLP(nn.Module):
             return _written_out(x, weights)
         if torch.is_grad_enabled():
             return _Stack.apply(x, *weights)  # pyright: ignore[reportReturnType]
-        return torch.stack([_outputs(x, network)[-1] for network in _networks(weights)])
+        return torch.stack([_outputs(x, network)[-1] for network in _layers(weights)])
 
     def weights(self) -> list[Tensor]:
         """Weight [k, inputs, outputs] and bias [k, 1, outputs] of each layer in turn, as they are at this moment."""
@@ -79,29 +79,29 @@ def _written_out(x: Tensor, weights: list[Tensor]) -> Tensor:
     return in_full(lambda x: x @ weights[last] + weights[last + 1], x)
 
 
-def _networks(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
-    """Weight [n, m] and bias [1, m] of each layer in turn, network by network; views."""
-    return zip(*[p.unbind(0) for p in parameters])
+def _layers(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
+    """Weight [m, n] and bias [m] of each layer in turn, as `linear` takes them, network by network; views."""
+    return zip(*[(p.squeeze(1) if i % 2 else p.transpose(1, 2)).unbind(0) for i, p in enumerate(parameters)])
 
 
-def _outputs(x: Tensor, network: Sequence[Tensor]) -> list[Tensor]:
+def _outputs(x: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
     """The input [N, inputs] and the output of every layer of one network."""
     outputs = [x]
-    for i in range(0, len(network), 2):
-        kind = "relu" if i < len(network) - 2 else "none"
-        outputs.append(linear(outputs[-1], network[i].t(), network[i + 1].squeeze(0), kind))
+    last = len(layers) - 2
+    for i in range(0, len(layers), 2):
+        outputs.append(linear(outputs[-1], layers[i], layers[i + 1], "none" if i == last else "relu"))
     return outputs
 
 
 def _back(gradient: Tensor, weight: Tensor) -> Tensor:
     """gradient [N, m] @ weight^T, of a weight [n, m]."""
-    return gradient * weight.t() if weight.shape[1] == 1 else product(gradient, weight.t())
+    return gradient * weight.t() if weight.shape[1] == 1 else linear(gradient, weight, None)
 
 
 class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        outputs = [_outputs(x, network) for network in _networks(parameters)]
+        outputs = [_outputs(x, network) for network in _layers(parameters)]
         hidden = [h for of_network in outputs for h in of_network[1:-1]]
         ctx.save_for_backward(x, *parameters[::2], *hidden)
         ctx.layers = len(parameters) // 2
@@ -115,7 +115,7 @@ class _Stack(torch.autograd.Function):
         weights, hidden = saved[:layers], saved[layers:]
         found = [w.new_empty(shape) for w in weights for shape in (w.shape, (len(w), 1, w.shape[2]))]
         for_x: Tensor | None = None
-        for k, network in enumerate(_networks(weights)):
+        for k, network in enumerate(zip(*[w.unbind(0) for w in weights])):
             inputs, gradient = [x, *hidden[k * (layers - 1) : (k + 1) * (layers - 1)]], upstream[0][k]
             for i in reversed(range(layers)):
                 if i < layers - 1:
@@ -135,7 +135,7 @@ class _Smallest(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, action: Tensor, parameters: list[Tensor]) -> Tensor:
         x = torch.cat([features, action], -1)
-        outputs = [_outputs(x, network) for network in _networks(parameters)]
+        outputs = [_outputs(x, network) for network in _layers(parameters)]
         least, which = torch.stack([of_network[-1].squeeze(-1) for of_network in outputs]).min(0)
         ctx.save_for_backward(which, *parameters[::2], *[h for of_network in outputs for h in of_network[1:-1]])
         ctx.layers, ctx.actions = len(parameters) // 2, action.shape[1]
@@ -150,12 +150,11 @@ class _Smallest(torch.autograd.Function):
         weights[0] = weights[0][:, -ctx.actions :]
         out = upstream[0].new_empty(len(which), ctx.actions)
         order, start = which.argsort(), 0
-        for k, (network, count) in enumerate(
-            zip(_networks(weights), which.bincount(minlength=len(weights[0])).tolist())
-        ):
+        counts = which.bincount(minlength=len(weights[0])).tolist()
+        for k, (count, *network) in enumerate(zip(counts, *[w.unbind(0) for w in weights])):
             if not count:
                 continue
-            # oneDNN takes 10 ms to compile a product for each new number of rows: some of the neighbours' come along.
+            # oneDNN takes 10 ms to compile a product for each new number of rows, so some of others come along.
             padded = min(-(-count // _ROWS) * _ROWS, len(which))
             first = min(start, len(which) - padded)
             rows = order[first : first + padded]
