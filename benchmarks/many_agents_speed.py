@@ -30,7 +30,7 @@ from floor import mlp, random_layers
 from toy_agents import Toy
 
 import penstock as ps
-from penstock.core.machine import cpu_vendor
+from penstock.core.machine import cpu_family
 from penstock.envs.pettingzoo import factory_of
 
 RESULTS = Path(__file__).parent / "results" / "many_agents.md"
@@ -226,7 +226,7 @@ def write(rows: list[list[str]], command: str) -> None:
     """Puts the table into the results, in the place of the one before."""
     table = [["case", "unit", "rate", "against", "ratio", "upper deciles", "bar", "held"], ["---"] * 8, *rows]
     about = (
-        f"`{command}`, {datetime.date.today()}, {platform.machine()} by {cpu_vendor()}, Python {platform.python_version()}, torch "
+        f"`{command}`, {datetime.date.today()}, {platform.machine()} by {cpu_family()[0]}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, numpy {np.__version__}: one thread, processor time, medians of rounds in which both take "
         "turns. The ratio of upper deciles is that of turns that other work on the machine disturbed least."
     )

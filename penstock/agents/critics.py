@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penstock.agents.mlp import are_plain, is_plain, linear, product_into, relu_backward, runs_directly
+from penstock.agents.mlp import affine, are_plain, is_plain, product, product_into, relu_backward, runs_directly
 from penstock.agents.precision import in_full
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
@@ -45,7 +45,7 @@ class StackedMLP(nn.Module):
             return _written_out(x, weights)
         if torch.is_grad_enabled():
             return _Stack.apply(x, *weights)  # pyright: ignore[reportReturnType]
-        return torch.stack([_outputs(x, network)[-1] for network in _layers(weights)])
+        return torch.stack([_outputs(x, network)[-1] for network in _networks(weights)])
 
     def weights(self) -> list[Tensor]:
         """Weight [k, inputs, outputs] and bias [k, 1, outputs] of each layer in turn, as they are at this moment."""
@@ -79,9 +79,9 @@ def _written_out(x: Tensor, weights: list[Tensor]) -> Tensor:
     return in_full(lambda x: x @ weights[last] + weights[last + 1], x)
 
 
-def _layers(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
-    """Weight [m, n] and bias [m] of each layer in turn, as `linear` takes them, network by network; views."""
-    return zip(*[(p.squeeze(1) if i % 2 else p.transpose(1, 2)).unbind(0) for i, p in enumerate(parameters)])
+def _networks(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
+    """Weight [n, m] and bias [1, m] of each layer in turn, network by network; views."""
+    return zip(*[p.unbind(0) for p in parameters])
 
 
 def _outputs(x: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
@@ -89,19 +89,14 @@ def _outputs(x: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
     outputs = [x]
     last = len(layers) - 2
     for i in range(0, len(layers), 2):
-        outputs.append(linear(outputs[-1], layers[i], layers[i + 1], "none" if i == last else "relu"))
+        outputs.append(affine(outputs[-1], layers[i], layers[i + 1], "none" if i == last else "relu"))
     return outputs
-
-
-def _back(gradient: Tensor, weight: Tensor) -> Tensor:
-    """gradient [N, m] @ weight^T, of a weight [n, m]."""
-    return gradient * weight.t() if weight.shape[1] == 1 else linear(gradient, weight, None)
 
 
 class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        outputs = [_outputs(x, network) for network in _layers(parameters)]
+        outputs = [_outputs(x, network) for network in _networks(parameters)]
         hidden = [h for of_network in outputs for h in of_network[1:-1]]
         ctx.save_for_backward(x, *parameters[::2], *hidden)
         ctx.layers = len(parameters) // 2
@@ -115,13 +110,15 @@ class _Stack(torch.autograd.Function):
         weights, hidden = saved[:layers], saved[layers:]
         found = [w.new_empty(shape) for w in weights for shape in (w.shape, (len(w), 1, w.shape[2]))]
         for_x: Tensor | None = None
-        for k, network in enumerate(zip(*[w.unbind(0) for w in weights])):
-            inputs, gradient = [x, *hidden[k * (layers - 1) : (k + 1) * (layers - 1)]], upstream[0][k]
+        networks = list(zip(_networks(weights), _networks(found), upstream[0].unbind(0)))
+        for k in reversed(range(len(networks))):  # what the last one holds may still be in the cache
+            network, own, gradient = networks[k]
+            inputs = [x, *hidden[k * (layers - 1) : (k + 1) * (layers - 1)]]
             for i in reversed(range(layers)):
                 if i < layers - 1:
                     gradient = relu_backward(gradient, inputs[i + 1], own=True)
-                product_into(inputs[i].t(), gradient, found[2 * i][k])
-                torch.sum(gradient, 0, keepdim=True, out=found[2 * i + 1][k])
+                product_into(inputs[i].t(), gradient, own[2 * i])
+                torch.sum(gradient, 0, keepdim=True, out=own[2 * i + 1])
                 if i or ctx.needs_input_grad[0]:
                     gradient = _back(gradient, network[i])
             if ctx.needs_input_grad[0]:
@@ -129,45 +126,66 @@ class _Stack(torch.autograd.Function):
         return for_x, *found
 
 
+def _back(gradient: Tensor, weight: Tensor) -> Tensor:
+    """gradient [N, m] @ weight^T, of a weight [n, m]."""
+    return gradient * weight.t() if weight.shape[1] == 1 else product(gradient, weight.t())
+
+
 class _Smallest(torch.autograd.Function):
-    """The parameters come as a list, which autograd does not look into."""
+    """The parameters come as a list, which autograd does not look into.
+
+    What a row answers depends on its own action alone, so the slope there is found at once, while the layers' outputs
+    are in the cache, and nothing else is kept.
+    """
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, action: Tensor, parameters: list[Tensor]) -> Tensor:
         x = torch.cat([features, action], -1)
-        outputs = [_outputs(x, network) for network in _layers(parameters)]
+        networks = list(_networks(parameters))
+        outputs = [_outputs(x, network) for network in networks]
         least, which = torch.stack([of_network[-1].squeeze(-1) for of_network in outputs]).min(0)
-        ctx.save_for_backward(which, *parameters[::2], *[h for of_network in outputs for h in of_network[1:-1]])
-        ctx.layers, ctx.actions = len(parameters) // 2, action.shape[1]
+        if ctx.needs_input_grad[1]:
+            weights = [(first[-action.shape[1] :], *rest[1::2]) for first, *rest in networks]
+            hidden = [of_network[1:-1] for of_network in outputs]
+            ctx.save_for_backward(_slopes(which, weights, hidden))
         return least
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        which, *saved = ctx.saved_tensors
-        layers: int = ctx.layers
-        weights, hidden = saved[:layers], saved[layers:]
-        weights[0] = weights[0][:, -ctx.actions :]
-        out = upstream[0].new_empty(len(which), ctx.actions)
-        order, start = which.argsort(), 0
-        counts = which.bincount(minlength=len(weights[0])).tolist()
-        for k, (count, *network) in enumerate(zip(counts, *[w.unbind(0) for w in weights])):
-            if not count:
-                continue
-            # oneDNN takes 10 ms to compile a product for each new number of rows, so some of others come along.
-            padded = min(-(-count // _ROWS) * _ROWS, len(which))
-            first = min(start, len(which) - padded)
-            rows = order[first : first + padded]
-            gradient = upstream[0].index_select(0, rows).unsqueeze(1)
-            for i in reversed(range(layers)):
-                if i < layers - 1:
-                    active = hidden[k * (layers - 1) + i].index_select(0, rows)
-                    gradient = relu_backward(gradient, active, own=True)
-                gradient = _back(gradient, network[i])
-            own = slice(start - first, start - first + count)
-            out.index_copy_(0, rows[own], gradient[own])
-            start += count
-        return None, out, None
+        return None, upstream[0].unsqueeze(1) * ctx.saved_tensors[0], None
+
+
+def _slopes(which: Tensor, weights: Sequence[Sequence[Tensor]], hidden: Sequence[Sequence[Tensor]]) -> Tensor:
+    """[N, n] the derivative of each row's output by its inputs, of the one network that `which` names.
+
+    Args:
+        weights: of each network and layer, [n, m] in the first. hidden: [N, m] of each network and hidden layer.
+    """
+    if len(weights) == 1:
+        return _slope(weights[0], hidden[0], len(which))
+    out = weights[0][0].new_empty(len(which), len(weights[0][0]))
+    order, start = which.argsort(), 0
+    for count, of_network, outputs in zip(which.bincount(minlength=len(weights)).tolist(), weights, hidden):
+        if not count:
+            continue
+        # oneDNN takes 10 ms to compile a product for each new number of rows, so some of others come along.
+        padded = min(-(-count // _ROWS) * _ROWS, len(which))
+        first = min(start, len(which) - padded)
+        rows = order[first : first + padded]
+        slope = _slope(of_network, [h.index_select(0, rows) for h in outputs], padded)
+        own = slice(start - first, start - first + count)
+        out.index_copy_(0, rows[own], slope[own])
+        start += count
+    return out
+
+
+def _slope(weights: Sequence[Tensor], hidden: Sequence[Tensor], rows: int) -> Tensor:
+    """[rows, n] the derivative of one network's output by its inputs."""
+    slope = weights[-1].t().expand(rows, -1)
+    for i in reversed(range(len(hidden))):
+        slope = product(relu_backward(slope, hidden[i], own=i < len(hidden) - 1), weights[i].t())
+    return slope
 
 
 class ActionBox(nn.Module):

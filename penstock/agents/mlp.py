@@ -2,10 +2,11 @@
 
 For 512 rows of 64 units most of a training step is not matrix products but graph nodes (`benchmarks/update.py`).
 
-torch multiplies float32 by MKL, which keeps to narrow registers where the processor is not Intel's: half the speed.
-There large products of training go through oneDNN, which also comes with torch and uses the widest registers of every
-vendor. The machine and the shape alone decide which one multiplies, so a run repeats itself; acting always goes through
-MKL, in which the bits of a row do not depend on the rows beside it.
+torch multiplies float32 by MKL, which keeps to registers of 256 bits where the processor is not Intel's. That is half
+the speed where the processor computes with 512 at once, as AMD's do from family 26 (Zen 5) on. There large products of
+training go through oneDNN, which also comes with torch and uses the widest registers of every vendor; elsewhere both are
+as fast, and MKL costs less around a product. The machine and the shape alone decide which one multiplies, so a run
+repeats itself; acting always goes through MKL, in which the bits of a row do not depend on the rows beside it.
 
 A module may be changed in ways that act on its call alone: hooks, pruning, parametrisations, a replaced layer, tracing,
 export, transforms of functions. So whatever is fused first asks whether its layers are plain, at a fifth of a
@@ -35,12 +36,15 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook  # pyright: ignore
 
 from penstock.agents.precision import in_full
-from penstock.core.machine import cpu_vendor
+from penstock.core.machine import cpu_family
 
 Activation = Literal["tanh", "relu"]
 
 LARGE = 4_000_000
 """Multiplications from which oneDNN is the faster one inside whole updates: its calls cost 10 us more."""
+
+_WIDE_AMD = 26
+"""Family of AMD's first processors that compute with 512 bits at once; those before take two turns for as many."""
 
 _OF_NUMPY = (torch.float32, torch.float64)
 """Types of which numpy has vectorised functions."""
@@ -168,8 +172,8 @@ def by_onednn(x: Tensor, outputs: int) -> bool:
     Large ones of float32 on a CPU where that is faster, and not in inference mode (acting).
     """
     return (
-        x.shape[-2] * x.shape[-1] * outputs >= LARGE
-        and _onednn_is_faster()
+        _onednn_is_faster()
+        and x.shape[-2] * x.shape[-1] * outputs >= LARGE
         and x.is_cpu
         and x.dtype is torch.float32
         and not torch.is_inference_mode_enabled()
@@ -179,14 +183,15 @@ def by_onednn(x: Tensor, outputs: int) -> bool:
 @functools.cache
 def _onednn_is_faster() -> bool:
     there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return there and cpu_vendor() != "GenuineIntel"
+    vendor, family = cpu_family()
+    return there and (family >= _WIDE_AMD if vendor == "AuthenticAMD" else vendor != "GenuineIntel")
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of matrices, without gradient."""
     if by_onednn(a, b.shape[1]):
         return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
-    return a @ b
+    return torch.mm(a, b)
 
 
 def product_into(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -202,6 +207,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
     if by_onednn(x, weight.shape[0]):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
     return _by_mkl(x, weight, bias, activation)
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Literal["none"] = "none") -> Tensor:
+    """activation(x weight + bias) [N, outputs], without gradient, of a weight [inputs, outputs] and a bias [1, outputs]."""
+    if by_onednn(x, weight.shape[1]):
+        return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias.squeeze(0), activation, [], "")
+    y = torch.addmm(bias, x, weight)
+    return y.relu_() if activation == "relu" else y if activation == "none" else _tanh_(y)
 
 
 def _by_mkl(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | Literal["none"]) -> Tensor:

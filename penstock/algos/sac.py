@@ -35,12 +35,12 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> TrainBatch:
 
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> Loss:
     """Critics: (Q - target)^2 / 2 (eq. 5). Actor: alpha log pi - min_k Q (eq. 7). Temperature: eq. 18, in log alpha."""
-    q = agent.q(x.inputs, agent.box.to_unit(x["action"]))
-    squares, priorities = ops.critic_loss(q, x["target"], x.rows.get("weight"))
-    critic_loss = 0.5 * squares
     action, logp = agent.sample(x.inputs, x["noise"])
     temperature = alpha(agent)
     actor_loss = (temperature * logp - agent.smallest_q(x.inputs, action)).mean()
+    q = agent.q(x.inputs, agent.box.to_unit(x["action"]))
+    squares, priorities = ops.critic_loss(q, x["target"], x.rows.get("weight"))
+    critic_loss = 0.5 * squares
     totals = {"critic": critic_loss, "actor": actor_loss}
     entropy = -logp.detach().mean()
     if cfg.alpha == "auto":

@@ -69,13 +69,11 @@ class Machine:
         return ", ".join(parts)
 
 
-def cpu_vendor(root: Path = _ROOT) -> str:
-    """Maker of the processor as it names itself, `GenuineIntel` or `AuthenticAMD`; empty where the kernel is silent."""
-    try:
-        with (root / "proc/cpuinfo").open() as lines:
-            return next((x.partition(":")[2].strip() for x in lines if x.startswith("vendor_id")), "")
-    except OSError:
-        return ""
+def cpu_family(root: Path = _ROOT) -> tuple[str, int]:
+    """Maker of the processor as it names itself, `GenuineIntel` or `AuthenticAMD`, and its family; ("", 0) if unknown."""
+    text = _text(root / "proc/cpuinfo")
+    vendor, family = (re.search(rf"^{key}\s*: (\S+)", text, re.MULTILINE) for key in ("vendor_id", "cpu family"))
+    return vendor[1] if vendor else "", int(family[1]) if family else 0
 
 
 def read_machine(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Machine:

@@ -157,9 +157,12 @@ def test_products_of_other_numbers_stay_where_they_were():
     torch.testing.assert_close(linear(x, x, x[0]), F.linear(x, x, x[0]), rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize(("vendor", "faster"), [("GenuineIntel", False), ("AuthenticAMD", True), ("", True)])
+@pytest.mark.parametrize(
+    ("vendor", "family", "faster"),
+    [("GenuineIntel", 6, False), ("AuthenticAMD", 25, False), ("AuthenticAMD", 26, True), ("", 0, True)],
+)
 def test_onednn_multiplies_where_mkl_keeps_to_narrow_registers(
-    monkeypatch: pytest.MonkeyPatch, vendor: str, faster: bool
+    monkeypatch: pytest.MonkeyPatch, vendor: str, family: int, faster: bool
 ):
-    monkeypatch.setattr("penstock.agents.mlp.cpu_vendor", lambda: vendor)
+    monkeypatch.setattr("penstock.agents.mlp.cpu_family", lambda: (vendor, family))
     assert _onednn_is_faster.__wrapped__() is faster

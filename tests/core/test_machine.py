@@ -11,7 +11,7 @@ from penstock.core.machine import (
     Machine,
     allowed_cpus,
     cpu_quota,
-    cpu_vendor,
+    cpu_family,
     free_memory,
     memory_limit,
     oom_kills,
@@ -52,11 +52,12 @@ def test_two_sockets_with_hyperthreads(tree: Tree) -> None:
     assert str(found) == "8 cores with 2 threads, 2 NUMA nodes"
 
 
-def test_the_processor_names_its_maker(tree: Tree) -> None:
-    lines = "processor\t: 0\nvendor_id\t: AuthenticAMD\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n"
-    assert cpu_vendor(tree({})) == ""
-    assert cpu_vendor(tree({"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\n"})) == ""
-    assert cpu_vendor(tree({"proc/cpuinfo": lines})) == "AuthenticAMD"
+def test_the_processor_names_its_maker_and_its_family(tree: Tree) -> None:
+    first = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n"
+    assert cpu_family(tree({})) == ("", 0)
+    assert cpu_family(tree({"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\n"})) == ("", 0)
+    more = first.replace("25", "26").replace("AuthenticAMD", "GenuineIntel")
+    assert cpu_family(tree({"proc/cpuinfo": first + more})) == ("AuthenticAMD", 25)
 
 
 def test_cores_of_a_node_stand_together_however_they_are_numbered(tree: Tree) -> None:
