@@ -29,6 +29,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from learners import Frames
+from peers import plain_updates
 
 import penstock as ps
 from penstock.core import VERSION
@@ -183,7 +184,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def updates(how: How) -> Iterator[Row]:
-    """Updates/s of each case in each mode, by turns; and of forward and backward pass alone as one CUDA graph."""
+    """Updates/s of each case in each mode, by turns; of forward and backward pass alone as one CUDA graph; and of plain
+    torch, eager, compiled and graphed."""
     for name, (obs, action, algo) in update_cases(how.tiny).items():
         steps: dict[str, Callable[[], Any]] = {}
         first: dict[str, float] = {}
@@ -208,6 +210,20 @@ def updates(how: How) -> Iterator[Row]:
                 steps["forward and backward, CUDA graph"] = graphed(how, obs, action, algo)
             except RuntimeError as error:
                 said["forward and backward, CUDA graph"] = str(error).splitlines()[0]
+        for form in plain_updates.FORMS:
+            if how.late or (form == "CUDA graph" and not how.device.startswith("cuda")):
+                continue
+            rows, hidden = getattr(algo, "batch_size", None) or algo.minibatch, algo.net.hidden
+            actions = int(getattr(action, "n", 0)) or action.shape[0]
+            started = time.perf_counter()
+            try:
+                step = plain_updates.made(name[:3], form, obs, actions, rows, hidden, how.device)
+                step()
+                wait(how.device)
+            except RuntimeError as error:
+                said[f"plain torch, {form}"] = str(error).splitlines()[0]
+                continue
+            first[f"plain torch, {form}"], steps[f"plain torch, {form}"] = time.perf_counter() - started, step
         rates: dict[str, list[float]] = {mode: [] for mode in steps}
         for _ in range(2 if how.tiny else 5):
             for mode, step in steps.items():
