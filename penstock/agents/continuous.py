@@ -15,7 +15,7 @@ from penstock.agents.agent import Agent, follow
 from penstock.agents.critics import ActionBox, StackedMLP, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
-from penstock.agents.mlp import MLP, through
+from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
@@ -130,6 +130,8 @@ class ControlAgent(Agent):
             self.spread.fill_(float(getattr(settings, "exploration_noise", 0.0)))
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        if noise is not None and surely(self.warm > 0.0):
+            return self.box.to_env(2.0 * noise[:, -self.box.size :] - 1.0), {}, None
         obs, output = self.prepared(inputs.obs), self.actor.out
         if isinstance(output, StateDependentOutput):
             h = self.actor.features(inputs, obs)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from penstock.agents.agent import Agent, follow
 from penstock.agents.critics import StackedMLP
 from penstock.agents.distributions import Categorical
-from penstock.agents.mlp import MLP, through
+from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
@@ -79,6 +79,9 @@ class DiscreteControlAgent(Agent):
         self.warm.fill_(float(env_steps < settings.learning_starts))
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        if noise is not None and surely(self.warm > 0.0):
+            even = self.warm.new_zeros(len(noise), self.actions)
+            return Categorical(even, self._start, self.mask(inputs.obs)).sample(noise), {}, None
         logits = self.actor(inputs, self.prepared(inputs.obs))
         if noise is None:
             return Categorical(logits, self._start, self.mask(inputs.obs)).mode(), {}, None

@@ -238,6 +238,11 @@ def values_are_there() -> bool:
     return not (is_compiling() or _get_tracing_state() or is_transformed() or _len_torch_dispatch_stack())
 
 
+def surely(x: Tensor) -> bool:
+    """True if these bools are all true and may decide what runs; on a GPU, which would have to be waited for, False."""
+    return x.is_cpu and values_are_there() and bool(x.all())
+
+
 def is_transformed() -> bool:
     """True inside `torch.func.vmap`, `grad` and their like."""
     return peek_interpreter_stack() is not None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent, follow
 from penstock.agents.distributions import MASKED
-from penstock.agents.mlp import MLP, through
+from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
 from penstock.agents.precision import in_full
@@ -233,6 +233,13 @@ class QAgent(Agent):
         return self.online.memory.initial_state(B) if self.online.memory is not None else None
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        mask = self.mask(inputs.obs)
+        if noise is None:
+            explores = random = None
+        else:
+            explores, random = noise[:, 0] < self._chance(noise[:, 2]), self._random(noise[:, 1], mask)
+            if not self._records_q and self.online.memory is None and surely(explores):  # as all do in the beginning
+                return random + self._start if self._start else random, {}, state
         if self.is_noisy and (noise is None or self._evaluated(noise)):
             with mean_weights(self.online):
                 out, _ = self.online(inputs, self.prepared(inputs.obs))
@@ -243,27 +250,29 @@ class QAgent(Agent):
             out, state = self.online(one, self.prepared(one.obs), state)
             out = out[0]
         q = self.expected(out)
-        mask = self.mask(inputs.obs)
         if mask is not None:
             q = q.masked_fill(~mask, MASKED)
         index = q.argmax(-1)
+        if explores is not None and random is not None:
+            index = torch.where(explores, random, index)
         info: dict[str, Tree] = {}
-        if noise is not None:
-            explores, choice, slot = noise.unbind(1)
-            if mask is None:
-                random = (choice * self.actions).long()
-            else:
-                nth = (choice * mask.sum(-1)).long()
-                random = (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)
-            chance = self.epsilon
-            if len(chance) > 1:
-                chance = chance[slot.long().remainder(len(chance))]  # an evaluation may have more slots
-            if self.evaluates_with_noise:
-                chance = torch.where(slot < 0.0, self._eps_eval, chance)
-            index = torch.where(explores < chance, random, index)
         if self._records_q:
             info = {"q": q.gather(-1, index.unsqueeze(-1)).squeeze(-1), "q_max": q.amax(-1)}
         return index + self._start if self._start else index, info, state
+
+    def _chance(self, slot: Tensor) -> Tensor:
+        """[B] or [1] of a random action, for slots of these numbers [B]."""
+        chance = self.epsilon
+        if len(chance) > 1:
+            chance = chance[slot.long().remainder(len(chance))]  # an evaluation may have more slots
+        return torch.where(slot < 0.0, self._eps_eval, chance) if self.evaluates_with_noise else chance
+
+    def _random(self, u: Tensor, mask: Tensor | None) -> Tensor:
+        """[B] indices of legal actions, all of them as likely, from uniforms [B]."""
+        if mask is None:
+            return (u * self.actions).long()
+        nth = (u * mask.sum(-1)).long()
+        return (mask.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
         """Outputs of the online network: [N, A] or [N, A, K]; [T, B, ...] with memory."""

@@ -65,6 +65,18 @@ def test_actions_are_uniform_over_the_box_until_learning_starts(kind: str) -> No
     assert not torch.allclose(act(agent, x, noise), seen)
 
 
+@each_kind
+def test_the_actor_is_asked_only_where_it_has_a_say(kind: str) -> None:
+    agent, asked = made(kind), []
+    agent.actor.register_forward_hook(lambda *_: asked.append(1))
+    act(agent, inputs(3), torch.rand(3, 2))
+    assert not asked
+    act(agent, inputs(3), None)
+    agent.set_exploration(settings(exploration_noise=0.1), 100)
+    act(agent, inputs(3), torch.rand(3, 2))
+    assert len(asked) == 2
+
+
 def made_like(agent: ControlAgent, kind: str) -> ControlAgent:
     """The same networks, past its random actions."""
     other = made(kind)

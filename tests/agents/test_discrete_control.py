@@ -58,13 +58,17 @@ def test_actions_are_uniform_over_the_legal_until_learning_starts(masked: bool) 
     mask = some_mask(1).expand(n, 4) if masked else None
     agent, x, noise = made(MASKED if masked else SPEC), inputs(n, mask), torch.rand(n, 1)
     legal = [a for a in range(4) if mask is None or mask[0, a]]
+    asked: list[int] = []
+    agent.actor.register_forward_hook(lambda *_: asked.append(1))
     for steps in (0, 99):
         agent.set_exploration(START, steps)
         counts = torch.bincount(act(agent, x, noise) - 2, minlength=4)
         for a in range(4):
             assert float(counts[a]) / n == pytest.approx(1 / len(legal) if a in legal else 0.0, abs=0.015)
+    assert not asked  # nothing depends on it yet
     agent.set_exploration(START, 100)
     assert not torch.equal(torch.bincount(act(agent, x, noise) - 2, minlength=4), counts)  # pyright: ignore
+    assert asked
 
 
 @pytest.mark.parametrize("masked", [False, True])

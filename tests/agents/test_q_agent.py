@@ -103,6 +103,22 @@ def test_evaluations_act_at_random_by_eps_eval_alone(noisy: bool) -> None:
     assert torch.equal(act(agent, x, training), random)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_network_is_not_asked_where_every_slot_explores(masked: bool) -> None:
+    """Nor are actions others than where one slot does not."""
+    agent, asked = QAgent(MASKED if masked else SPEC, NET), []
+    x = inputs(9, torch.tensor([[1, 0, 1, 1]] * 9, dtype=torch.int8) if masked else None)
+    noise = torch.rand(9, 3)
+    noise[:, 2] = 0.0
+    agent.online.register_forward_hook(lambda *_: asked.append(1))
+    random = act(agent, x, noise)  # epsilon is 1 before it is set
+    assert not asked
+    noise[4, 0] = 1.0
+    chosen = act(agent, x, noise)
+    assert asked and torch.equal(chosen[:4], random[:4]) and torch.equal(chosen[5:], random[5:])
+    assert int(chosen[4]) == int(act(agent, x, None)[4])
+
+
 def test_the_mask_is_no_input_of_the_network() -> None:
     agent = QAgent(MASKED, NET)
     q = [agent(inputs(5, torch.full((5, 4), value, dtype=torch.int8))) for value in (0, 1)]
