@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penstock.agents.mlp import affine, are_plain, is_plain, product, product_into, relu_backward, runs_directly
+from penstock.agents.mlp import (
+    affine,
+    are_plain,
+    is_plain,
+    onednn_is_faster,
+    product,
+    product_into,
+    relu_backward,
+    runs_directly,
+)
 from penstock.agents.precision import in_full
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
@@ -165,18 +174,13 @@ def _slopes(which: Tensor, weights: Sequence[Sequence[Tensor]], hidden: Sequence
     if len(weights) == 1:
         return _slope(weights[0], hidden[0], len(which))
     out = weights[0][0].new_empty(len(which), len(weights[0][0]))
-    order, start = which.argsort(), 0
-    for count, of_network, outputs in zip(which.bincount(minlength=len(weights)).tolist(), weights, hidden):
-        if not count:
-            continue
-        # oneDNN takes 10 ms to compile a product for each new number of rows, so some of others come along.
-        padded = min(-(-count // _ROWS) * _ROWS, len(which))
-        first = min(start, len(which) - padded)
-        rows = order[first : first + padded]
-        slope = _slope(of_network, [h.index_select(0, rows) for h in outputs], padded)
-        own = slice(start - first, start - first + count)
-        out.index_copy_(0, rows[own], slope[own])
-        start += count
+    for k, (of_network, outputs) in enumerate(zip(weights, hidden)):
+        rows = (which == k).nonzero().squeeze(1)
+        if count := len(rows):
+            if onednn_is_faster():  # it takes 10 ms to compile a product for each new number of rows
+                rows = torch.cat([rows, rows.new_zeros(-count % _ROWS)])
+            slope = _slope(of_network, [h.index_select(0, rows) for h in outputs], len(rows))
+            out.index_copy_(0, rows[:count], slope[:count])
     return out
 
 

@@ -172,7 +172,7 @@ def by_onednn(x: Tensor, outputs: int) -> bool:
     Large ones of float32 on a CPU where that is faster, and not in inference mode (acting).
     """
     return (
-        _onednn_is_faster()
+        onednn_is_faster()
         and x.shape[-2] * x.shape[-1] * outputs >= LARGE
         and x.is_cpu
         and x.dtype is torch.float32
@@ -181,7 +181,8 @@ def by_onednn(x: Tensor, outputs: int) -> bool:
 
 
 @functools.cache
-def _onednn_is_faster() -> bool:
+def onednn_is_faster() -> bool:
+    """True if this processor computes with 512 bits at once and MKL does not use them."""
     there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     vendor, family = cpu_family()
     return there and (family >= _WIDE_AMD if vendor == "AuthenticAMD" else vendor != "GenuineIntel")

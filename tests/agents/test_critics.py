@@ -83,9 +83,18 @@ def test_the_least_of_them(k: int, hidden: tuple[int, ...]) -> None:
         assert len(which.unique()) > 1
 
 
+@pytest.fixture(params=["onednn", "mkl"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The library of large products, whatever the processor is."""
+    for module in ("mlp", "critics"):
+        monkeypatch.setattr(f"penstock.agents.{module}.onednn_is_faster", lambda: request.param == "onednn")
+    return request.param
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.99, 1.0])
 def test_every_row_runs_back_through_its_network_however_few_have_the_same(share: float) -> None:
-    """Rows of neighbours come along, so that products are of few sizes, and count for nothing."""
+    """With oneDNN another row comes along now and then, so that products are of few sizes, and counts for nothing."""
     stack = StackedMLP(3, 5, (8, 6)).double()
     x = torch.randn(100, 5, dtype=torch.float64, requires_grad=True)
     with torch.no_grad():  # the share of rows in which each of the last two networks is the least
@@ -195,10 +204,7 @@ def test_bounds_are_no_part_of_what_is_stored() -> None:
     assert np.isfinite(box(-1e30, 1e30).to_env(torch.ones(1, 1)).numpy()).all()
 
 
-@pytest.mark.parametrize("library", ["onednn", "mkl"])
-def test_large_stacks_are_the_same_function_in_other_roundings(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
-    """With oneDNN each network's product is one of its own."""
-    monkeypatch.setattr("penstock.agents.mlp._onednn_is_faster", lambda: library == "onednn")
+def test_large_stacks_are_the_same_function_in_other_roundings(library: str) -> None:
     torch.manual_seed(0)
     stack = StackedMLP(2, 150, (160, 128))
     x, weight = torch.randn(256, 150, requires_grad=True), torch.randn(2, 256, 1)

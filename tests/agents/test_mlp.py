@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from penstock.agents.mlp import (
     MLP,
-    _onednn_is_faster,  # pyright: ignore[reportPrivateUsage]
     by_onednn,
     linear,
+    onednn_is_faster,
     orthogonal,
     product,
     through,
@@ -114,7 +114,7 @@ def test_layers_start_orthogonal():
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor that is not Intel's."""
-    monkeypatch.setattr("penstock.agents.mlp._onednn_is_faster", lambda: True)
+    monkeypatch.setattr("penstock.agents.mlp.onednn_is_faster", lambda: True)
 
 
 @pytest.mark.usefixtures("onednn")
@@ -165,4 +165,4 @@ def test_onednn_multiplies_where_mkl_keeps_to_narrow_registers(
     monkeypatch: pytest.MonkeyPatch, vendor: str, family: int, faster: bool
 ):
     monkeypatch.setattr("penstock.agents.mlp.cpu_family", lambda: (vendor, family))
-    assert _onednn_is_faster.__wrapped__() is faster
+    assert onednn_is_faster.__wrapped__() is faster
