@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.mlp import Activation, is_plain, orthogonal, run_layers, runs_directly
+from penstock.agents.mlp import Activation, is_plain, orthogonal, run_layers, runs_directly, values_are_there
 from penstock.core.batch import Inputs
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
@@ -108,7 +108,7 @@ def _trains_on_cpu(images: Tensor) -> bool:
 
     Acting keeps to the layout in which a row's bits do not depend on the rows beside it.
     """
-    return images.is_cpu and runs_directly() and not torch.is_inference_mode_enabled()  # the last cannot be compiled
+    return images.is_cpu and values_are_there() and not torch.is_inference_mode_enabled()  # the last cannot be compiled
 
 
 def _laid_out(images: Tensor) -> Tensor:
@@ -119,17 +119,17 @@ def _laid_out(images: Tensor) -> Tensor:
 def _floats(images: Tensor) -> Tensor:
     """[N, C, H, W] uint8 as floats in [0, 1], on their way to training on a CPU channels last.
 
-    Few channels are laid out by numpy, one after the other as they become floats: half the time of torch's copies.
+    Few channels are laid out as bytes, one after the other by numpy: half the time of torch's copy.
     """
     if type(images) is not Tensor or not _trains_on_cpu(images):
         return images.float() / 255.0
     if images.shape[1] > 4 or images.is_contiguous(memory_format=torch.channels_last):
         return images.to(torch.float32, memory_format=torch.channels_last).div_(255.0)
-    out = torch.empty(images.shape, memory_format=torch.channels_last)
-    last, first = out.permute(0, 2, 3, 1).numpy(), images.numpy()
+    laid_out = torch.empty_like(images, memory_format=torch.channels_last)
+    last, first = laid_out.permute(0, 2, 3, 1).numpy(), images.numpy()
     for channel in range(images.shape[1]):
         last[..., channel] = first[:, channel]
-    return out.div_(255.0)
+    return laid_out.float().div_(255.0)
 
 
 def _convolved(convs: nn.Sequential, images: Tensor) -> Tensor:
