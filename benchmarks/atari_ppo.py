@@ -78,7 +78,10 @@ def limit(threads: int) -> Callable[[int], None]:
         nn.Conv2d(4, 32, 8, 4), nn.ReLU(True), nn.Conv2d(32, 64, 4, 2), nn.ReLU(True), nn.Conv2d(64, 64, 3, 1), nn.ReLU(True),
         nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(True), nn.Linear(512, 7),
     )  # fmt: skip
-    rows, parameters = torch.rand(MINIBATCH, 4, 84, 84).contiguous(memory_format=torch.channels_last), list(net.parameters())
+    rows, parameters = (
+        torch.rand(MINIBATCH, 4, 84, 84).contiguous(memory_format=torch.channels_last),
+        list(net.parameters()),
+    )
     acted, gradient, still = torch.rand(B, 4, 84, 84), torch.rand(MINIBATCH, 7), np.zeros(B, np.int64)
 
     def learn(batches: int) -> None:
@@ -114,7 +117,11 @@ class Contender:
     """A process that answers each number of batches, stopped between its turns."""
 
     def __init__(self, name: str, peer: str | None, threads: int) -> None:
-        script = [str(HERE / "peers" / "ppo_pong.py"), "--peer", PEERS[name]] if name in PEERS else [__file__, "--serve", name]
+        script = (
+            [str(HERE / "peers" / "ppo_pong.py"), "--peer", PEERS[name]]
+            if name in PEERS
+            else [__file__, "--serve", name]
+        )
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
         python = peer if peer and name in PEERS else sys.executable
         self.name, self.wall, self.cpu = name, list[float](), list[float]()
@@ -171,6 +178,10 @@ def measured(names: list[str], peer: str | None, threads: int, rounds: int, batc
         for k in range(rounds + 1):
             for contender in contenders:
                 contender.turn(batches)
+                print(
+                    f"round {k}: {contender.name} {contender.wall[-1]:.2f} s, processor {contender.cpu[-1]:.2f} s",
+                    flush=True,
+                )
                 if k == 0:
                     contender.wall, contender.cpu = [], []
     finally:
@@ -193,7 +204,10 @@ def report(found: list[Contender]) -> list[str]:
         return None if of is None else statistics.median(a / b for a, b in zip(getattr(of, what), getattr(x, what)))
 
     of = f"of {best.name}" if best else "of a peer"
-    lines = [f"| | steps/s | {of} | of the limit | processor s a batch | {of} | of the limit |", "|---|---:|---:|---:|---:|---:|---:|"]
+    lines = [
+        f"| | steps/s | {of} | of the limit | processor s a batch | {of} | of the limit |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
     for x in found:
         cells = [ratio(best, x, "wall"), ratio(floor, x, "wall"), ratio(best, x, "cpu"), ratio(floor, x, "cpu")]
         text = ["" if cell is None else f"{cell:.2f}" for cell in cells]
@@ -216,7 +230,9 @@ def main() -> None:
     parser.add_argument("--peer", help="a Python that has Stable-Baselines3, EnvPool, ale-py and OpenCV")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=1, help="of a turn")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, and of the environments where they step at once")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="of torch, and of the environments where they step at once"
+    )
     parser.add_argument("--only", nargs="+", help="names of contenders")
     parser.add_argument("--keep", action="store_true", help="leave the results as they are")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -224,6 +240,7 @@ def main() -> None:
     if args.serve:
         serve(args.serve, args.threads)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # so that no stopped process stays behind
     names = args.only or [*OURS, *(PEERS if args.peer else ()), "limit"]
     load = os.getloadavg()[0]
     found = measured(names, args.peer, args.threads, args.rounds, args.batches)

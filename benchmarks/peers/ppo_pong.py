@@ -92,7 +92,9 @@ class Plain:
             error = self.reward[t] + DISCOUNT * following * going - self.value[t]
             advantage[t] = last = error + DISCOUNT * LAMBDA * going * last
             following = self.value[t]
-        rows = [x.flatten(0, 1) for x in (self.obs, self.action, self.logp, advantage, advantage + self.value, self.value)]
+        rows = [
+            x.flatten(0, 1) for x in (self.obs, self.action, self.logp, advantage, advantage + self.value, self.value)
+        ]
         for _ in range(EPOCHS):
             for part in np.array_split(np.random.permutation(T * B), T * B // MINIBATCH):
                 self.update(*(x[part] for x in rows))

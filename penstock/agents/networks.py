@@ -116,7 +116,7 @@ def _laid_out(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if _trains_on_cpu(images) else images
 
 
-def _floats(images: Tensor) -> Tensor:
+def as_floats(images: Tensor) -> Tensor:
     """[N, C, H, W] uint8 as floats in [0, 1], on their way to training on a CPU channels last.
 
     Few channels are laid out as bytes, one after the other by numpy: half the time of torch's copy.
@@ -132,7 +132,7 @@ def _floats(images: Tensor) -> Tensor:
     return laid_out.float().div_(255.0)
 
 
-def _convolved(convs: nn.Sequential, images: Tensor) -> Tensor:
+def convolved(convs: nn.Sequential, images: Tensor) -> Tensor:
     """[N, size]: `convs`, its result flat; a relu after a convolution writes over it, where both are plain."""
     if not is_plain(convs, nn.Sequential) or not runs_directly():
         return convs(images).flatten(1)
@@ -170,7 +170,7 @@ class NatureCNN(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _convolved(self.convs, _laid_out(x))
+        x = convolved(self.convs, _laid_out(x))
         return x if self.out is None else run_layers(x, (self.out,), "relu")
 
 
@@ -205,7 +205,7 @@ class ImpalaResNet(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _convolved(self.convs, _laid_out(x))
+        x = convolved(self.convs, _laid_out(x))
         return x if self.out is None else run_layers(x, (self.out,), "relu")
 
 
@@ -248,7 +248,7 @@ class Convolutions(nn.Module):
         self.size = c * h * w
 
     def forward(self, x: Tensor) -> Tensor:
-        return _convolved(self.convs, _laid_out(x))
+        return convolved(self.convs, _laid_out(x))
 
 
 def image_network(cnn: Any, c: int, h: int, w: int, closing: bool = True) -> nn.Module:
@@ -324,7 +324,7 @@ class Encoder(nn.Module):
         for i, (leaf, x) in enumerate(zip(self.leaves, tree_leaves(obs))):
             if self._is_image(leaf):
                 x = x if leaf.shape[0] < leaf.shape[2] else x.permute(0, 3, 1, 2)
-                parts.append(self.images[str(i)](_floats(x) if leaf.is_image else x.float()))
+                parts.append(self.images[str(i)](as_floats(x) if leaf.is_image else x.float()))
             else:
                 parts.append(_flat_features(leaf, x))
         if self.action_leaves:

@@ -14,8 +14,8 @@ from penstock.agents.networks import (
     MinAtarCNN,
     NatureCNN,
     Net,
-    _convolved,
-    _floats,
+    as_floats,
+    convolved,
 )
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
@@ -272,12 +272,12 @@ def test_bytes_become_the_floats_that_they_stand_for(channels: int, kind: str) -
     elif kind == "none":
         images = images[:0]
     before = images.clone()
-    found = _floats(images)
+    found = as_floats(images)
     assert torch.equal(found, images.float() / 255.0)
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, before)
     with torch.inference_mode():
-        acting = _floats(images.contiguous())
+        acting = as_floats(images.contiguous())
     assert torch.equal(acting, found)
     assert acting.is_contiguous()
 
@@ -300,7 +300,7 @@ def test_convolutions_and_relus_are_those_of_the_modules(layers: Any, size: Any)
         torch.testing.assert_close(a, b)
         assert torch.equal(a, c)
     with torch.inference_mode():
-        torch.testing.assert_close(_convolved(net.convs, x.contiguous()), expected)
+        torch.testing.assert_close(convolved(net.convs, x.contiguous()), expected)
 
 
 def _doubled(layer: nn.Module, args: Any, out: Tensor) -> Tensor:
@@ -354,6 +354,6 @@ def test_bf16_takes_images_channels_last_as_well() -> None:
     image = torch.randint(0, 256, (2, 4, 36, 36), dtype=torch.uint8)
     encoder = Encoder(LeafSpec("box", (4, 36, 36), "uint8"), CHOICE, Net(cnn="nature"))
     with torch.autocast("cpu", torch.bfloat16):
-        assert _floats(image).is_contiguous(memory_format=torch.channels_last)
+        assert as_floats(image).is_contiguous(memory_format=torch.channels_last)
         found = encoder(inputs(image, 2), image)
     torch.testing.assert_close(found.float(), encoder(inputs(image, 2), image), rtol=0.05, atol=0.05)
