@@ -22,6 +22,9 @@ from penstock.core.noise import NOTHING_HELD, Held
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_structure
 
+_IMAGES = 256
+"""Rows of images that `values` are computed of at once."""
+
 
 class ActorCriticSettings(Protocol):
     """Settings that `actor_critic` reads."""
@@ -206,12 +209,14 @@ class ActorCritic(Agent):
     def values(self, batch: SampleBatch) -> Tensor:
         lead = batch.first.shape
         inputs = batch.inputs if self.memory is not None else batch.inputs.flat()
+        # Images become four times as large as floats, and all of a batch together fall out of every cache.
+        parts = inputs.split(_IMAGES) if self.memory is None and self.actor.encoder.images else (inputs,)
         with torch.no_grad():
             if self.critic is None:
-                value = in_full(self.value_head, self._shared_features(inputs, batch.state)[0])
+                found = [in_full(self.value_head, self._shared_features(x, batch.state)[0]) for x in parts]
             else:
-                value = self.critic(inputs, self._prepared(inputs)[0], self.value_head)
-            return value.reshape(lead)
+                found = [self.critic(x, self._prepared(x)[0], self.value_head) for x in parts]
+            return (torch.cat(found) if len(found) > 1 else found[0]).reshape(lead)
 
     def needed(self, inputs: Inputs) -> Inputs:
         others = zip(Inputs._fields[1:], inputs[1:])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.mlp import Activation, orthogonal, run_layers, runs_directly
+from penstock.agents.mlp import Activation, is_plain, orthogonal, run_layers, runs_directly, values_are_there
 from penstock.core.batch import Inputs
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
@@ -103,14 +103,46 @@ class Net:
         return frozenset(name for name, yes in used.items() if yes)
 
 
-def _laid_out(images: Tensor) -> Tensor:
-    """Images as training convolves them fastest: channels last on CPU, which takes two thirds of the time.
+def _trains_on_cpu(images: Tensor) -> bool:
+    """True for images that are convolved channels last, which takes training two thirds of the time on a CPU.
 
     Acting keeps to the layout in which a row's bits do not depend on the rows beside it.
     """
-    if not images.is_cpu or not runs_directly() or torch.is_inference_mode_enabled():  # the last cannot be compiled
-        return images
-    return images.contiguous(memory_format=torch.channels_last)
+    return images.is_cpu and values_are_there() and not torch.is_inference_mode_enabled()  # the last cannot be compiled
+
+
+def _laid_out(images: Tensor) -> Tensor:
+    """Images as training convolves them fastest."""
+    return images.contiguous(memory_format=torch.channels_last) if _trains_on_cpu(images) else images
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """[N, C, H, W] uint8 as floats in [0, 1], on their way to training on a CPU channels last.
+
+    Few channels are laid out as bytes, one after the other by numpy: half the time of torch's copy.
+    """
+    if type(images) is not Tensor or not _trains_on_cpu(images):
+        return images.float() / 255.0
+    if images.shape[1] > 4 or images.is_contiguous(memory_format=torch.channels_last):
+        return images.to(torch.float32, memory_format=torch.channels_last).div_(255.0)
+    laid_out = torch.empty_like(images, memory_format=torch.channels_last)
+    last, first = laid_out.permute(0, 2, 3, 1).numpy(), images.numpy()
+    for channel in range(images.shape[1]):
+        last[..., channel] = first[:, channel]
+    return laid_out.float().div_(255.0)
+
+
+def convolved(convs: nn.Sequential, images: Tensor) -> Tensor:
+    """[N, size]: `convs`, its result flat; a relu after a convolution writes over it, where both are plain."""
+    if not is_plain(convs, nn.Sequential) or not runs_directly():
+        return convs(images).flatten(1)
+    x, before, layers = images, None, list(convs)
+    for layer in layers:
+        over = before is not None and is_plain(before, nn.Conv2d) and is_plain(layer, nn.ReLU)
+        if over and layer is layers[-1]:
+            return x.flatten(1).relu_()  # in the order in which its gradient arrives
+        x, before = x.relu_() if over else layer(x), layer
+    return x.flatten(1)
 
 
 class NatureCNN(nn.Module):
@@ -138,7 +170,7 @@ class NatureCNN(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.convs(_laid_out(x)).flatten(1)
+        x = convolved(self.convs, _laid_out(x))
         return x if self.out is None else run_layers(x, (self.out,), "relu")
 
 
@@ -173,7 +205,7 @@ class ImpalaResNet(nn.Module):
                 orthogonal(layer, math.sqrt(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.convs(_laid_out(x)).flatten(1)
+        x = convolved(self.convs, _laid_out(x))
         return x if self.out is None else run_layers(x, (self.out,), "relu")
 
 
@@ -216,7 +248,7 @@ class Convolutions(nn.Module):
         self.size = c * h * w
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.convs(_laid_out(x)).flatten(1)
+        return convolved(self.convs, _laid_out(x))
 
 
 def image_network(cnn: Any, c: int, h: int, w: int, closing: bool = True) -> nn.Module:
@@ -292,7 +324,7 @@ class Encoder(nn.Module):
         for i, (leaf, x) in enumerate(zip(self.leaves, tree_leaves(obs))):
             if self._is_image(leaf):
                 x = x if leaf.shape[0] < leaf.shape[2] else x.permute(0, 3, 1, 2)
-                parts.append(self.images[str(i)](x.float() / 255.0 if leaf.is_image else x.float()))
+                parts.append(self.images[str(i)](as_floats(x) if leaf.is_image else x.float()))
             else:
                 parts.append(_flat_features(leaf, x))
         if self.action_leaves:

@@ -55,8 +55,8 @@ def minibatches(
     leaves, structure = tree_leaves(flat), tree_structure(flat)
     for _ in range(epochs if count else 0):
         order = torch.from_numpy(rng.permutation(count)).to(data.valid.device)
-        for part in zip(*(x[order].tensor_split(parts) for x in leaves)):
-            yield tree_unflatten(structure, list(part))
+        for part in order.tensor_split(parts):
+            yield tree_unflatten(structure, [x.index_select(0, part) for x in leaves])
 
 
 def shares(
@@ -91,7 +91,7 @@ def shares(
     leaves, structure = tree_leaves(flat), tree_structure(flat)
 
     def rows(at: Tensor) -> TrainBatch:
-        inputs, named = tree_unflatten(structure, [x[at] for x in leaves])
+        inputs, named = tree_unflatten(structure, [x.index_select(0, at) for x in leaves])
         return TrainBatch(Inputs(*inputs), named, None)
 
     for _ in range(epochs if count else 0):
@@ -121,7 +121,7 @@ def valid_rows(data: TrainBatch) -> TrainBatch:
 
     def rows(x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
-        return flat if len(index) == len(flat) else flat[index]
+        return flat if len(index) == len(flat) else flat.index_select(0, index)
 
     return TrainBatch(_mapped(rows, data.inputs), tree_map(rows, data.rows), None)
 

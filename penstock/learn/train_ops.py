@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch, as_arrays
 from penstock.core.errors import ConfigError, NonFiniteError
+from penstock.core.machine import keep_freed_memory
 from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import ResultDict, TrainingStep
@@ -56,6 +57,7 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> R
         ConfigError: something else than one policy's batch, or functions of the algorithm that return what they should
             not.
     """
+    keep_freed_memory()
     if isinstance(policy, PolicySet):
         return _train_each(policy, batch)
     if not isinstance(batch, SampleBatch):

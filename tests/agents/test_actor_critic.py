@@ -485,3 +485,18 @@ def test_allocated_batches_take_what_the_agent_gives():
         taken = tree_map(lambda a: torch.from_numpy(a[0]), batch.action)
         dist, _ = agent(inputs_for(agent.spec, 4))
         assert torch.equal(dist.log_prob(taken), info["logp"])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_values_of_many_images_are_computed_in_parts(shared: bool, monkeypatch: pytest.MonkeyPatch):
+    agent = ActorCritic(EnvSpec(IMAGE, CHOICE), Net(hidden=(8,), cnn=((4, 8, 4),), shared=shared))
+    batch = batch_of(agent, 4, 3)
+    whole = agent.values(batch)
+    rows: list[int] = []
+    body = agent.actor if shared else agent.critic
+    assert body is not None
+    body.register_forward_pre_hook(lambda layer, args: rows.append(len(args[1])))
+    monkeypatch.setattr("penstock.agents.actor_critic._IMAGES", 4)
+    parts = agent.values(batch)
+    assert rows == [4, 4, 4, 3]
+    torch.testing.assert_close(parts, whole)

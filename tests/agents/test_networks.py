@@ -4,9 +4,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
 from penstock.agents.actor_critic import ActionHead
-from penstock.agents.networks import Convolutions, Encoder, ImpalaResNet, MinAtarCNN, NatureCNN, Net
+from penstock.agents.networks import (
+    Convolutions,
+    Encoder,
+    ImpalaResNet,
+    MinAtarCNN,
+    NatureCNN,
+    Net,
+    as_floats,
+    convolved,
+)
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec
@@ -249,3 +259,101 @@ def test_another_default_dtype_is_refused_where_the_agent_is_made(dtype: torch.d
             Encoder(VECTOR, CHOICE, Net())
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 12])
+@pytest.mark.parametrize("kind", ["first", "last", "strided", "none"])
+def test_bytes_become_the_floats_that_they_stand_for(channels: int, kind: str) -> None:
+    images = torch.randint(0, 256, (6, channels, 9, 13), dtype=torch.uint8)
+    if kind == "last":
+        images = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    elif kind == "strided":
+        images = images[::2, :, 1:, ::3]
+    elif kind == "none":
+        images = images[:0]
+    before = images.clone()
+    found = as_floats(images)
+    assert torch.equal(found, images.float() / 255.0)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images, before)
+    with torch.inference_mode():
+        acting = as_floats(images.contiguous())
+    assert torch.equal(acting, found)
+    assert acting.is_contiguous()
+
+
+LAYERS = (((32, 8, 4), (64, 4, 2), (64, 3, 1)), ((7, 3, 2, 1),), ((5, 2, 1), (3, 3, 2, 1), (16, 2, 2)))
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("size", [(36, 36), (41, 57)])
+def test_convolutions_and_relus_are_those_of_the_modules(layers: Any, size: Any) -> None:
+    net = Convolutions(layers, 4, *size)
+    x = torch.rand(5, 4, *size).contiguous(memory_format=torch.channels_last)
+    weights = torch.rand(5, net.size)
+    expected, found = net.convs(x).flatten(1), net(x)
+    assert torch.equal(found, expected)
+    by_modules = torch.autograd.grad((expected * weights).sum(), list(net.parameters()))
+    own = torch.autograd.grad((found * weights).sum(), list(net.parameters()))
+    again = torch.autograd.grad((net(x) * weights).sum(), list(net.parameters()))
+    for a, b, c in zip(own, by_modules, again):
+        torch.testing.assert_close(a, b)
+        assert torch.equal(a, c)
+    with torch.inference_mode():
+        torch.testing.assert_close(convolved(net.convs, x.contiguous()), expected)
+
+
+def _doubled(layer: nn.Module, args: Any, out: Tensor) -> Tensor:
+    return 2.0 * out
+
+
+CHANGES: dict[str, Any] = {
+    "hook on a relu": lambda convs: convs[1].register_forward_hook(_doubled),
+    "hook before a relu": lambda convs: convs[3].register_forward_pre_hook(lambda layer, args: (args[0] + 1.0,)),
+    "hook on all": lambda convs: convs.register_forward_hook(_doubled),
+    "pruning": lambda convs: prune.l1_unstructured(convs[2], "weight", 0.5),
+    "parametrisation": lambda convs: parametrizations.weight_norm(convs[2]),
+    "another activation": lambda convs: convs.__setitem__(5, nn.Tanh()),
+    "a forward of its own": lambda convs: setattr(convs[5], "forward", torch.tanh),
+    "no relu at the end": lambda convs: convs.__delitem__(5),
+    "two relus": lambda convs: convs.append(nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_of_a_layer_act(change: str) -> None:
+    net = NatureCNN(4, 36, 36, closing=False)
+    x = torch.rand(3, 4, 36, 36).contiguous(memory_format=torch.channels_last)
+    plain = net(x)
+    CHANGES[change](net.convs)
+    expected = net.convs(x).flatten(1)
+    found = net(x)
+    assert torch.equal(found, expected)
+    assert change in ("two relus", "parametrisation") or not torch.equal(plain, found)
+    own = torch.autograd.grad(found.sum(), list(net.parameters()))
+    for a, b in zip(own, torch.autograd.grad(expected.sum(), list(net.parameters()))):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_hook_keeps_what_it_saw() -> None:
+    net = NatureCNN(4, 36, 36)
+    x = torch.rand(3, 4, 36, 36)
+    seen: list[Tensor] = []
+    net.convs[0].register_forward_hook(lambda layer, args, out: seen.append(out.detach()))
+    net(x)
+    assert seen[0].min() < 0
+    handle = nn.modules.module.register_module_forward_hook(lambda layer, args, out: seen.append(out.detach()))
+    try:
+        net(x)
+    finally:
+        handle.remove()
+    assert min(float(out.min()) for out in seen[1:3]) < 0
+
+
+def test_bf16_takes_images_channels_last_as_well() -> None:
+    image = torch.randint(0, 256, (2, 4, 36, 36), dtype=torch.uint8)
+    encoder = Encoder(LeafSpec("box", (4, 36, 36), "uint8"), CHOICE, Net(cnn="nature"))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert as_floats(image).is_contiguous(memory_format=torch.channels_last)
+        found = encoder(inputs(image, 2), image)
+    torch.testing.assert_close(found.float(), encoder(inputs(image, 2), image), rtol=0.05, atol=0.05)

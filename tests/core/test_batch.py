@@ -182,3 +182,13 @@ def test_a_batch_to_train_on_shows_shapes_and_no_values():
         "first bool[6], return float32[6], metrics: loss)"
     )
     assert repr(replace(flat, valid=np.array([True] * 5 + [False]))).startswith("TrainBatch(5 of 6 rows valid, obs ")
+
+
+def test_flat_inputs_are_split_into_views() -> None:
+    inputs = Inputs({"x": torch.arange(10).reshape(5, 2)}, None, torch.arange(5.0), torch.zeros(5, dtype=torch.bool))
+    parts = list(inputs.split(2))
+    assert [len(part.first) for part in parts] == [2, 2, 1]
+    assert torch.equal(torch.cat([part.obs["x"] for part in parts]), inputs.obs["x"])
+    assert torch.equal(torch.cat([part.prev_reward for part in parts]), inputs.prev_reward)
+    assert all(part.prev_action is None for part in parts)
+    assert parts[1].obs["x"].data_ptr() == inputs.obs["x"][2:].data_ptr()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -208,3 +211,28 @@ def test_all_cpus_are_allowed_where_a_system_does_not_say(monkeypatch: pytest.Mo
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert allowed_cpus() == {0, 1, 2}
+
+
+KEEPING = """
+import resource
+import numpy as np
+from penstock.core.machine import keep_freed_memory
+print(keep_freed_memory())
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [np.ones(7_000_000, np.float32) for _ in range(3)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(), faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc only")
+@pytest.mark.parametrize("tuned", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
+def test_freed_memory_is_kept_for_the_next_step_unless_a_user_tunes_it(tuned: dict[str, str]) -> None:
+    env = {name: x for name, x in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    done = subprocess.run([sys.executable, "-c", KEEPING], capture_output=True, text=True, timeout=60, env=env | tuned)
+    assert not done.returncode, done.stderr
+    kept, faults = done.stdout.split()
+    assert kept == str(not tuned)
+    assert (int(faults) < 1_000) is (not tuned)  # 84 MB are 20,508 pages of 4 kB
