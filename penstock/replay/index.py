@@ -200,10 +200,10 @@ class PrioritizedIndex:
         check_drawable(self._count, n)
         total = self._tree.total
         mass = (np.arange(n) + rng.random(n)) * (total / n)
-        leaf = self._tree.find(np.minimum(mass, np.nextafter(total, 0.0)))
+        leaf, value = self._tree.find(np.minimum(mass, np.nextafter(total, 0.0)))
         at, slot = leaf // self._slots, leaf % self._slots
         unit = self.tail + (at - self.tail) % self._units
-        return Drawn(unit, slot, self._tree.get(leaf) / total)
+        return Drawn(unit, slot, value / total)
 
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
         """Sets priorities [N], such as absolute errors; of a unit that was drawn twice the last one counts."""
