@@ -83,7 +83,7 @@ class LockstepTransitions:
         """[N] each: float32 returns of teams at places [n + 1, N, K], and the number of rewards in them."""
         acted = storage.valid(at[:-1])
         reward = self._rewards(storage.prev_reward(at[1:]), acted)
-        goes_on = acted.any(-1)
+        goes_on: Array = np.logical_or.reduce(acted, -1)
         goes_on[0] = True
         np.logical_and.accumulate(goes_on, 0, None, goes_on)
         total, *more = np.where(goes_on, self._powers[:-1, None] * reward, 0.0)

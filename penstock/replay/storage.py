@@ -108,7 +108,7 @@ class Storage:
             part.bind(self.arrays)
         self._states = [self.arrays[name] for name in states]
         self._state_rows = np.full(units, -1, np.int64)
-        self._apart = np.zeros(rows, bool)
+        self._apart, self._gaps = np.zeros(rows, bool), False
 
     @property
     def tail(self) -> int:
@@ -141,19 +141,20 @@ class Storage:
             gap: number of those rows, where it was decided over more slots than these; None to decide it here.
         """
         self.require_room(batch)
-        if gap is None:
-            gap = self.gap(batch, self.goes_on(batch))
-        ends = batch.terminated if terminated is None else terminated
         leaves = self._leaves(batch)
+        if gap is None:
+            gap = self.gap(batch, self._goes_on(leaves, batch.valid))
+        ends = batch.terminated if terminated is None else terminated
         self._write_flags(gap, batch, ends)
         start = self.head + gap
         if gap:
             self._skip(gap, leaves)
         for column, x in zip(self._inputs, leaves):
             column.write(start, x, batch.first, batch.valid)
-        known = dict(zip(tree_paths(batch.info), tree_leaves(batch.info))) if self._info else {}
-        for path, column in self._info.items():
-            column.write(start, known[path])
+        if self._info:
+            known = dict(zip(tree_paths(batch.info), tree_leaves(batch.info)))
+            for path, column in self._info.items():
+                column.write(start, known[path])
         if self._has_states and start % self.state_every == 0:
             unit = start // self.state_every % len(self._state_rows)
             for array, x in zip(self._states, tree_leaves(batch.state)):
@@ -175,8 +176,7 @@ class Storage:
 
     def goes_on(self, batch: SampleBatch) -> bool:
         """True if row 0 of a batch is the row that the head holds."""
-        rows = zip(self._inputs, self._leaves(batch))
-        return self.head > 0 and all(column.goes_on(self.head, x[0], batch.valid[0]) for column, x in rows)
+        return self._goes_on(self._leaves(batch), batch.valid)
 
     def gap(self, batch: SampleBatch, goes_on: bool) -> int:
         """Rows to leave free before a batch."""
@@ -190,9 +190,7 @@ class Storage:
         """[*N] where rows t of slots b lie, as the methods below take it."""
         return t % self.rows * self.slots + b
 
-    def inputs(
-        self, at: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))
-    ) -> Inputs:
+    def inputs(self, at: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))) -> Inputs:
         """[*N, ...] inputs of the agent; parts that are not in `fed` are None."""
         return Inputs(
             self.obs(at),
@@ -286,7 +284,12 @@ class Storage:
         """The inverse of `state_dict`; the arrays are written already."""
         self.head = int(state["head"])
         self._state_rows[:], self._apart[:] = state["state_rows"], state["apart"]
+        self._gaps = bool(self._apart.any())
         self.zeros = state["zeros"]
+
+    def _goes_on(self, leaves: list[Array], valid: Array) -> bool:
+        head = self.head
+        return head > 0 and all(column.goes_on(head, x[0], valid[0]) for column, x in zip(self._inputs, leaves))
 
     def _leaves(self, batch: SampleBatch) -> list[Array]:
         """What is written into `_inputs`, in their order."""
@@ -306,9 +309,11 @@ class Storage:
             ended, cut, valid = (column.read(before) for column in kept)
             going_on = valid & ~(ended | cut) if self.head else np.zeros(self.slots, bool)
             self._trajectories.write(self.head, flags[2], flags[0] | flags[1], going_on)
-        for at, _ in ring_slices(self.head, len(flags[0]) + 1, self.rows):
-            self._apart[at] = False
-        self._apart[(self.head + gap) % self.rows] = gap > 0
+        if gap or self._gaps:
+            for at, _ in ring_slices(self.head, len(flags[0]) + 1, self.rows):
+                self._apart[at] = False
+            self._apart[(self.head + gap) % self.rows] = gap > 0
+            self._gaps = True
 
     def _skip(self, gap: int, leaves: list[Array]) -> None:
         """Fills the rows between with the batch's first, so that they hold legal values though none of them is used.

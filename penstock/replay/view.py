@@ -139,7 +139,9 @@ class Sequences:
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None, None], np.arange(storage.slots)[:, None])
-        trained = self.valid(storage, rows, storage.places(rows, slots))[self._burn_in : self._burn_in + self._train].any(0)
+        trained = self.valid(storage, rows, storage.places(rows, slots))[
+            self._burn_in : self._burn_in + self._train
+        ].any(0)
         return trained.T & storage.has_state(t)[:, None]
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
