@@ -248,7 +248,8 @@ def main(argv: list[str]) -> int:
         seen = [(where, ratio(times, "tianshou")) for where, times in (("in a row", warm), ("swept", swept))]
         bars = [(f"cycle / tianshou <= {BAR}, {where}", f"{x:.2f}", x <= BAR) for where, x in seen] + bars
     lines = ["# Sum tree", "", *header, *(f"- left out: {name}, {why}" for name, why in absent.items()), "",
-             f"Microseconds, {args.leaves:,} leaves, batches of {BATCH}, {args.cycles} cycles of each tree; append: {ROWS} rows.", "",
+             f"Microseconds, {args.leaves:,} leaves, batches of {BATCH}, {args.cycles} cycles of each tree; append: {ROWS} rows.",
+             "penstock's find gives the values of what it finds, so nothing is left to get.", "",
              "In a row:", "", *table(warm), "", f"After a sweep of {SWEEP_MB} MB:", "", *table(swept), "",
              "| bar | measured | |", "|---|---|---|",
              *(f"| {text} | {seen} | {'met' if met else '**missed**'} |" for text, seen, met in bars), ""]  # fmt: skip
