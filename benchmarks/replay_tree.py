@@ -38,18 +38,24 @@ RESULTS = Path(__file__).parent / "results"
 BATCH, ROWS = 256, 16
 PARTS = ("find", "get", "set")
 SWEEP_MB = 64
+BAR = 0.9
 
 
 class Penstock:
-    """`SumTree`."""
+    """`SumTree`, which gives the leaves that it finds together with their values."""
 
     def __init__(self, values: NDArray[np.float64]) -> None:
         self.tree = SumTree(len(values))
         self.tree.load(values)
-        self.get, self.set, self.append = self.tree.get, self.tree.set, self.tree.set_range
+        self.set, self.append = self.tree.set, self.tree.set_range
+        self.found, self.value = np.zeros(0, np.int64), np.zeros(0)
 
     def find(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
-        return self.tree.find(share * self.tree.total)
+        self.found, self.value = self.tree.find(share * self.tree.total)
+        return self.found
+
+    def get(self, index: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.value if index is self.found else self.tree.get(index)
 
 
 class Tianshou:
@@ -239,12 +245,11 @@ def main(argv: list[str]) -> int:
     append = statistics.median(warm["penstock"]["append"])
     bars = [(f"append of {ROWS} rows <= 10 us", f"{append:.1f} us", append <= 10.0)]
     if "tianshou" in warm:
-        bars.insert(
-            0, ("cycle <= tianshou, in a row", f"{ratio(warm, 'tianshou'):.2f}", ratio(warm, "tianshou") <= 1.0)
-        )
-        bars.insert(1, ("cycle <= tianshou, swept", f"{ratio(swept, 'tianshou'):.2f}", ratio(swept, "tianshou") <= 1.0))
+        seen = [(where, ratio(times, "tianshou")) for where, times in (("in a row", warm), ("swept", swept))]
+        bars = [(f"cycle / tianshou <= {BAR}, {where}", f"{x:.2f}", x <= BAR) for where, x in seen] + bars
     lines = ["# Sum tree", "", *header, *(f"- left out: {name}, {why}" for name, why in absent.items()), "",
-             f"Microseconds, {args.leaves:,} leaves, batches of {BATCH}, {args.cycles} cycles of each tree; append: {ROWS} rows.", "",
+             f"Microseconds, {args.leaves:,} leaves, batches of {BATCH}, {args.cycles} cycles of each tree; append: {ROWS} rows.",
+             "penstock's find gives the values of what it finds, so nothing is left to get.", "",
              "In a row:", "", *table(warm), "", f"After a sweep of {SWEEP_MB} MB:", "", *table(swept), "",
              "| bar | measured | |", "|---|---|---|",
              *(f"| {text} | {seen} | {'met' if met else '**missed**'} |" for text, seen, met in bars), ""]  # fmt: skip

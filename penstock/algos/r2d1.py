@@ -111,20 +111,20 @@ def replay_fn(agent: QAgent, cfg: R2D1) -> ReplaySchedule:
         """[n, B] as `loss_fn` returns it, by the values that the agent saw when it acted."""
         at = t[:, None] + np.arange(view.span)[:, None, None]
         rows, slots = (x.reshape(len(at), -1) for x in np.broadcast_arrays(at, np.arange(storage.slots)))
-        valid = view.valid(storage, rows, slots)[cfg.burn_in : -1]
-        rows, slots = rows[cfg.burn_in :], slots[cfg.burn_in :]
-        before = rows[:-1], slots[:-1]
-        reward = np.sign(storage.reward(*before)) if cfg.net.clip_reward else storage.reward(*before)
+        places = storage.places(rows, slots)
+        valid = view.valid(storage, rows, places)[cfg.burn_in : -1]
+        rows, slots, places = rows[cfg.burn_in :], slots[cfg.burn_in :], places[cfg.burn_in :]
+        reward = storage.prev_reward(places[1:])
         kept = (
-            reward,
+            np.sign(reward) if cfg.net.clip_reward else reward,
             storage.info("['q_max']", rows, slots),
-            storage.terminated(*before),
-            storage.truncated(*before),
+            storage.terminated(places[:-1]),
+            storage.truncated(places[:-1]),
             valid,
         )
         reward, value, terminated, truncated, valid = (torch.from_numpy(x).to(agent.epsilon.device) for x in kept)
         target = targets(agent, reward, value, terminated, truncated, valid, cfg).cpu()
-        size = (torch.from_numpy(storage.info("['q']", *before)[: cfg.train_length]) - target).abs()
+        size = (torch.from_numpy(storage.info("['q']", rows[:-1], slots[:-1])[: cfg.train_length]) - target).abs()
         return ops.sequence_priority(size, valid[: cfg.train_length].cpu(), cfg.eta).reshape(len(t), -1).numpy()
 
     state = tree_map(lambda x: x[0].cpu().numpy(), agent.initial_state(1))

@@ -167,12 +167,12 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
     """`count` samples of a policy's replay as tensors on its device, each with its drawing; see `Replay.samples`."""
     schedule, device = policy.replay_schedule, policy.device
     assert schedule is not None
+    elsewhere = device.type != "cpu"
     if not count:
         return iter(())
 
     def moved(x: np.ndarray[Any, Any]) -> Tensor:
-        tensor = torch.from_numpy(x)
-        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+        return torch.from_numpy(x).pin_memory().to(device, non_blocking=True)
 
     return schedule.replay.samples(
         count,
@@ -180,8 +180,8 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
         rng,
         policy.progress,
         noise_size=schedule.noise_size,
-        prefetch=schedule.reads_ahead(to_gpu=device.type != "cpu"),
-        ready=functools.partial(tree_map, moved),
+        prefetch=schedule.reads_ahead(to_gpu=elsewhere),
+        ready=functools.partial(tree_map, moved if elsewhere else torch.from_numpy),
     )
 
 

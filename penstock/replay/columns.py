@@ -44,8 +44,8 @@ class Column(Protocol):
         """True if the last row written, number `start`, equals `row` [B, ...], in full where `valid` [B]."""
         ...
 
-    def read(self, t: Rows, b: Rows) -> Array:
-        """[*N, ...] of rows t and slots b, which have one shape [*N]; memory of its own."""
+    def read(self, at: Rows) -> Array:
+        """[*N, ...] of places [*N], row in the ring times slots plus slot; memory of its own."""
         ...
 
 
@@ -80,8 +80,8 @@ class RingColumn:
             return True
         return np.array_equal(held, row.astype(held.dtype), equal_nan=held.dtype.kind == "f")
 
-    def read(self, t: Rows, b: Rows) -> Array:
-        return self._flat.take(t % self._rows * self._slots + b, 0)
+    def read(self, at: Rows) -> Array:
+        return self._flat.take(at, 0)
 
 
 class FrameColumn:
@@ -131,19 +131,18 @@ class FrameColumn:
         known = valid if self.zeros is not None else valid & (self._age[start % self._rows] == self.history)
         return np.array_equal(self._row(start)[known], row[known])
 
-    def read(self, t: Rows, b: Rows) -> Array:
-        newest = t % self._rows * self._slots + b
-        age = self._flat_age.take(newest)[..., None]
-        at = newest[..., None] - np.minimum(age, self._back) * self._slots
+    def read(self, at: Rows) -> Array:
+        age = self._flat_age.take(at)[..., None]
+        frames = at[..., None] - np.minimum(age, self._back) * self._slots
         # One gather for all frames; "wrap" leads rows before the ring's first around to its end.
-        out = self._flat.take(at, 0, mode="wrap")
+        out = self._flat.take(frames, 0, mode="wrap")
         if self.zeros:
             out[age < self._back] = 0
         return out
 
     def _row(self, t: int) -> Array:
         """[B, C, H, W] as rebuilt."""
-        return self.read(np.full(self._slots, t), np.arange(self._slots))
+        return self.read(t % self._rows * self._slots + np.arange(self._slots))
 
     def _put(self, start: int, frames: Array, ages: Array) -> None:
         for at, part in ring_slices(start, len(frames), self._rows):

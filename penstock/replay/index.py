@@ -6,6 +6,7 @@ forgets the oldest; `draw` and `update` never see a unit that is not there, so n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -103,9 +104,16 @@ class UniformIndex:
         drawn = rng.integers(low, high, n)
         if self._count < high - low:
             # Whatever share of the units is usable, the expected number of rounds is about log(n) over that share.
-            while len(wrong := np.flatnonzero(~self._flat[drawn % len(self._flat)])):
-                drawn[wrong] = rng.integers(low, high, len(wrong))
-        return Drawn(drawn // slots, drawn % slots, None)
+            wrong = self._refused(drawn)
+            while len(wrong):
+                drawn[wrong] = again = rng.integers(low, high, len(wrong))
+                wrong = wrong[self._refused(again)]
+        unit, slot = np.divmod(drawn, slots)
+        return Drawn(unit, slot, None)
+
+    def _refused(self, drawn: Rows) -> Rows:
+        """Which of drawn units, counted over all slots, are not usable."""
+        return (~self._flat.take(drawn % len(self._flat))).nonzero()[0]
 
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
         """Nothing: every unit stays as likely as any."""
@@ -200,17 +208,22 @@ class PrioritizedIndex:
         check_drawable(self._count, n)
         total = self._tree.total
         mass = (np.arange(n) + rng.random(n)) * (total / n)
-        leaf = self._tree.find(np.minimum(mass, np.nextafter(total, 0.0)))
-        at, slot = leaf // self._slots, leaf % self._slots
+        leaf, value = self._tree.find(np.minimum(mass, math.nextafter(total, 0.0)))
+        at, slot = np.divmod(leaf, self._slots)
         unit = self.tail + (at - self.tail) % self._units
-        return Drawn(unit, slot, self._tree.get(leaf) / total)
+        return Drawn(unit, slot, value / total)
 
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
         """Sets priorities [N], such as absolute errors; of a unit that was drawn twice the last one counts."""
+        if not len(unit):
+            return
         scaled = self._scaled(priority)
-        kept = (unit >= self.tail) & (unit < self.head)
-        self._tree.set((unit[kept] % self._units) * self._slots + slot[kept], scaled[kept])
-        self._largest = max(self._largest, float(scaled.max(initial=0.0)))
+        largest = scaled.item(scaled.argmax())
+        if not (unit.item(unit.argmin()) >= self.tail and unit.item(unit.argmax()) < self.head):
+            kept = (unit >= self.tail) & (unit < self.head)
+            unit, slot, scaled = unit[kept], slot[kept], scaled[kept]
+        self._tree.set((unit % self._units) * self._slots + slot, scaled)
+        self._largest = max(self._largest, largest)
 
     def state_dict(self) -> dict[str, Any]:
         return {"tail": self.tail, "head": self.head, "largest": self._largest}

@@ -51,6 +51,7 @@ class LockstepTransitions:
         self.seats, self.n_step, self.fed, self.span = seats, n_step, fed, n_step + 1
         self._reward_of, self._clip = reward, clip_reward
         self._powers = discount ** np.arange(n_step + 1, dtype=np.float64)
+        self._steps = np.arange(n_step + 1)[:, None, None]
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         valid = storage.valid_rows(t)
@@ -58,40 +59,40 @@ class LockstepTransitions:
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
         columns = b[:, None] * self.seats + np.arange(self.seats)
-        rows = np.broadcast_to(t[:, None], columns.shape)
-        total, after = self.returns(storage, rows, columns)
-        valid, last = storage.valid(rows, columns), rows + (after - 1)[:, None]
-        acting = storage.valid(last + 1, columns)
-        acted = storage.valid(last, columns)
+        at = storage.places(t[:, None] + self._steps, columns)
+        total, after = self.returns(storage, at)
+        sample = np.arange(len(t))
+        last, following = at[after - 1, sample], at[after, sample]
+        valid, acted, acting = storage.valid(at[0]), storage.valid(last), storage.valid(following)
         goes_on = acting.any(-1, keepdims=True)
-        next_valid = np.where(goes_on, acting, acted & ~storage.terminated(last, columns))
-        inputs, state = _apart(storage.inputs(rows, columns, self.fed), valid)
-        following, next_state = _apart(storage.inputs(last + 1, columns, self.fed), np.where(goes_on, acting, acted))
+        next_valid = np.where(goes_on, acting, acted & ~storage.terminated(last))
+        inputs, state = _apart(storage.inputs(at[0], self.fed), valid)
+        next_inputs, next_state = _apart(storage.inputs(following, self.fed), np.where(goes_on, acting, acted))
         shown: dict[str, Any] = {
-            "action": storage.action(rows, columns),
+            "action": storage.prev_action(at[1]),
             "return": total,
             "discount": np.where(next_valid.any(-1), self._powers[after], 0.0).astype(np.float32),
-            "next": following,
+            "next": next_inputs,
             "next_valid": next_valid,
         }
         if state is not None:
             shown |= {"state": state, "next_state": next_state}
         return TrainBatch(inputs, shown, valid)
 
-    def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Rows]:
-        """[N] each: float32 returns of teams from rows t [N, K], and the number of rewards in them."""
-        total = self._reward(storage, t, b)
-        after = np.ones(len(t), np.int64)
-        goes_on = np.ones(len(t), bool)
-        for i in range(1, self.n_step):
-            goes_on &= storage.valid(t + i, b).any(-1)
-            total += np.where(goes_on, self._powers[i] * self._reward(storage, t + i, b), 0.0)
-            after += goes_on
-        return total.astype(np.float32), after
+    def returns(self, storage: Storage, at: Rows) -> tuple[Array, Rows]:
+        """[N] each: float32 returns of teams at places [n + 1, N, K], and the number of rewards in them."""
+        acted = storage.valid(at[:-1])
+        reward = self._rewards(storage.prev_reward(at[1:]), acted)
+        goes_on: Array = np.logical_or.reduce(acted, -1)
+        goes_on[0] = True
+        np.logical_and.accumulate(goes_on, 0, None, goes_on)
+        total, *more = np.where(goes_on, self._powers[:-1, None] * reward, 0.0)
+        for x in more:  # one after the other, so that the sum does not depend on N
+            total += x
+        return total.astype(np.float32), np.add.reduce(goes_on, 0, np.int64)
 
-    def _reward(self, storage: Storage, t: Rows, b: Rows) -> Array:
-        """[N] float64 the team's reward of rows t [N, K]."""
-        reward, acted = storage.reward(t, b), storage.valid(t, b)
+    def _rewards(self, reward: Array, acted: Array) -> Array:
+        """[n, N] float64 the team's rewards, of those [n, N, K] of its agents."""
         total = np.where(acted, np.sign(reward) if self._clip else reward, 0.0).sum(-1, dtype=np.float64)
         return total if self._reward_of == "sum" else total / np.maximum(1, acted.sum(-1))
 

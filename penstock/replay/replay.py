@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,8 +25,8 @@ from penstock.replay.peers import Peers, SharedStore, priority_of_all, share_of
 from penstock.replay.prefetch import Reading
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, check_rate, make_view, rate_in_words
-from penstock.replay.storage import Storage, frame_history, is_large
-from penstock.replay.store import StoragePlan, Store, chosen_info, make_store, require_alike
+from penstock.replay.storage import Storage, is_large
+from penstock.replay.store import Store, chosen_info, make_store, planned, require_alike
 from penstock.replay.view import View
 
 __all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "make_view"]
@@ -109,41 +108,17 @@ class Replay:
         if self.storage is not None:
             return
         self.prepared = T, B, info
-        settings, stride, slots = self.settings, self.view.stride, B
+        settings, slots = self.settings, B
         check_teams(settings, B, self.view.seats)
         if self.peers is not None:
             self.peers.fit(B)
             slots = self.peers.total
-        history = frame_history(self.spec, settings.deduplicate_frames)
-        needed = T + self.view.span + stride + history + 2
-        rows = math.ceil(settings.capacity / slots) + 1
-        rows = math.ceil(rows / stride) * stride
-        if rows < needed:
-            raise ConfigError(
-                f"replay.capacity={settings.capacity} leaves {rows} rows for each of {slots} slots, and batches of "
-                f"T={T} with samples of {self.view.span + 1} rows need {needed}; use replay.capacity >= "
-                f"{(needed - 1) * slots}"
-            )
-        if self.state is not None and stride % T:
-            raise ConfigError(
-                f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin "
-                f"every {stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
-            )
-        plan = StoragePlan(
-            self.spec,
-            rows,
-            frames=settings.deduplicate_frames,
-            info=chosen_info(info, self.info),
-            state=self.state,
-            state_every=stride,
-            folder=None if settings.dir is None else Path(settings.dir),
-            episodes=self.view.episodes,
-        )
+        plan = planned(settings, self.spec, self.view, T, slots, chosen_info(info, self.info), self.state)
         if self.peers is None:
             self._store = make_store(settings, plan, self.view, B)
         else:
             self._store = SharedStore(plan.made(B), self.view, self.peers)
-        units, self._slots, drawn = rows // stride, slots, slots // self.view.seats
+        units, self._slots, drawn = plan.rows // self.view.stride, slots, slots // self.view.seats
         self.index = make_index(settings.index, units, drawn, settings.priority_alpha)
 
     @property
@@ -216,7 +191,7 @@ class Replay:
         if probability is not None:
             # w = (1 / (count * P))^beta, over the largest of the batch (Schaul et al. 2016, section 3.4).
             beta = schedule_value(self.settings.priority_beta, progress, self.appended)
-            weight = ((probability.min() / probability) ** beta).astype(np.float32)
+            weight = ((probability.item(probability.argmin()) / probability) ** beta).astype(np.float32)
         return Drawing(unit, slot, weight, rng.random((n, self.view.noise)))
 
     def read(self, drawing: Drawing) -> TrainBatch:

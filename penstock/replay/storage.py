@@ -24,9 +24,10 @@ _LARGE_BYTES = 1 << 20
 class Storage:
     """A ring over time of all slots. Row `head` holds the newest observation, and no action yet.
 
-    Rows are numbered from the first that was ever written, so a row keeps its number while it is kept. As in the
-    record, `prev_action[t + 1]` is the action of row t, and so for rewards; nothing is stored twice. The arrays are
-    made here, all of them; memory is taken as they are first written, the space of files at once.
+    Rows are numbered from the first that was ever written, so a row keeps its number while it is kept. Where it lies
+    says `places`, once for all that is read there. As in the record, `prev_action` at row t + 1 is the action of row t,
+    and so for rewards; nothing is stored twice. The arrays are made here, all of them; memory is taken as they are
+    first written, the space of files at once.
 
     Args:
         rows: length of the ring, one more than it keeps. slots: B.
@@ -107,7 +108,7 @@ class Storage:
             part.bind(self.arrays)
         self._states = [self.arrays[name] for name in states]
         self._state_rows = np.full(units, -1, np.int64)
-        self._apart = np.zeros(rows, bool)
+        self._apart, self._gaps = np.zeros(rows, bool), False
 
     @property
     def tail(self) -> int:
@@ -140,19 +141,20 @@ class Storage:
             gap: number of those rows, where it was decided over more slots than these; None to decide it here.
         """
         self.require_room(batch)
-        if gap is None:
-            gap = self.gap(batch, self.goes_on(batch))
-        ends = batch.terminated if terminated is None else terminated
         leaves = self._leaves(batch)
+        if gap is None:
+            gap = self.gap(batch, self._goes_on(leaves, batch.valid))
+        ends = batch.terminated if terminated is None else terminated
         self._write_flags(gap, batch, ends)
         start = self.head + gap
         if gap:
             self._skip(gap, leaves)
         for column, x in zip(self._inputs, leaves):
             column.write(start, x, batch.first, batch.valid)
-        known = dict(zip(tree_paths(batch.info), tree_leaves(batch.info))) if self._info else {}
-        for path, column in self._info.items():
-            column.write(start, known[path])
+        if self._info:
+            known = dict(zip(tree_paths(batch.info), tree_leaves(batch.info)))
+            for path, column in self._info.items():
+                column.write(start, known[path])
         if self._has_states and start % self.state_every == 0:
             unit = start // self.state_every % len(self._state_rows)
             for array, x in zip(self._states, tree_leaves(batch.state)):
@@ -174,8 +176,7 @@ class Storage:
 
     def goes_on(self, batch: SampleBatch) -> bool:
         """True if row 0 of a batch is the row that the head holds."""
-        rows = zip(self._inputs, self._leaves(batch))
-        return self.head > 0 and all(column.goes_on(self.head, x[0], batch.valid[0]) for column, x in rows)
+        return self._goes_on(self._leaves(batch), batch.valid)
 
     def gap(self, batch: SampleBatch, goes_on: bool) -> int:
         """Rows to leave free before a batch."""
@@ -185,58 +186,58 @@ class Storage:
         gap = (self.head > 0) + (0 if batch.first[0].all() else self.history)
         return gap + -(self.head + gap) % self.state_every
 
-    def inputs(
-        self, t: Rows, b: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))
-    ) -> Inputs:
-        """[*N, ...] inputs of the agent at rows t of slots b; parts that are not in `fed` are None."""
+    def places(self, t: Rows, b: Rows) -> Rows:
+        """[*N] where rows t of slots b lie, as the methods below take it."""
+        return t % self.rows * self.slots + b
+
+    def inputs(self, at: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))) -> Inputs:
+        """[*N, ...] inputs of the agent; parts that are not in `fed` are None."""
         return Inputs(
-            self.obs(t, b),
-            tree_unflatten(self._structures["action"], [x.read(t, b) for x in self._action])
-            if "prev_action" in fed
-            else None,
-            self._reward.read(t, b) if "prev_reward" in fed else None,
-            self._first.read(t, b) if "first" in fed else None,
+            self.obs(at),
+            self.prev_action(at) if "prev_action" in fed else None,
+            self.prev_reward(at) if "prev_reward" in fed else None,
+            self.first(at) if "first" in fed else None,
         )
 
-    def obs(self, t: Rows, b: Rows) -> Tree:
+    def obs(self, at: Rows) -> Tree:
         """[*N, *O]."""
-        return tree_unflatten(self._structures["obs"], [x.read(t, b) for x in self._obs.values()])
+        return tree_unflatten(self._structures["obs"], [x.read(at) for x in self._obs.values()])
 
-    def obs_leaf(self, path: str, t: Rows, b: Rows) -> Array:
+    def obs_leaf(self, path: str, at: Rows) -> Array:
         """[*N, ...] of one leaf of the observation, by its path in the tree: "['achieved_goal']"."""
-        return self._obs[path].read(t, b)
+        return self._obs[path].read(at)
 
-    def action(self, t: Rows, b: Rows) -> Tree:
-        """[*N, *A] chosen at rows t."""
-        return tree_unflatten(self._structures["action"], [x.read(t + 1, b) for x in self._action])
+    def prev_action(self, at: Rows) -> Tree:
+        """[*N, *A] chosen at the rows before."""
+        return tree_unflatten(self._structures["action"], [x.read(at) for x in self._action])
 
-    def reward(self, t: Rows, b: Rows) -> Array:
-        """[*N] float32 that came after rows t."""
-        return self._reward.read(t + 1, b)
+    def prev_reward(self, at: Rows) -> Array:
+        """[*N] float32 that came after the rows before."""
+        return self._reward.read(at)
 
-    def first(self, t: Rows, b: Rows) -> Array:
+    def first(self, at: Rows) -> Array:
         """[*N] bool."""
-        return self._first.read(t, b)
+        return self._first.read(at)
 
-    def terminated(self, t: Rows, b: Rows) -> Array:
+    def terminated(self, at: Rows) -> Array:
         """[*N] bool."""
-        return self._terminated.read(t, b)
+        return self._terminated.read(at)
 
-    def truncated(self, t: Rows, b: Rows) -> Array:
+    def truncated(self, at: Rows) -> Array:
         """[*N] bool."""
-        return self._truncated.read(t, b)
+        return self._truncated.read(at)
 
-    def valid(self, t: Rows, b: Rows) -> Array:
+    def valid(self, at: Rows) -> Array:
         """[*N] bool."""
-        return self._valid.read(t, b)
+        return self._valid.read(at)
 
     def valid_rows(self, t: Rows) -> Array:
         """[n, B] bool of rows t [n] of all slots."""
         return self._valid.data.take(t % self.rows, 0)
 
     def info(self, path: str, t: Rows, b: Rows) -> Array:
-        """[*N, ...] of a kept info leaf, by its path in the tree: "['q']"."""
-        return self._info[path].read(t, b)
+        """[*N, ...] of a kept info leaf at rows t of slots b, by its path in the tree: "['q']"."""
+        return self._info[path].read(self.places(t, b))
 
     def has_state(self, t: Rows) -> Array:
         """[*N] bool: True where a sequence can begin, as the recurrent state before rows t is kept or there is none."""
@@ -283,7 +284,12 @@ class Storage:
         """The inverse of `state_dict`; the arrays are written already."""
         self.head = int(state["head"])
         self._state_rows[:], self._apart[:] = state["state_rows"], state["apart"]
+        self._gaps = bool(self._apart.any())
         self.zeros = state["zeros"]
+
+    def _goes_on(self, leaves: list[Array], valid: Array) -> bool:
+        head = self.head
+        return head > 0 and all(column.goes_on(head, x[0], valid[0]) for column, x in zip(self._inputs, leaves))
 
     def _leaves(self, batch: SampleBatch) -> list[Array]:
         """What is written into `_inputs`, in their order."""
@@ -299,13 +305,15 @@ class Storage:
         for column, x in zip(kept, flags):
             column.write(self.head, x)
         if self._trajectories is not None:
-            before = np.full(self.slots, self.head - 1), np.arange(self.slots)
-            ended, cut, valid = (column.read(*before) for column in kept)
+            before = self.places(np.full(self.slots, self.head - 1), np.arange(self.slots))
+            ended, cut, valid = (column.read(before) for column in kept)
             going_on = valid & ~(ended | cut) if self.head else np.zeros(self.slots, bool)
             self._trajectories.write(self.head, flags[2], flags[0] | flags[1], going_on)
-        for at, _ in ring_slices(self.head, len(flags[0]) + 1, self.rows):
-            self._apart[at] = False
-        self._apart[(self.head + gap) % self.rows] = gap > 0
+        if gap or self._gaps:
+            for at, _ in ring_slices(self.head, len(flags[0]) + 1, self.rows):
+                self._apart[at] = False
+            self._apart[(self.head + gap) % self.rows] = gap > 0
+            self._gaps = True
 
     def _skip(self, gap: int, leaves: list[Array]) -> None:
         """Fills the rows between with the batch's first, so that they hold legal values though none of them is used.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +16,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_paths
 from penstock.replay.columns import Array, Rows
 from penstock.replay.index import Index
 from penstock.replay.settings import ReplaySettings
-from penstock.replay.storage import Storage
+from penstock.replay.storage import Storage, frame_history
 from penstock.replay.view import View
 
 _SHARDS = "penstock.distributed.replay_shards:Shards"
@@ -106,6 +107,40 @@ def make_store(settings: ReplaySettings, plan: StoragePlan, view: View, slots: i
     if not settings.shards:
         return LocalStore(plan.made(slots), view)
     return import_object(_SHARDS)(plan, view, slots, settings)
+
+
+def planned(
+    settings: ReplaySettings, spec: EnvSpec, view: View, T: int, slots: int, info: Mapping[str, Any], state: Tree
+) -> StoragePlan:
+    """The storage that the settings ask for, for batches [T, B] of so many slots in all, and samples of the view.
+
+    Raises:
+        ConfigError: it is too short for a batch or a sample, or states are not recorded where sequences begin.
+    """
+    stride, history = view.stride, frame_history(spec, settings.deduplicate_frames)
+    needed = T + view.span + stride + history + 2
+    rows = math.ceil(settings.capacity / slots) + 1
+    rows = math.ceil(rows / stride) * stride
+    if rows < needed:
+        raise ConfigError(
+            f"replay.capacity={settings.capacity} leaves {rows} rows for each of {slots} slots, and batches of "
+            f"T={T} with samples of {view.span + 1} rows need {needed}; use replay.capacity >= {(needed - 1) * slots}"
+        )
+    if state is not None and stride % T:
+        raise ConfigError(
+            f"recurrent states are recorded where a batch begins, every sampler.T={T} rows, and sequences begin "
+            f"every {stride}: use a sampler.T that divides {stride}, or set state_interval to a multiple of {T}"
+        )
+    return StoragePlan(
+        spec,
+        rows,
+        frames=settings.deduplicate_frames,
+        info=info,
+        state=state,
+        state_every=stride,
+        folder=None if settings.dir is None else Path(settings.dir),
+        episodes=view.episodes,
+    )
 
 
 def chosen_info(info: Tree, paths: tuple[str, ...]) -> dict[str, Any]:

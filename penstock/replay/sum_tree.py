@@ -49,7 +49,7 @@ class _Workspace:
         self.signs = rests[1:FAN].view(np.int64)
         self.counts = gathered.view(np.int64).reshape(FAN, n)  # the blocks are done with when these are written
         self.first, self.others = self.counts[0], self.counts[1:]
-        self.found, self.node = np.zeros(n), np.zeros(n, np.int64)
+        self.node = np.zeros(n, np.int64)
         pairs, fours, self.sums = left[: 4 * n], left[4 * n : 6 * n], left[6 * n : 7 * n]
         self.adds = [(x[0::2], x[1::2], out) for x, out in ((gathered, pairs), (pairs, fours), (fours, self.sums))]
 
@@ -67,7 +67,8 @@ class SumTree:
         top, depth = leaves, 0
         while top > TOP:
             top, depth = -(-top // FAN), depth + 1
-        # A block of zeros on either side of each level: `find` counts nodes from 1, and masses outside come to them.
+        top += top % 2  # it is summed up in pairs
+        # A block of zeros on either side of each level: nodes are counted from 1, and masses outside come to them.
         padded = [_zeros(FAN + top * FAN**level + FAN) for level in range(depth + 1)]
         levels = [level[FAN:-FAN] for level in padded]
         self.bytes = sum(level.nbytes for level in levels)
@@ -79,9 +80,10 @@ class SumTree:
         self._leaves = levels[-1][:leaves]
         self._values = self._leaves.view()
         self._values.flags.writeable = False
-        self._top = levels[0]
         self._before = np.zeros(top + 2)  # [n + 1]: the sum of the top's first n
-        self._ends, self._sums = self._before[1:], self._before[2:]
+        self._ends = ends = self._before[1:]
+        self._top, self._pairs = levels[0], np.zeros(top // 2)
+        self._pair_starts, self._pair_middles, self._pair_ends = ends[:-2:2], ends[1::2], ends[2::2]
         self._stale = False
         self._total = 0.0
         self._space = _Workspace(0)
@@ -160,8 +162,9 @@ class SumTree:
                 sums[start:stop] = part
         self._stale = True
 
-    def find(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The leaf whose interval of the cumulative sum holds each mass: [n] float64 in [0, total) -> [n] int64.
+    def find(self, mass: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The leaf whose interval of the cumulative sum holds each mass: [n] float64 in [0, total) -> [n] int64, and
+        the values of these leaves, [n] float64.
 
         Never a leaf that is 0. Sorted masses are found faster. A mass that rounding has carried to the total or an ulp
         beyond belongs to the last leaf that is not 0.
@@ -189,10 +192,13 @@ class SumTree:
             if blocks is not self._lowest:  # what is left within a leaf is of no use
                 # As unsigned integers, negative floats are larger than all others: the least is the last not below 0.
                 np.minimum.reduce(bits, 0, out=least)
-        found = self._counted.take(node, None, space.found, "clip")
-        if len(mass) and found.item(found.argmin()) == 0.0:
-            node[found == 0.0] = 1 + self._find_nonzero(mass[found == 0.0])
-        return subtract(node, _ONE, node)
+        value = self._counted.take(node, None, None, "clip")
+        subtract(node, _ONE, node)
+        if len(mass) and value.item(value.argmin()) == 0.0:
+            wrong = value == 0.0
+            node[wrong] = self._find_nonzero(mass[wrong])
+            value = self._leaves.take(node)
+        return node, value
 
     def _find_nonzero(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
         """`find` for masses outside the tree, and those that rounding carried out of a node to its right: only children
@@ -220,7 +226,14 @@ class SumTree:
         return np.minimum(mass + 0.0, np.nextafter(total, 0.0))
 
     def _accumulate(self) -> None:
-        np.add.accumulate(self._top, 0, None, self._sums)
+        """Sums up the top, two by two, as each sum must wait for the one before.
+
+        Sums rise all the same: a pair is no less than the first of the two, however it rounds.
+        """
+        first, second = self._top[0::2], self._top[1::2]
+        np.add(first, second, self._pairs)
+        np.add.accumulate(self._pairs, 0, None, self._pair_ends)
+        np.add(self._pair_starts, first, self._pair_middles)
         self._total = self._before.item(-1)
         self._stale = False
 

@@ -63,44 +63,46 @@ class Transitions:
         self.n_step, self.discount, self.fed, self.span = n_step, discount, fed, n_step + acted_next
         self._clip = clip_reward
         self._powers = discount ** np.arange(n_step + 1, dtype=np.float64)
+        self._weights = self._powers.astype(np.float32)
+        self._steps = np.arange(n_step + 1)[:, None]
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         return storage.valid_rows(t)
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
-        reward, terminated, after = self.returns(storage, t, b)
+        at = storage.places(t + self._steps, b)
+        total, terminated, after = self._returns(storage, at)
+        last = at[1] if self.n_step == 1 else storage.places(t + after, b)
         rows = {
-            "action": storage.action(t, b),
-            "return": reward,
-            "discount": np.where(terminated, 0.0, self._powers[after]).astype(np.float32),
-            "next": storage.inputs(t + after, b, self.fed),
+            "action": storage.prev_action(at[1]),
+            "return": total,
+            "discount": self._weights.take(after) * ~terminated,
+            "next": storage.inputs(last, self.fed),
         }
-        return TrainBatch(storage.inputs(t, b, self.fed), rows)
+        return TrainBatch(storage.inputs(at[0], self.fed), rows)
 
     def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:
         """[N] each: float32 returns, True where they end in a terminal state, and the number of rewards in them."""
-        total = self._reward(storage, t, b)
-        terminated = storage.terminated(t, b)
-        after = np.ones(len(t), np.int64)
+        return self._returns(storage, storage.places(t + self._steps, b))
+
+    def _returns(self, storage: Storage, at: Rows) -> tuple[Array, Array, Rows]:
+        """`returns` of rows at places [n + 1, N]: each column is gathered once for all steps."""
+        reward, terminated = self.clipped(storage.prev_reward(at[1:])), storage.terminated(at[:-1])
         if self.n_step == 1:
-            return total, terminated, after
-        total = total.astype(np.float64)
-        goes_on = ~(terminated | storage.truncated(t, b))
-        for i in range(1, self.n_step):
-            goes_on &= storage.valid(t + i, b)
-            total += np.where(goes_on, self._powers[i] * self._reward(storage, t + i, b), 0.0)
-            after += goes_on
-            ended = goes_on & storage.terminated(t + i, b)
-            terminated |= ended
-            goes_on &= ~(ended | storage.truncated(t + i, b))
-        return total.astype(np.float32), terminated, after
+            return reward[0], terminated[0], np.ones(len(at[0]), np.int64)
+        goes_on = storage.valid(at[:-1])
+        goes_on[0] = True
+        goes_on[1:] &= ~(terminated | storage.truncated(at[:-1]))[:-1]
+        np.logical_and.accumulate(goes_on, 0, None, goes_on)
+        total, *more = np.where(goes_on, self._powers[:-1, None] * reward, 0.0)
+        for x in more:  # one after the other, so that the sum does not depend on N
+            total += x
+        ended = np.logical_or.reduce(goes_on & terminated, 0)
+        return total.astype(np.float32), ended, np.add.reduce(goes_on, 0, np.int64)
 
     def clipped(self, reward: Array) -> Array:
         """The rewards, or their signs if they are clipped."""
         return np.sign(reward) if self._clip else reward
-
-    def _reward(self, storage: Storage, t: Rows, b: Rows) -> Array:
-        return self.clipped(storage.reward(t, b))
 
 
 class Sequences:
@@ -133,28 +135,30 @@ class Sequences:
         self.stride, self.span = every, burn_in + train + n_step
         self._burn_in, self._train = burn_in, train
         self._clip, self._fed = clip_reward, fed | {"first"}
+        self._steps = np.arange(self.span + 1)[:, None]
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None, None], np.arange(storage.slots)[:, None])
-        trained = self.valid(storage, rows, slots)[self._burn_in : self._burn_in + self._train].any(0)
+        trained = self.valid(storage, rows, storage.places(rows, slots))[
+            self._burn_in : self._burn_in + self._train
+        ].any(0)
         return trained.T & storage.has_state(t)[:, None]
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
-        rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None], b)
-        last = t + self.span
-        with_next = np.concatenate([rows, last[None]])
-        reward = storage.reward(rows, slots)
+        rows = t + self._steps
+        at = storage.places(rows, b)
+        reward = storage.prev_reward(at[1:])
         shown: dict[str, Any] = {
-            "action": storage.action(rows, slots),
+            "action": storage.prev_action(at[1:]),
             "reward": np.sign(reward) if self._clip else reward,
-            "terminated": storage.terminated(rows, slots),
-            "truncated": storage.truncated(rows, slots),
+            "terminated": storage.terminated(at[:-1]),
+            "truncated": storage.truncated(at[:-1]),
         }
-        inputs = storage.inputs(with_next, np.broadcast_to(b, with_next.shape), self._fed)
-        return TrainBatch(inputs, shown, self.valid(storage, rows, slots), storage.state(t, b))
+        valid = self.valid(storage, rows[:-1], at[:-1])
+        return TrainBatch(storage.inputs(at, self._fed), shown, valid, storage.state(t, b))
 
-    def valid(self, storage: Storage, rows: Rows, slots: Rows) -> Array:
-        """[L, ...] bool, `valid` of sequences of rows [L, ...] that begin at rows[0]."""
+    def valid(self, storage: Storage, rows: Rows, at: Rows) -> Array:
+        """[L, ...] bool, `valid` of sequences of rows [L, ...] that begin at rows[0], at their places."""
         apart = storage.apart(rows)
         apart[0] = False
-        return storage.valid(rows, slots) & ~np.logical_or.accumulate(apart, 0)
+        return storage.valid(at) & ~np.logical_or.accumulate(apart, 0)

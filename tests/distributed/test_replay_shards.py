@@ -40,7 +40,9 @@ def reward_fn(achieved: np.ndarray, desired: np.ndarray, info: Any) -> Any:
 
 def by_q(storage: Any, t: np.ndarray) -> np.ndarray:
     rows, slots = (x.ravel() for x in np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
-    return (storage.info("['q']", rows, slots) + storage.reward(rows, slots)).reshape(len(t), -1)
+    return (storage.info("['q']", rows, slots) + storage.prev_reward(storage.places(rows + 1, slots))).reshape(
+        len(t), -1
+    )
 
 
 def made(kind: str, shards: int, backend: Any = "in-process", **kwargs: Any) -> Replay:

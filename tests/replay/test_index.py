@@ -55,6 +55,18 @@ def wrapped(index: Any) -> dict[tuple[int, int], bool]:
     return {(t, b): True for t in range(5, 11) for b in range(B) if usable[t, b]}
 
 
+def test_what_is_refused_is_drawn_again_and_nothing_else() -> None:
+    """Word for word as the generator gives them: units stay where they were drawn, whatever is drawn again."""
+    index = UniformIndex(UNITS, B)
+    left = wrapped(index)
+    for seed in range(20):
+        drawn, rng = rng_of(seed).integers(5 * B, 11 * B, 40), rng_of(seed)
+        rng.integers(5 * B, 11 * B, 40)
+        while len(wrong := [i for i, x in enumerate(drawn) if divmod(x, B) not in left]):
+            drawn[wrong] = rng.integers(5 * B, 11 * B, len(wrong))
+        assert pairs(index.draw(40, rng_of(seed))) == [divmod(x, B) for x in drawn.tolist()]
+
+
 def test_uniform_draws_are_uniform_over_what_is_usable() -> None:
     index = UniformIndex(UNITS, B)
     left = wrapped(index)

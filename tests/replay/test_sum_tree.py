@@ -38,11 +38,11 @@ def test_four_leaves_by_hand() -> None:
     tree = tree_of([1.0, 0.0, 2.0, 0.5])
     assert len(tree) == 4
     assert tree.total == 3.5
-    assert tree.find(np.array([0.0, 0.9, 1.0, 2.9, 3.0, 3.4])).tolist() == [0, 0, 2, 2, 3, 3]
+    assert tree.find(np.array([0.0, 0.9, 1.0, 2.9, 3.0, 3.4]))[0].tolist() == [0, 0, 2, 2, 3, 3]
     assert tree.get(np.array([2, 0])).tolist() == [2.0, 1.0]
     tree.set(np.array([1, 2]), np.array([4.0, 0.0]))
     assert tree.total == 5.5
-    assert tree.find(np.array([0.5, 1.0, 4.9, 5.0])).tolist() == [0, 1, 1, 3]
+    assert tree.find(np.array([0.5, 1.0, 4.9, 5.0]))[0].tolist() == [0, 1, 1, 3]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -54,8 +54,8 @@ def test_finds_what_a_cumulative_sum_finds(size: int) -> None:
     borders = np.concatenate([[0.0], sums[:-1]])
     mass = np.concatenate([rng.random(500) * sums[-1], borders[borders < sums[-1]], np.nextafter(sums[sums > 0], 0.0)])
     assert tree.total == sums[-1]
-    assert np.array_equal(tree.find(mass), np.searchsorted(sums, mass, "right"))
-    assert np.array_equal(tree.find(mass[:40]), slow_find(values, mass[:40]))
+    assert np.array_equal(tree.find(mass)[0], np.searchsorted(sums, mass, "right"))
+    assert np.array_equal(tree.find(mass[:40])[0], slow_find(values, mass[:40]))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -82,8 +82,8 @@ def test_updates_in_any_order_leave_the_tree_of_their_leaves(size: int, seed: in
     assert tree.total == pytest.approx(math.fsum(plain), rel=1e-12)
     if tree.total > 0.0:
         mass = rng.random(300) * tree.total
-        found = tree.find(mass)
-        assert np.array_equal(found, again.find(mass))
+        found, _ = tree.find(mass)
+        assert np.array_equal(found, again.find(mass)[0])
         assert np.all(plain[found] > 0.0)
 
 
@@ -109,9 +109,9 @@ def test_loaded_leaves_draw_the_same_bits() -> None:
     other.load(saved)
     for _ in range(20):
         mass = rng.random(256) * tree.total
-        found = tree.find(mass)
+        found, _ = tree.find(mass)
         assert other.total == tree.total
-        assert np.array_equal(other.find(mass), found)
+        assert np.array_equal(other.find(mass)[0], found)
         value = rng.random(256)
         tree.set(found, value)
         other.set(found, value)
@@ -129,8 +129,8 @@ def test_a_zero_leaf_is_never_found_even_where_sums_round(size: int) -> None:
         mass = np.concatenate(
             [[0.0], ends, np.nextafter(ends, 0.0), np.nextafter(ends, np.inf), rng.random(1000) * tree.total]
         )
-        found = tree.find(mass[mass < tree.total])
-        assert np.all(values[found] > 0.0)
+        found, value = tree.find(mass[mass < tree.total])
+        assert np.all(value > 0.0) and np.array_equal(value, values[found])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -141,7 +141,7 @@ def test_the_two_ends(size: int) -> None:
     tree = tree_of(values)
     filled = np.flatnonzero(values)
     ends = np.array([0.0, -0.0, np.nextafter(tree.total, 0.0), tree.total, np.nextafter(tree.total, np.inf)])
-    assert tree.find(ends).tolist() == [filled[0], filled[0], filled[-1], filled[-1], filled[-1]]
+    assert tree.find(ends)[0].tolist() == [filled[0], filled[0], filled[-1], filled[-1], filled[-1]]
 
 
 def test_one_leaf_that_is_not_zero_is_always_found() -> None:
@@ -149,7 +149,7 @@ def test_one_leaf_that_is_not_zero_is_always_found() -> None:
     for leaf in (0, 1, TOP, size // 2, size - 1):
         tree = SumTree(size)
         tree.set(np.array([leaf]), np.array([5e-324]))
-        assert tree.find(np.zeros(3)).tolist() == [leaf] * 3
+        assert tree.find(np.zeros(3))[0].tolist() == [leaf] * 3
 
 
 def test_a_remainder_that_rounds_up_to_its_node_stays_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_remainder_that_rounds_up_to_its_node_stays_in_it(monkeypatch: pytest.
     careful = tree._find_nonzero  # pyright: ignore
     asked: list[int] = []
     monkeypatch.setattr(tree, "_find_nonzero", lambda mass: (asked.append(len(mass)), careful(mass))[1])
-    assert tree.find(np.array([0.5, mass, 0.0])).tolist() == [FAN, FAN, 0]
+    assert [x.tolist() for x in tree.find(np.array([0.5, mass, 0.0]))] == [[FAN, FAN, 0], [right, right, left]]
     assert asked == [1]
 
 
@@ -173,7 +173,7 @@ def test_the_careful_search_agrees_with_the_fast_one(size: int) -> None:
     values = whole_numbers(size, 3)
     tree = tree_of(values)
     mass = np.random.default_rng(3).random(2_000) * tree.total
-    assert np.array_equal(tree._find_nonzero(mass), tree.find(mass))  # pyright: ignore
+    assert np.array_equal(tree._find_nonzero(mass), tree.find(mass)[0])  # pyright: ignore
 
 
 def test_draws_follow_the_values() -> None:
@@ -181,7 +181,7 @@ def test_draws_follow_the_values() -> None:
     rng = np.random.default_rng(11)
     values = rng.exponential(1.0, 3 * TOP)
     tree = tree_of(values)
-    found = tree.find(rng.random(100_000) * tree.total)
+    found, _ = tree.find(rng.random(100_000) * tree.total)
     group = np.arange(len(values)) % 64  # far apart, so that every level of the tree takes part
     expected = np.bincount(group, values) / values.sum() * 100_000
     seen = np.bincount(group[found], minlength=64)
@@ -194,7 +194,7 @@ def test_stratified_masses_find_one_leaf_of_each_segment(size: int) -> None:
     tree = tree_of(np.ones(size))
     n = size // 8
     mass = (np.arange(n) + np.random.default_rng(2).random(n)) * (tree.total / n)
-    found = tree.find(mass)
+    found, _ = tree.find(mass)
     assert np.array_equal(found // 8, np.arange(n))
 
 
@@ -202,7 +202,7 @@ def test_order_of_masses_does_not_matter() -> None:
     rng = np.random.default_rng(4)
     tree = tree_of(rng.random(3 * TOP))
     mass, order = rng.random(500) * tree.total, rng.permutation(500)
-    assert np.array_equal(tree.find(mass)[order], tree.find(mass[order]))
+    assert np.array_equal(tree.find(mass)[0][order], tree.find(mass[order])[0])
 
 
 def test_arguments_are_left_alone_and_the_view_is_read_only() -> None:
@@ -220,7 +220,7 @@ def test_empty_arguments_do_nothing() -> None:
     tree, none = tree_of([1.0, 2.0]), np.zeros(0)
     tree.set(none.astype(np.int64), none)
     tree.set_range(2, none)
-    assert tree.find(none).shape == tree.get(none.astype(np.int64)).shape == (0,)
+    assert tree.find(none)[0].shape == tree.find(none)[1].shape == tree.get(none.astype(np.int64)).shape == (0,)
     assert tree.total == 3.0
 
 
@@ -238,7 +238,7 @@ def test_refused_values_change_nothing(bad: float) -> None:
 def test_minus_zero_is_zero() -> None:
     tree = tree_of([-0.0, 1.0])
     assert not np.signbit(tree.values).any()
-    assert tree.find(np.array([0.0])).tolist() == [1]
+    assert tree.find(np.array([0.0]))[0].tolist() == [1]
 
 
 @pytest.mark.parametrize("index", [[-1], [3], [0, 2**62], [0.0], [True], [[0]]])

@@ -109,8 +109,8 @@ def test_the_ratio_holds_on_both_sides_and_no_row_is_lost(
         rows = np.arange(storage.head + 1)
         assert storage.head == BATCHES * T
         for b in range(B):  # an observation is the number of its call: all of them, each once, in order
-            assert storage.obs(rows, np.full(len(rows), b)).ravel().tolist() == rows.tolist()
-            assert storage.first(rows, np.full(len(rows), b))[0]
-        valid = sum(int(storage.valid(rows[:-1], np.full(len(rows) - 1, b)).sum()) for b in range(B))
+            assert storage.obs(storage.places(rows, np.full(len(rows), b))).ravel().tolist() == rows.tolist()
+            assert storage.first(storage.places(rows[:1], np.full(1, b)))[0]
+        valid = sum(int(storage.valid(storage.places(rows[:-1], np.full(len(rows) - 1, b))).sum()) for b in range(B))
         assert valid == own.collected == own.replay.appended == trainer.env_steps
         assert abs(own.trained * BATCH / (own.collected - STARTS) / algo.replay_ratio - 1.0) < 0.02
