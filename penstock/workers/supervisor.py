@@ -275,7 +275,8 @@ class Workers:
             finally:
                 learner[0] = 0
             self.bell.drain()
-            self._supervise()
+            if not ready():  # a wait that is over asks for nothing, and there is one in every row
+                self._supervise()
 
     def _look(self, ready: Callable[[], bool]) -> bool:
         for worker in self.workers:
