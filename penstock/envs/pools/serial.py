@@ -119,7 +119,7 @@ class SerialPool(EnvPool):
         if previous is not out or not self._row_views:
             self._row_views = [row_views(out, t) for t in range(len(out.valid))]
             small = self._small is not _NOT_SMALL and self._row_views[0][0].flags.c_contiguous
-            self._memory = [memoryview(views[0]).cast("B") if small else None for views in self._row_views]
+            self._memory = [memoryview(x.reshape(-1).view(np.uint8)) if small else None for x, *_ in self._row_views]
             self._carried = [(x[0], x[-1]) for name in ROWS_AND_NEXT for x in tree_leaves(getattr(out, name))]
             self._columns = tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []
         if self._unstarted:
