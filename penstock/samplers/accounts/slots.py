@@ -47,7 +47,12 @@ def _last_reported(column: npt.NDArray[Any], time: Ints) -> Ints | None:
     unknown = np.isnan(column)
     if b"\0" not in unknown.tobytes():
         return None
-    return np.maximum.accumulate(np.where(unknown, -1, time), 0)
+    return _over_rows(np.maximum, np.where(unknown, -1, time))
+
+
+def _over_rows(ufunc: np.ufunc, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """`ufunc.accumulate` [T, B] from row to row, column by column: numpy takes twice as long across columns."""
+    return ufunc.accumulate(np.ascontiguousarray(x.T), 1).T
 
 
 class ReportedKeys:
@@ -107,13 +112,10 @@ class EpisodeStats:
         T, B = batch.spec
         ended = np.logical_or(batch.terminated, batch.truncated)
         time = np.arange(T)[:, None]
-        opened = np.maximum.accumulate(
-            np.where(batch.first[:-1], time, -1), 0
-        )  # row of the opening; -1: an earlier batch
+        opened = _over_rows(np.maximum, np.where(batch.first[:-1], time, -1))  # of each row; -1: an earlier batch
         age = np.where(opened >= 0, time - opened, time + self.length)
         reward = batch.reward.astype(np.float64)
-        sums = np.cumsum(reward, 0)
-        discounted_sums = np.cumsum(reward * self._powers_of(age), 0)
+        sums, discounted_sums = _over_rows(np.add, reward), _over_rows(np.add, reward * self._powers_of(age))
         reported = env_info(batch)
         last = {key: _last_reported(column, time) for key, column in reported.items()}
 
