@@ -14,7 +14,7 @@ from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.closing import try_close, warn_of_closing
-from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
+from penstock.envs.contract import Values, describe_reset_violation, refused_values, row_checker, value_limits
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import LEDGER_WORDS, EnvPool, Group, OpenEpisode, PoolState, row_views
@@ -143,7 +143,7 @@ class SerialPool(EnvPool):
         B = len(self._steps)
         rewards: list[Any] = [0.0] * B
         (shape, dtype), memory = self._small, self._memory[row]
-        copies = None if memory is None else [b""] * B
+        copies = [] if memory is None else [b""] * B
         ends: list[tuple[int, Any, Any]] | None = None
         invalid: list[int] | None = None
         actions = self.to_env(action_row)
@@ -193,7 +193,7 @@ class SerialPool(EnvPool):
             spec = self.spec.action if is_leaf(self.spec.action) else None
             fail(self.where(b, "step"), error, actions[b], result, self.info_keys, spec)
         mark[1] = 0
-        if copies:
+        if memory is not None:
             memory[:] = b"".join(copies)
         reward_row[:] = rewards
         for b in invalid or ():
@@ -421,29 +421,3 @@ def action_reader(spec: Tree, dtypes: Sequence[np.dtype[Any]] = ()) -> Callable[
     if not leaf.shape:
         return lambda row: [np.asarray(x) for x in clipped(row)]
     return lambda row: list(clipped(row))
-
-
-def row_checker(spec: Tree, values: Values = "bounds") -> Callable[[Tree], bool]:
-    """A function that is True if no value of a row [B, *O] is one of those refused.
-
-    It looks at all slots at once; `describe_violation` then names the slot and the fault.
-    """
-    checks = [_leaf_checker(leaf, values) for leaf in tree_leaves(spec)]
-    if len(checks) == 1:
-        return lambda row: checks[0](row if isinstance(row, np.ndarray) else tree_leaves(row)[0])
-    return lambda row: all(check(x) for check, x in zip(checks, tree_leaves(row)))
-
-
-def _leaf_checker(leaf: LeafSpec, values: Values) -> Callable[[Any], bool]:
-    dtype, low, high = value_limits(leaf)
-    if values != "bounds":
-        low = high = None
-    if dtype.kind == "f" and values != "any":  # NaN fails every comparison
-        largest = np.finfo(dtype).max
-        low = -largest if low is None else np.maximum(low, -largest)
-        high = largest if high is None else np.minimum(high, largest)
-    if low is None:
-        return (lambda row: True) if high is None else (lambda row: bool((row <= high).all()))
-    if high is None:
-        return lambda row: bool((row >= low).all())
-    return lambda row: bool(((row >= low) & (row <= high)).all())
