@@ -1,4 +1,4 @@
-"""The environment contract, value by value: the first violation as text, or None; and of a row whether there is one.
+"""The environment contract, value by value: each function returns the first violation as text, or None.
 
 They run in the step loop of every pool: they allocate little and never raise. `check.py` plays a whole environment.
 A value outside its space is a violation only where `bounds` says so: `OutOfBounds` counts such values elsewhere.
@@ -7,13 +7,12 @@ A value outside its space is a violation only where `bounds` says so: `OutOfBoun
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.core.spec import LeafSpec
-from penstock.core.tree import Tree, tree_leaves
+from penstock.core.tree import Tree
 
 Checks = Literal["sampled", "always", "finite", "off"]
 LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -161,32 +160,6 @@ def value_limits(leaf: LeafSpec) -> tuple[np.dtype[Any], Any, Any]:
     low = None if np.all(np.asarray(lows) <= least) else _shaped(lows, leaf, dtype)
     high = None if np.all(np.asarray(highs) >= most) else _shaped(highs, leaf, dtype)
     return dtype, low, high
-
-
-def row_checker(spec: Tree, values: Values = "bounds") -> Callable[[Tree], bool]:
-    """A function that is True if no value of a row [B, *O] is one of those refused.
-
-    It looks at all slots at once; `describe_violation` then names the slot and the fault.
-    """
-    checks = [_leaf_checker(leaf, values) for leaf in tree_leaves(spec)]
-    if len(checks) == 1:
-        return lambda row: checks[0](row if isinstance(row, np.ndarray) else tree_leaves(row)[0])
-    return lambda row: all(check(x) for check, x in zip(checks, tree_leaves(row)))
-
-
-def _leaf_checker(leaf: LeafSpec, values: Values) -> Callable[[Any], bool]:
-    dtype, low, high = value_limits(leaf)
-    if values != "bounds":
-        low = high = None
-    if dtype.kind == "f" and values != "any":  # NaN fails every comparison
-        largest = np.finfo(dtype).max
-        low = -largest if low is None else np.maximum(low, -largest)
-        high = largest if high is None else np.minimum(high, largest)
-    if low is None:
-        return (lambda row: True) if high is None else (lambda row: bool((row <= high).all()))
-    if high is None:
-        return lambda row: bool((row >= low).all())
-    return lambda row: bool(((row >= low) & (row <= high)).all())
 
 
 def _int_range(dtype: np.dtype[Any]) -> tuple[float, float]:

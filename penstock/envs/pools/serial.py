@@ -14,10 +14,10 @@ from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.closing import try_close, warn_of_closing
-from penstock.envs.contract import Values, describe_reset_violation, refused_values, row_checker, value_limits
+from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
-from penstock.envs.pools.pool import LEDGER_WORDS, EnvPool, Group, OpenEpisode, PoolState, row_views
+from penstock.envs.pools.pool import LEDGER_WORDS, EnvPool, Group, OpenEpisode, PoolState, row_views, small_rows
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
 from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 from penstock.envs.spaces import action_dtypes, env_spec
@@ -26,8 +26,6 @@ _CHECK_EVERY = 64
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
 _FLAGS = frozenset([bool, np.bool_])
 _Array = np.ndarray
-_SMALL = 1024  # bytes of an observation up to which a copy of its own, put together with the others, is the faster way
-_NOT_SMALL = None, None
 MAKING, RESETTING, STEPPING, CLOSING = 1, 2, 3, 4
 """Values of `mark[1]`, the activity of the slot in `mark[0]`; 0: no environment is at work."""
 
@@ -59,14 +57,15 @@ class SerialPool(EnvPool):
         self.mark[1] = 0
         self.specs = (self.spec,)
         self._steps = [env.step for env in self.envs]
-        self._write, self._small = obs_writer(self.spec.obs), _small(self.spec.obs)
+        self._write = obs_writer(self.spec.obs)
         self.to_env = action_reader(self.spec.action, action_dtypes(self.envs[0].action_space))
         self.refused: Values = refused_values(config.checks)
         self.row_is_sound = row_checker(self.spec.obs, self.refused)
         self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
         self._out: SampleBatch | None = None
         self._row_views: list[tuple[Any, ...]] = []
-        self._memory: list[Any] = []  # bytes of the observations of each of these rows, where they are small
+        self._memory: list[Any] = []  # of the observations of each of these rows, where they are small
+        self._small: tuple[Any, Any] = None, None  # shape and dtype of these
         self._carried: list[tuple[Any, Any]] = []  # rows 0 and T of the same leaf
         self._columns: list[Any] = []
         self._ahead: dict[int, Any] = {}
@@ -118,8 +117,7 @@ class SerialPool(EnvPool):
         previous, self._out = self._out, out
         if previous is not out or not self._row_views:
             self._row_views = [row_views(out, t) for t in range(len(out.valid))]
-            small = self._small is not _NOT_SMALL and self._row_views[0][0].flags.c_contiguous
-            self._memory = [memoryview(x.reshape(-1).view(np.uint8)) if small else None for x, *_ in self._row_views]
+            self._memory, self._small = small_rows(out)
             self._carried = [(x[0], x[-1]) for name in ROWS_AND_NEXT for x in tree_leaves(getattr(out, name))]
             self._columns = tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else []
         if self._unstarted:
@@ -389,15 +387,6 @@ def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
     return write
 
 
-def _small(spec: Tree) -> tuple[tuple[int, ...] | None, np.dtype[Any] | None]:
-    """Shape and dtype of small observations that are one array each; `_NOT_SMALL` for others."""
-    if not is_leaf(spec) or spec.kind == "discrete":
-        return _NOT_SMALL
-    leaf: LeafSpec = spec
-    dtype = np.dtype(leaf.dtype)
-    return (leaf.shape, dtype) if 0 < math.prod(leaf.shape) * dtype.itemsize <= _SMALL else _NOT_SMALL
-
-
 def action_reader(spec: Tree, dtypes: Sequence[np.dtype[Any]] = ()) -> Callable[[Tree], Sequence[Any]]:
     """A function from a row of actions [B, *A] to one for each environment, `dtypes` being those of its leaves."""
     if not is_leaf(spec):
@@ -421,3 +410,29 @@ def action_reader(spec: Tree, dtypes: Sequence[np.dtype[Any]] = ()) -> Callable[
     if not leaf.shape:
         return lambda row: [np.asarray(x) for x in clipped(row)]
     return lambda row: list(clipped(row))
+
+
+def row_checker(spec: Tree, values: Values = "bounds") -> Callable[[Tree], bool]:
+    """A function that is True if no value of a row [B, *O] is one of those refused.
+
+    It looks at all slots at once; `describe_violation` then names the slot and the fault.
+    """
+    checks = [_leaf_checker(leaf, values) for leaf in tree_leaves(spec)]
+    if len(checks) == 1:
+        return lambda row: checks[0](row if isinstance(row, np.ndarray) else tree_leaves(row)[0])
+    return lambda row: all(check(x) for check, x in zip(checks, tree_leaves(row)))
+
+
+def _leaf_checker(leaf: LeafSpec, values: Values) -> Callable[[Any], bool]:
+    dtype, low, high = value_limits(leaf)
+    if values != "bounds":
+        low = high = None
+    if dtype.kind == "f" and values != "any":  # NaN fails every comparison
+        largest = np.finfo(dtype).max
+        low = -largest if low is None else np.maximum(low, -largest)
+        high = largest if high is None else np.minimum(high, largest)
+    if low is None:
+        return (lambda row: True) if high is None else (lambda row: bool((row <= high).all()))
+    if high is None:
+        return lambda row: bool((row >= low).all())
+    return lambda row: bool(((row >= low) & (row <= high)).all())

@@ -15,7 +15,7 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
-from penstock.envs.contract import LARGEST_REWARD, row_checker
+from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
@@ -28,7 +28,7 @@ from penstock.envs.pools.many.rows import row_writer
 from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import Group, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import STEPPING, action_reader
+from penstock.envs.pools.serial import STEPPING, action_reader, row_checker
 from penstock.envs.pools.settings import DEFAULTS, PoolSettings
 
 _CHECK_EVERY = 64

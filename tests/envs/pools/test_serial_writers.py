@@ -6,9 +6,9 @@ from gymnasium import spaces
 
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
-from penstock.envs.contract import describe_violation, row_checker
+from penstock.envs.contract import describe_violation
 from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import action_reader, obs_writer
+from penstock.envs.pools.serial import action_reader, obs_writer, row_checker
 from penstock.envs.spaces import space_to_spec
 
 INT64, UINT64 = np.iinfo(np.int64), np.iinfo(np.uint64)
