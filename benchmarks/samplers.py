@@ -324,7 +324,10 @@ def ppo(kind: str, seed: int, pinned: bool, **settings: Any) -> Row:
         run = ps.RunConfig(
             steps=PPO_STEPS, seed=seed, checkpoint_interval=0, eval_episodes=0, progress="off", dir=f"{folder}/run"
         )
-        exp = ps.Experiment(ENV, _ppo(), getattr(ps, kind)(**settings), run)
+        sampler = getattr(ps, kind.removeprefix("Async"))(**settings)
+        if kind.startswith("Async"):
+            sampler = getattr(ps, kind)(sampler, depth=1)
+        exp = ps.Experiment(ENV, _ppo(), sampler, run)
         train = ps.train  # its modules are imported here, as the peer's are before its clock starts
         started = time.perf_counter()
         result = train(exp)
@@ -354,8 +357,11 @@ def _sampling_case(B: int) -> Case:
     }
     # One process is no peer of worker processes; it is shown, since for CartPole it beats every other one.
     peers = ("SB3, 2 processes", "SB3 SubprocVecEnv", "Gymnasium AsyncVectorEnv", "Sample Factory")
-    bars = [Bar("CpuSampler", 0.65, ("floor",))]
-    bars += [Bar("CpuSampler", 6.0, peers)] if B == 16 else [Bar("GpuSampler", 120_000.0)]
+    bars = [Bar("CpuSampler", 0.75 if B == 16 else 0.80, ("floor",))]
+    if B == 16:
+        bars += [Bar("CpuSampler", 6.0, peers), Bar("GpuSampler", 0.9, ("SerialSampler",))]
+    else:
+        bars.append(Bar("GpuSampler", 120_000.0))
     return Case(f"sampling, {ENV}, B={B}", "steps/s", contenders, tuple(bars))
 
 
@@ -392,9 +398,12 @@ SECTIONS: dict[str, tuple[Case, ...]] = {
     "6": (Case(f"PPO, {ENV}, {PPO_STEPS // 1000}k steps, B=16", "steps/s",
                {"SerialSampler": ("ppo", {"kind": "SerialSampler", "T": T, "B": 16}),
                 "CpuSampler": ("ppo", {"kind": "CpuSampler", "T": T, "B": 16, "workers": 2}),
+                "AsyncAlternatingSampler": ("ppo", {"kind": "AsyncAlternatingSampler", "T": T, "B": 16, "workers": 2}),
                 "SB3": ("speed.py", "peer", {"child": "ppo_sb3"})},
                (Bar("CpuSampler", 1.25, ("SerialSampler",), of="steps/s without building"),
-                Bar("CpuSampler", 2.4, ("SB3",), of="steps/s without building"))),),
+                Bar("CpuSampler", 2.4, ("SB3",), of="steps/s without building"),
+                Bar("SerialSampler", 2.6, ("SB3",), of="steps/s without building"),
+                Bar("AsyncAlternatingSampler", 4.0, ("SB3",), of="steps/s without building"))),),
 }  # fmt: skip
 
 

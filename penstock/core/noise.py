@@ -163,7 +163,7 @@ def env_seeds(seed: int, slot: int, episode: int, count: int, evaluation: bool =
 
 
 class EpisodeSeeds:
-    """`env_seed` of one slot's episodes by number, made 64 at a time: a single one costs as much as half a reset."""
+    """`env_seed` of one slot's episodes by number, made 256 at a time: a single one costs as much as half a reset."""
 
     def __init__(self, seed: int, slot: int, evaluation: bool = False) -> None:
         self._of = seed, slot, evaluation
@@ -171,10 +171,10 @@ class EpisodeSeeds:
         self._seeds: list[int] = []
 
     def __getitem__(self, episode: int) -> int:
-        block, at = divmod(episode, 64)
+        block, at = divmod(episode, 256)
         if block != self._block:
             seed, slot, evaluation = self._of
-            self._block, self._seeds = block, env_seeds(seed, slot, block * 64, 64, evaluation)
+            self._block, self._seeds = block, env_seeds(seed, slot, block * 256, 256, evaluation)
         return self._seeds[at]
 
 

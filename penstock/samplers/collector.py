@@ -64,10 +64,12 @@ class GroupViews:
 
         So an agent acts on the same previous action that the record shows it in training.
         """
-        valid = self._valid[t]
-        if b"\0" in valid.tobytes():  # five times as fast as a numpy reduction, and it is asked at every step
+        valid = self._valid[t].tobytes()  # five times as fast as a numpy reduction, and it is asked at every step
+        b = valid.find(0)
+        while b >= 0:
             for x, null in zip(self._actions, self._null):
-                x[t][~valid] = null
+                x[t, b] = null
+            b = valid.find(0, b + 1)
 
     def input(self, t: int) -> Inputs:
         """[padded, ...] inputs of row t where the agent is; rows of padding are zero."""

@@ -1,7 +1,8 @@
 """Counters in shared memory by which learner and workers hand over rows, and bells to sleep by.
 
 Each counter has one writer. A waiter looks at the counters for a short while, since a look costs 0.3 us and a
-wake-up 30; then it says that it sleeps, looks once more, and polls its bell. A writer moves its counter first, and
+wake-up 30; then it says that it sleeps, looks once more, and polls its bell. Where processes outnumber cores it yields
+its core between looks, so that the one it waits for can run there. A writer moves its counter first, and
 rings if the other one sleeps. Between saying and looking each side passes a fence: without one, both could look
 before the other's store is visible, and a bell would be missed. Nobody holds a lock that another needs: a process
 that dies leaves counters that stand still.
@@ -68,15 +69,23 @@ class Control:
         """Word 0: the learner sleeps."""
 
 
+SPIN_S = 300e-6
+"""Seconds for which waiters poll counters."""
+_FADES = 0.996
+"""Of the usual wait remains with each wait that is slept: after long ones a waiter that yields tries again in 1 of 30,
+since a yield to a process of others lasts milliseconds."""
+
+
 class Spin:
     """Polls counters before sleeping: for `limit_s` if recent waits were shorter than that, else for an eighth of it.
 
     Args:
-        limit_s: 0 where waiters and workers outnumber the cores.
+        limit_s: 0 for a single look.
+        yields: the core is given to others between looks. After long waits it sleeps at once, and tries now and then.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
+    def __init__(self, limit_s: float, yields: bool = False) -> None:
+        self.limit_s, self.yields = limit_s, yields
         self._usual_s = 0.0
 
     def until(self, ready: Callable[[], bool]) -> bool:
@@ -85,10 +94,17 @@ class Spin:
             return True
         if not self.limit_s:
             return False
+        if self.yields and self._usual_s >= self.limit_s:
+            self._usual_s *= _FADES
+            return False
         started = time.perf_counter()
         limit = self.limit_s if self._usual_s < self.limit_s else self.limit_s / 8
         found = False
         while not found and time.perf_counter() - started < limit:
+            if self.yields:
+                os.sched_yield()
+                found = ready()
+                continue
             found = ready() or ready() or ready() or ready() or ready() or ready() or ready() or ready()
         waited = time.perf_counter() - started if found else 2 * self.limit_s
         self._usual_s += 0.125 * (waited - self._usual_s)
@@ -127,6 +143,6 @@ def sleep_on(bell: Bell, block: memoryview, word: int, ready: Callable[[], bool]
     bell.drain()
 
 
-def spin_limit(processes: int) -> float:
-    """Seconds that a waiter may look at counters: none where `processes` that compute leave no core free."""
-    return 300e-6 if len(os.sched_getaffinity(0)) >= processes else 0.0
+def outnumbered(processes: int) -> bool:
+    """True where `processes` that compute leave no core free for a waiter."""
+    return len(os.sched_getaffinity(0)) < processes

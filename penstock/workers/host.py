@@ -94,7 +94,7 @@ class Host:
         shared = Control(boot.control, boot.workers)
         self.blocks, self.block, self.learner = shared.blocks, shared.blocks[boot.index], shared.learner
         self.bell, self.learner_bell = Bell(boot.bell), Bell(boot.learner_bell)
-        self.spin = Spin(start.spin_s)
+        self.spin = Spin(start.spin_s, start.yields)
 
     def serve(self) -> None:
         """Serves until told to quit."""

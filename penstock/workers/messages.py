@@ -41,6 +41,7 @@ class Start:
     spin_s: float
     messages: list[Any]
     """Executed at once; their answers are the worker's first."""
+    yields: bool = False
 
 
 @dataclass(frozen=True)

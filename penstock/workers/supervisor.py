@@ -21,7 +21,7 @@ from penstock.core.slab import open_slab
 from penstock.envs.closing import is_of_closing, warn_of_closing
 from penstock.envs.pools.serial import CLOSING, RESETTING, STEPPING
 from penstock.workers import control
-from penstock.workers.control import Bell, Control, Spin, spin_limit
+from penstock.workers.control import SPIN_S, Bell, Control, Spin, outnumbered
 from penstock.workers.descriptors import hold_standard_streams, require_room
 from penstock.workers.faults import Fault, Faults, describe_exit
 from penstock.workers.forking import ForkServer
@@ -57,7 +57,7 @@ class Workers:
     Args:
         cpus: CPUs of each worker, and `own` of this thread until `close`; empty for all.
         step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
-        computing: processes that compute at a time, which decides whether to spin.
+        computing: processes that compute at a time, which decides whether waiters yield.
         module: that the processes run. forked_with: modules that a process imports to fork them of; with none each is a
             fresh interpreter. shared: a parent process's memory for the training batches, and its watch over
             this process, which sees from here that the wait for workers goes on; None if there is none.
@@ -96,8 +96,8 @@ class Workers:
         mark = new_mark()
         self.workers = [WorkerProcess(w, mark) for w in range(count)]
         self._forks = ForkServer(self._alive, mark, forked_with, start_timeout_s) if forked_with else None
-        self.spin_s = spin_limit(count + 1 if computing is None else computing)
-        self.spin = Spin(self.spin_s)
+        self.yields = outnumbered(count + 1 if computing is None else computing)
+        self.spin = Spin(SPIN_S, self.yields)
         self.supervised: list[Supervised] = []
         self.dropped: set[int] = set()
         self._closed, self._pinned, self._looked_at = False, bool(own), 0.0
@@ -224,7 +224,7 @@ class Workers:
             self._alive,
             tuple(self.slabs),
         )
-        start = Start(self._cpus[worker.index], self._seed, self.spin_s, messages)
+        start = Start(self._cpus[worker.index], self._seed, SPIN_S, messages, self.yields)
         worker.launch(self._module, boot, start, self._forks)
 
     def _answer(self, w: int, said: list[str] | None = None) -> Any:
@@ -275,7 +275,8 @@ class Workers:
             finally:
                 learner[0] = 0
             self.bell.drain()
-            self._supervise()
+            if not ready():  # a wait that is over asks for nothing, and there is one in every row
+                self._supervise()
 
     def _look(self, ready: Callable[[], bool]) -> bool:
         for worker in self.workers:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.workers import control
-from penstock.workers.control import WORDS, Bell, Control, Spin, sleep_on, spin_limit
+from penstock.workers.control import WORDS, Bell, Control, Spin, outnumbered, sleep_on
 
 LOOK_S = 1e-6
 LIMIT_S = 1e-4
@@ -25,6 +25,9 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
 
     def after(self, looks: int) -> Callable[[], bool]:
         """True from this many looks on."""
@@ -155,7 +158,28 @@ def test_no_word_of_a_block_has_two_meanings_and_writers_share_no_line() -> None
     assert not {i // 8 for i in learner} & {i // 8 for i in worker}
 
 
-def test_nobody_looks_for_long_where_processes_outnumber_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiters_yield_where_processes_outnumber_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    assert spin_limit(3) > 0.0
-    assert spin_limit(4) == 0.0
+    assert not outnumbered(3)
+    assert outnumbered(4)
+
+
+def test_one_that_yields_gives_its_core_away_between_looks(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[int]()
+    monkeypatch.setattr(os, "sched_yield", lambda: given.append(clock.looks))
+    assert Spin(LIMIT_S, yields=True).until(clock.after(4))
+    assert given == [1, 2, 3, 4]
+
+
+def test_one_that_yields_sleeps_at_once_after_long_waits_and_tries_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait of ten limits moves the usual one to 1.25 limits: ln(1.25) / 0.004 = 56 waits are slept."""
+    monkeypatch.setattr(os, "sched_yield", lambda: clock.pass_by(10 * LIMIT_S))
+    spin, looks = Spin(LIMIT_S, yields=True), list[int]()
+    assert spin.until(clock.after(1))
+    for _ in range(60):
+        spin.until(clock.after(1))
+        looks.append(clock.looks)
+    assert looks[:56] == [1] * 56
+    assert looks.count(2) == 1

@@ -89,13 +89,13 @@ def test_the_first_message_brings_the_import_path(
         there.syspath_prepend(str(tmp_path))
         from only_on_the_path_of_the_learner import Env  # type: ignore
 
-        child.write(Start((0, 1), 3, 0.5, [Env]))
+        child.write(Start((0, 1), 3, 0.5, [Env], True))
         full = list(sys.path)
     monkeypatch.delitem(sys.modules, "only_on_the_path_of_the_learner")
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
     start = _read_mail(child.mail)
     assert sys.path == full
-    assert (start.cpus, start.seed, start.spin_s) == ((0, 1), 3, 0.5)
+    assert (start.cpus, start.seed, start.spin_s, start.yields) == ((0, 1), 3, 0.5, True)
     assert start.messages[0].__name__ == "Env"
     assert start.messages[0] is not Env
     sys.modules.pop("only_on_the_path_of_the_learner", None)

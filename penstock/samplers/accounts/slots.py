@@ -42,6 +42,19 @@ def _all_go_on(batch: SampleBatch) -> bool:
     )
 
 
+def _last_reported(column: npt.NDArray[Any], time: Ints) -> Ints | None:
+    """[T, B] the last row so far that reported a number, or -1; None where no row did."""
+    unknown = np.isnan(column)
+    if b"\0" not in unknown.tobytes():
+        return None
+    return _over_rows(np.maximum, np.where(unknown, -1, time))
+
+
+def _over_rows(ufunc: np.ufunc, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """`ufunc.accumulate` [T, B] from row to row, column by column: numpy takes twice as long across columns."""
+    return ufunc.accumulate(np.ascontiguousarray(x.T), 1).T
+
+
 class ReportedKeys:
     """Warns, once, of info keys that the environment has not reported in its first episodes."""
 
@@ -99,14 +112,12 @@ class EpisodeStats:
         T, B = batch.spec
         ended = np.logical_or(batch.terminated, batch.truncated)
         time = np.arange(T)[:, None]
-        opened = np.maximum.accumulate(
-            np.where(batch.first[:-1], time, -1), 0
-        )  # row of the opening; -1: an earlier batch
+        opened = _over_rows(np.maximum, np.where(batch.first[:-1], time, -1))  # of each row; -1: an earlier batch
         age = np.where(opened >= 0, time - opened, time + self.length)
         reward = batch.reward.astype(np.float64)
-        sums = np.cumsum(reward, 0)
-        discounted_sums = np.cumsum(reward * self._powers_of(age), 0)
+        sums, discounted_sums = _over_rows(np.add, reward), _over_rows(np.add, reward * self._powers_of(age))
         reported = env_info(batch)
+        last = {key: _last_reported(column, time) for key, column in reported.items()}
 
         def since_opening(t: Ints, b: Ints) -> tuple[Floats, Floats, dict[str, Floats]]:
             """Sums and last reported columns of the episodes that rows (t, b) belong to."""
@@ -117,9 +128,11 @@ class EpisodeStats:
             discounted += np.where(earlier, self.discounted[b], 0.0)
             columns: dict[str, Floats] = {}
             for key, column in reported.items():
-                at = np.maximum.accumulate(np.where(np.isnan(column), -1, time), 0)[t, b]
-                carried = np.where(earlier, self.columns.get(key, np.full(B, np.nan))[b], np.nan)
-                columns[key] = np.where(at >= np.maximum(row, 0), column[at, b].astype(np.float64), carried)
+                columns[key] = np.where(earlier, self.columns.get(key, np.full(B, np.nan))[b], np.nan)
+                if (rows_TB := last[key]) is not None:
+                    at = rows_TB[t, b]
+                    known = at >= np.maximum(row, 0)
+                    columns[key] = np.where(known, column[at, b].astype(np.float64), columns[key])
             return total, discounted, columns
 
         rows, slots = np.nonzero(ended)

@@ -1,4 +1,5 @@
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -359,3 +360,36 @@ def test_choices_come_in_the_spaces_own_dtype_and_one_element_is_a_number(nested
     choice: Any = batch.action["b"] if nested else batch.action
     assert choice.dtype == np.int64  # as before there were other dtypes
     assert np.array(batch.info["env"]["is_success"]).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+class Overwriting(Toy):
+    """Those of a kind share one array, which each step and reset writes anew; every third answer is of another class."""
+
+    def __init__(self, number: int, shared: np.ndarray[Any, Any]) -> None:
+        super().__init__(spaces.Box(-np.inf, np.inf, shared.shape, np.float32), spaces.Discrete(2))
+        self.number, self.shared = number, shared
+
+    def observe(self) -> Any:
+        self.shared[...] = 100 * self.number + self.t
+        return self.shared if self.t % 3 else self.shared.view(Frame)
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observe(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (200, 3)], ids=["small", "large"])
+def test_an_observation_is_taken_before_another_environment_writes_over_it(shape: tuple[int, ...]):
+    shared, made = np.zeros(shape, np.float32, order="F"), itertools.count()
+    (batch,) = rows(pool_of(lambda: Overwriting(next(made), shared), B=3), 7)
+    expected = np.arange(8)[:, None] + 100 * np.arange(3)
+    assert (batch.obs == expected.reshape(8, 3, 1, 1)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, np.uint64, np.bool_])
+def test_small_observations_of_every_dtype_are_stored(dtype: Any):
+    space = spaces.Box(0, 1, (2, 2), dtype)
+    obs = np.array([[0, 1], [1, 1]], dtype)
+    (batch,) = rows(pool_of(lambda: Given(space, obs)), 3)
+    assert batch.obs.dtype == dtype
+    assert (batch.obs == obs).all()
