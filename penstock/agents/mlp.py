@@ -4,8 +4,8 @@ For 512 rows of 64 units most of a training step is not matrix products but grap
 
 torch multiplies float32 by MKL, which keeps to registers of 256 bits where the processor is not Intel's. That is half
 the speed where the processor computes with 512 at once, as AMD's do from family 26 (Zen 5) on. There large products of
-training go through oneDNN, which also comes with torch and uses the widest registers of every vendor; elsewhere both are
-as fast, and MKL costs less around a product. The machine and the shape alone decide which one multiplies, so a run
+training go through oneDNN, which also comes with torch and uses the widest registers of every vendor; elsewhere both
+are as fast, and MKL costs less around a product. The machine and the shape alone decide which one multiplies, so a run
 repeats itself; acting always goes through MKL, in which the bits of a row do not depend on the rows beside it.
 
 A module may be changed in ways that act on its call alone: hooks, pruning, parametrisations, a replaced layer, tracing,
@@ -211,7 +211,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Literal["none"] = "none") -> Tensor:
-    """activation(x weight + bias) [N, outputs], without gradient, of a weight [inputs, outputs] and a bias [1, outputs]."""
+    """activation(x weight + bias) [N, outputs], without gradient; weight [inputs, outputs], bias [1, outputs]."""
     if by_onednn(x, weight.shape[1]):
         return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias.squeeze(0), activation, [], "")
     y = torch.addmm(bias, x, weight)

@@ -74,7 +74,7 @@ class Machine:
 
 
 def cpu_family(root: Path = _ROOT) -> tuple[str, int]:
-    """Maker of the processor as it names itself, `GenuineIntel` or `AuthenticAMD`, and its family; ("", 0) if unknown."""
+    """Maker of the processor as it names itself, `GenuineIntel` or `AuthenticAMD`, and its family; else ("", 0)."""
     text = _text(root / "proc/cpuinfo")
     vendor, family = (re.search(rf"^{key}\s*: (\S+)", text, re.MULTILINE) for key in ("vendor_id", "cpu family"))
     return vendor[1] if vendor else "", int(family[1]) if family else 0

@@ -165,8 +165,7 @@ def _stacks(replay: StoredReplay, name: str, start: int, n: int) -> _Field:
     forget, slots = releaser(x), np.arange(replay.slots)
 
     def read(a: int, b: int) -> Array:
-        t, s = np.broadcast_arrays(np.arange(start + a, start + b)[:, None], slots)
-        rows = column.read(t, s)
+        rows = column.read(np.arange(start + a, start + b)[:, None] % len(x) * replay.slots + slots)
         forget()
         return rows
 
