@@ -48,7 +48,7 @@ class RunConfig:
     device: str = "cpu"
     """Device of the networks: cpu, cuda or cuda:1."""
     learner_threads: Count | Literal["auto"] = 1
-    """Torch's threads, in the whole process from then on.
+    """Torch's threads that learn, in the whole process from then on; agents act with one, as in workers.
 
     "auto" times 1 to all cores on a copy before training and keeps the answer in the run.
     """

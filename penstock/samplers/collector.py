@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -268,7 +269,7 @@ def collect(
         pool.send(group, sweep)
 
     serve = serve_turns if by_turns else serve_row
-    with torch.inference_mode():
+    with torch.inference_mode(), one_torch_thread():
         rows = [0] * len(pool.groups)
         begun = [group for group in range(len(rows)) if not (by_turns and pool.finished(group))]
         for group in begun:
@@ -285,6 +286,17 @@ def collect(
     if by_turns:
         for view, state in zip(views, states):
             view.finish(state)
+
+
+@contextlib.contextmanager
+def one_torch_thread() -> Generator[None, None, None]:
+    """torch computes with one thread, as in workers: with more, MKL divides some products so that bits differ."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # 0.1 us
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _uniforms(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import penstock as ps
+from penstock.envs.make import EnvConfig
+from penstock.envs.toy import BitFlip
 from penstock.testing.samplers import bits, check_resume, check_sampler
 from tests.samplers.placed import CASES, PLACES, differences, live, run
 
@@ -52,6 +55,24 @@ def test_twenty_updates_are_equal_with_workers_that_begin_as_users_do(case: str,
 @pytest.mark.parametrize(("place", "case"), MORE)
 def test_twenty_updates_are_equal_with_other_numbers_of_workers_and_groups(case: str, place: str) -> None:
     compare_with_serial(case, place)
+
+
+@pytest.fixture
+def two_threads() -> Any:
+    """Of torch in this process, as `run.learner_threads=2` sets it; workers have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("forked", "two_threads")
+@pytest.mark.parametrize("place", ["cpu-2", "gpu-2"])
+def test_agents_act_with_one_thread_however_many_the_learner_has(place: str) -> None:
+    """Logits of 18 choices for 4 rows are a product that MKL divides among threads."""
+    case = EnvConfig(BitFlip, {"n": 18}), ps.PPO(epochs=1, minibatch=64)
+    assert not differences(run(PLACES[place](16, 4), *case, 2)[0], run(ps.SerialSampler(16, 4), *case, 2)[0])
 
 
 def compare_with_serial(case: str, place: str) -> None:
