@@ -147,7 +147,7 @@ def build(kind: str, env: Any, seed: int, pinned: bool, **settings: Any) -> tupl
         where = plan(machine, settings["workers"], getattr(cls, "groups", 1), server=acts)
         settings["affinity"] = where
     sampler = cls(**settings).build(env, seed)
-    if where is not None:  # after it has seen how many cores there are, which decides whether to spin
+    if where is not None:  # after it has seen how many cores there are, which decides whether waiters yield
         pin(where.server or where.learner)
     policy = _ppo(net=net).build(sampler.spec, seed)
     sampler.initialize(policy.agent)

@@ -205,21 +205,26 @@ def product_into(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | Literal["none"] = "none") -> Tensor:
     """activation(x weight^T + bias) [N, outputs], without gradient."""
-    if by_onednn(x, weight.shape[0]):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    if by_onednn(x, weight.shape[0]):  # a relu of its own would make 0 of NaN, and hide a network that has diverged
+        return _activated(torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""), activation)
     return _by_mkl(x, weight, bias, activation)
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, activation: Activation | Literal["none"] = "none") -> Tensor:
     """activation(x weight + bias) [N, outputs], without gradient; weight [inputs, outputs], bias [1, outputs]."""
     if by_onednn(x, weight.shape[1]):
-        return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias.squeeze(0), activation, [], "")
-    y = torch.addmm(bias, x, weight)
-    return y.relu_() if activation == "relu" else y if activation == "none" else _tanh_(y)
+        y = torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias.squeeze(0), "none", [], "")
+    else:
+        y = torch.addmm(bias, x, weight)
+    return _activated(y, activation)
 
 
 def _by_mkl(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | Literal["none"]) -> Tensor:
-    y = F.linear(x, weight, bias)
+    return _activated(F.linear(x, weight, bias), activation)
+
+
+def _activated(y: Tensor, activation: Activation | Literal["none"]) -> Tensor:
+    """activation(y), in place."""
     if activation == "relu":
         return y.relu_()
     return y if activation == "none" else _tanh_(y)

@@ -150,7 +150,7 @@ class EnvConfig:
         if isinstance(env, gym.vector.VectorEnv):
             raise NativeEnvError(
                 f"{self.name} made a VectorEnv, a native batched environment, where one environment for a slot was "
-                "expected; use SerialSampler, or AlternatingSampler for two groups"
+                "expected; use SerialSampler (--sampler serial) or GpuSampler, or AlternatingSampler for two groups"
             )
         return env
 

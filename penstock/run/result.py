@@ -150,9 +150,10 @@ def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_ch
     rows["run directory"] = str(run)
     rows["checkpoint"] = str(result.checkpoint or "not written")
     hints = [f"penstock eval {run}", f"penstock plot {run}"]
-    if result.stopped_by == STOPPED or result.stopped_by in signal.Signals.__members__:
+    interrupted = result.stopped_by == STOPPED or result.stopped_by in signal.Signals.__members__
+    if interrupted and result.env_steps < trainer.exp.run.steps:
         hints.append(f"penstock resume {run}")
-    elif result.stopped_by == "steps":
+    elif interrupted or result.stopped_by == "steps":
         hints.append(f"penstock resume {run} --run.steps {2 * result.env_steps}")
     rows["next"] = "\n".join(hints)
     return rows

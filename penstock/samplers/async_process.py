@@ -101,7 +101,7 @@ class AsyncHost(Host):
             self.sleep_until(called)
             if block[control.COMMAND] == block[control.DONE_COMMAND]:
                 self.collect(block[control.DONE])
-            elif block[control.CODE] == control.QUIT:
+            elif self.taken() == control.QUIT:
                 with warnings.catch_warnings(record=True) as caught:
                     self.inner.shutdown()
                 self.answer([], caught)

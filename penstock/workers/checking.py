@@ -132,6 +132,7 @@ class CheckingProcess(Host):
 
     def serve(self) -> None:
         self.sleep_until(lambda: self.block[control.COMMAND] != self.block[control.DONE_COMMAND])
+        self.taken()
         self.answer([])  # the only command is to quit
 
     def render(self, config: EnvConfig, seed: int) -> None:

@@ -60,7 +60,7 @@ class SamplingProcess(Host):
         while True:
             sleep_until(called)
             if block[control.COMMAND] != block[control.DONE_COMMAND]:
-                if not self.obey(block[control.CODE]):
+                if not self.obey(self.taken()):
                     return
                 continue
             for g in groups[: len(self.active)]:

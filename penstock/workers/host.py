@@ -95,6 +95,7 @@ class Host:
         self.blocks, self.block, self.learner = shared.blocks, shared.blocks[boot.index], shared.learner
         self.bell, self.learner_bell = Bell(boot.bell), Bell(boot.learner_bell)
         self.spin = Spin(start.spin_s, start.yields)
+        self._number = 1  # of the command to start
 
     def serve(self) -> None:
         """Serves until told to quit."""
@@ -130,9 +131,14 @@ class Host:
         write_all(self.boot.report, data)
         self.done()
 
+    def taken(self) -> int:
+        """The code of the command that waits, which `done` is about from now on."""
+        self._number = self.block[control.COMMAND]
+        return self.block[control.CODE]
+
     def done(self) -> None:
-        """Says that the command is done."""
-        self.block[control.DONE_COMMAND] = self.block[control.COMMAND]
+        """Says that the command is done, and not one that was given meanwhile, such as to quit after Ctrl-C."""
+        self.block[control.DONE_COMMAND] = self._number
         fence()
         if self.learner[0]:
             self.learner_bell.ring()

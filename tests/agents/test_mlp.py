@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from penstock.agents.mlp import (
     MLP,
+    affine,
     by_onednn,
     linear,
     onednn_is_faster,
@@ -134,6 +135,15 @@ def test_large_products_of_training_are_the_same_function_in_other_roundings(act
     parameters = [x, *mlp.parameters(), *head.parameters()]
     for a, b in zip(gradients, torch.autograd.grad((expected * weights).sum(), parameters)):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_what_is_no_number_stays_none_behind_a_relu():
+    x, weight = torch.ones(256, 256), torch.ones(256, 256)
+    weight[0, 0] = math.nan
+    assert by_onednn(x, 256)
+    for y in (linear(x, weight, x[0], "relu"), affine(x, weight.t(), x[:1], "relu")):
+        assert y[:, 0].isnan().all() and y[:, 1:].isfinite().all()
 
 
 @pytest.mark.usefixtures("onednn")

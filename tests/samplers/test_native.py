@@ -199,7 +199,7 @@ def test_groups_play_alike_under_one_seed_and_say_how_long_they_waited():
         (GpuSampler(T=4, B=4, workers=1), Halved, "needs no worker processes; leave workers and affinity out"),
         (GpuSampler(T=4, B=4, reset="batch_end"), Halved, "use reset='next_step'"),
         (GpuSampler(T=4, B=4, max_decorrelation_steps=2), Halved, "max_decorrelation_steps=0"),
-        (CpuSampler(T=4, B=4), Halved, "use SerialSampler, or AlternatingSampler for two groups"),
+        (CpuSampler(T=4, B=4), Halved, "GpuSampler, or AlternatingSampler for two groups"),
     ],
 )
 def test_settings_that_mean_worker_processes_are_refused(sampler: Any, env: Any, text: str):

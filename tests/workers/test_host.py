@@ -108,12 +108,25 @@ def test_an_answer_is_there_before_the_command_is_done(
     done = host.done
     monkeypatch.setattr(host, "done", lambda: (seen.append(child.read_report()), done()))
     host.block[control.COMMAND] = 3
+    host.taken()
     host.answer(["x" * 100])
     host.answer([1, None])  # shorter than the one before
     assert [report["answer"] for report in seen] == [["x" * 100], [1, None]]
     assert host.block[control.DONE_COMMAND] == 3
     assert Control(host.boot.control, 2).blocks[1][control.DONE_COMMAND] == 3, "its own block is the one of its index"
     assert Control(host.boot.control, 2).blocks[0].tolist() == [0] * control.WORDS
+
+
+def test_a_command_that_comes_while_another_is_obeyed_is_not_done_with_it(host: Host) -> None:
+    """As where Ctrl-C ends the learner's wait for a batch: workers are told to quit before they have filled it."""
+    host.block[control.CODE], host.block[control.COMMAND] = control.COLLECT, 2
+    assert host.taken() == control.COLLECT
+    host.block[control.CODE], host.block[control.COMMAND] = control.QUIT, 3
+    host.done()
+    assert host.block[control.DONE_COMMAND] == 2
+    assert host.taken() == control.QUIT
+    host.done()
+    assert host.block[control.DONE_COMMAND] == 3
 
 
 def test_only_a_learner_that_sleeps_is_woken(host: Host, learner_bell: Bell) -> None:

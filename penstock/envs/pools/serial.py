@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class SerialPool(EnvPool):
         if self._batch_end:
             for b in range(len(self.envs)):
                 if self.ended[b] and self.left[b] > 0 and b not in self._ahead:
-                    self._ahead[b] = self.reset_env(b)
+                    self._ahead[b] = deepcopy(self.reset_env(b))  # others may write over it before it is recorded
 
     @property
     def first_slot(self) -> int:

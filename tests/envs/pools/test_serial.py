@@ -386,6 +386,27 @@ def test_an_observation_is_taken_before_another_environment_writes_over_it(shape
     assert (batch.obs == expected.reshape(8, 3, 1, 1)).all()
 
 
+class Ending(Overwriting):
+    """As `Overwriting`, in episodes of two steps."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observe(), 0.0, self.t == 2, False, {}
+
+
+def test_an_opening_ahead_of_its_batch_is_taken_before_another_environment_writes_over_it():
+    shared, made = np.zeros((2, 3), np.float32), itertools.count()
+    pool = pool_of(lambda: Ending(next(made), shared), B=3, reset="batch_end")
+    rows(pool, 2)
+    pool.prepare()
+    (batch,) = rows(pool, 2)
+    assert batch.first[1].all() and (batch.obs[1] == 100 * np.arange(3).reshape(3, 1, 1)).all()
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, np.uint64, np.bool_])
 def test_small_observations_of_every_dtype_are_stored(dtype: Any):
     space = spaces.Box(0, 1, (2, 2), dtype)
