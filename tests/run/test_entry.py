@@ -35,6 +35,15 @@ def test_extension_is_kept_in_the_config(tmp_path: Path) -> None:
     assert len(checkpoints(run)) == 1
 
 
+def test_an_end_before_the_place_where_a_run_stands_is_refused(tmp_path: Path) -> None:
+    with ps.Run(at(EXPERIMENTS["a2c"], tmp_path / "run", steps=320)) as run:
+        next(iter(run))
+    stands = run.trainer.env_steps
+    with pytest.raises(ConfigError, match=rf"stands at {stands} steps, beyond run\.steps={stands - 1}"):
+        ps.resume(tmp_path / "run", {"run.steps": stands - 1})
+    assert ps.resume(tmp_path / "run").env_steps >= 320
+
+
 def test_a_moved_run_is_resumed_where_it_is(tmp_path: Path) -> None:
     train(EXPERIMENTS["a2c"], tmp_path / "a")
     shutil.move(tmp_path / "a", tmp_path / "b")
