@@ -145,8 +145,8 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
     if not state["finished"]:
         if extended and exp.run.steps < state["env_steps"]:
             raise ConfigError(
-                f"{run_dir} stands at {state['env_steps']:,} steps, beyond run.steps={exp.run.steps:,}; give it more, or "
-                "leave run.steps out to go on to where it was going"
+                f"{run_dir} stands at {state['env_steps']:,} steps, beyond run.steps={exp.run.steps:,}; give it more, "
+                "or leave run.steps out to go on to where it was going"
             )
         return
     if state["env_steps"] >= exp.run.steps:
