@@ -16,6 +16,7 @@ SAMPLERS = {
     "SerialSampler": ps.SerialSampler(T, B),
     "CpuSampler": ps.CpuSampler(T, B, WORKERS),
     "AlternatingSampler": ps.AlternatingSampler(T, B, WORKERS),
+    "AsyncSerialSampler, depth 1": ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1),
     "AsyncAlternatingSampler, depth 1": ps.AsyncAlternatingSampler(ps.AlternatingSampler(T, B, WORKERS), depth=1),
 }
 
