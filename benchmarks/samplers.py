@@ -398,12 +398,12 @@ SECTIONS: dict[str, tuple[Case, ...]] = {
     "6": (Case(f"PPO, {ENV}, {PPO_STEPS // 1000}k steps, B=16", "steps/s",
                {"SerialSampler": ("ppo", {"kind": "SerialSampler", "T": T, "B": 16}),
                 "CpuSampler": ("ppo", {"kind": "CpuSampler", "T": T, "B": 16, "workers": 2}),
-                "AsyncAlternatingSampler": ("ppo", {"kind": "AsyncAlternatingSampler", "T": T, "B": 16, "workers": 2}),
+                "AsyncSerialSampler": ("ppo", {"kind": "AsyncSerialSampler", "T": T, "B": 16}),
                 "SB3": ("speed.py", "peer", {"child": "ppo_sb3"})},
                (Bar("CpuSampler", 1.25, ("SerialSampler",), of="steps/s without building"),
                 Bar("CpuSampler", 2.4, ("SB3",), of="steps/s without building"),
                 Bar("SerialSampler", 2.6, ("SB3",), of="steps/s without building"),
-                Bar("AsyncAlternatingSampler", 4.0, ("SB3",), of="steps/s without building"))),),
+                Bar("AsyncSerialSampler", 4.0, ("SB3",), of="steps/s without building"))),),
 }  # fmt: skip
 
 
