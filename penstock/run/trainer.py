@@ -67,6 +67,7 @@ class Trainer:
         settings = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
+        require_device(exp.run.device, "run.device")
         if isinstance(settings, CpuSampler) and exp.run.learners == 1:
             settings.start_ahead()
         try:
@@ -87,7 +88,6 @@ class Trainer:
         self._evaluator: Evaluator | None = None
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
-        require_device(exp.run.device, "run.device")
         self._member, self._init = member, init
         self.persist(self._build, lambda: None)
         self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
