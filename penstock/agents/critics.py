@@ -26,7 +26,7 @@ from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
 
 _ROWS = 32
-"""Rows of a product that runs back through one of several networks come in multiples of this."""
+"""With oneDNN, rows of a product that runs back through one of several networks come in multiples of this."""
 
 
 class StackedMLP(nn.Module):

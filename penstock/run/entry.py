@@ -86,11 +86,10 @@ def reopened(run_dir: Path, changes: Mapping[str, Any] | None, again: Again, tru
     exp = override(_placed(stored, changes), {key: changes[key] for key in own})
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
     _check_each(exp)
-    extended = (exp.run.steps, exp.run.stop) != (stored.run.steps, stored.run.stop)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
         with undamaged(checkpoint.path, _OTHERS):
-            _refuse_finished(run_dir, checkpoint, exp, extended)
+            _refuse_finished(run_dir, checkpoint, exp, stored)
         if not config.trusted:
             check_batch(exp, config)
             check_processes(exp, config)
@@ -137,13 +136,13 @@ def _newest(run_dir: Path) -> Path:
         ) from error
 
 
-def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, extended: bool) -> None:
+def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, stored: Experiment) -> None:
     state = checkpoint.state["trainer"]
     for name in ("itr", "env_steps", "episodes_seen"):
         if type(state[name]) is not int:
             raise TypeError(f"{name} is {state[name]!r}")
     if not state["finished"]:
-        if extended and exp.run.steps < state["env_steps"]:
+        if exp.run.steps < min(state["env_steps"], stored.run.steps):
             raise ConfigError(
                 f"{run_dir} stands at {state['env_steps']:,} steps, beyond run.steps={exp.run.steps:,}; give it more, "
                 "or leave run.steps out to go on to where it was going"
@@ -154,7 +153,7 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, ext
             f"{run_dir} has finished its {exp.run.steps:,} steps and stands at {state['env_steps']:,}; extend it, e.g. "
             f"--run.steps {2 * state['env_steps']}"
         )
-    if not extended and exp.run.stop:
+    if exp.run.stop and (exp.run.steps, exp.run.stop) == (stored.run.steps, stored.run.stop):
         raise ConfigError(
             f"{run_dir} has reached its stop rule {dict(exp.run.stop)}; give it another run.stop or run.steps"
         )

@@ -23,6 +23,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.files.lock import RunLock
+from penstock.run.result import summary
 from penstock.samplers.episodes import Episodes
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
@@ -658,6 +659,19 @@ def test_a_signal_in_the_body_lets_it_finish(tmp_path: Path) -> None:
     assert ends == [1, 2]
     assert run.result.stopped_by == "SIGINT"
     assert saved(tmp_path) == [run.result.env_steps]
+    hint = summary(run.trainer, run.result, 1.0, 1, 0)["next"].splitlines()[-1]
+    assert hint == f"penstock resume {tmp_path}"
+
+
+def test_a_run_that_a_signal_ends_in_its_last_iteration_is_extended_by_more_steps(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit), ps.Run(at(tmp_path, steps=10)) as run:
+        for _ in run:
+            signal.raise_signal(signal.SIGINT)
+    result = run.result
+    hint = summary(run.trainer, result, 1.0, 1, 0)["next"].splitlines()[-1]
+    assert hint == f"penstock resume {tmp_path} --run.steps {2 * result.env_steps}"
+    with pytest.raises(ConfigError, match="has finished its 10 steps"):
+        ps.resume(tmp_path)
 
 
 def test_saves_and_evaluates_when_told(tmp_path: Path) -> None:

@@ -200,6 +200,8 @@ def test_a_device_that_is_not_here(device: str) -> None:
         pytest.skip("it is here")
     with pytest.raises(ConfigError, match=rf"run\.device='{device}' is not here"):
         Trainer(replace(EXP, run=ps.RunConfig(device=device)))
+    with pytest.raises(ConfigError, match="is not here"):  # before an environment is looked at, which may need it
+        Trainer(replace(EXP, env="CartPole-v7", run=ps.RunConfig(device=device)))
 
 
 def test_init_takes_parameters(trainer: Trainer) -> None:
