@@ -45,6 +45,11 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     return optree.tree_map(fn, tree, *rest, namespace=_NAMESPACE)
 
 
+def tree_kept(tree: Tree) -> Tree:
+    """The tree with copies of its numpy arrays, which somebody else may write over; other leaves are what they were."""
+    return tree_map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, tree)
+
+
 def tree_assign(out: Tree, at: Any, values: Tree, source: Any = ...) -> None:
     """Writes `values[source]` into `out[at]`, leaf by leaf and in place; by default the whole of each leaf."""
     for x, y in zip(tree_leaves(out), tree_leaves(values), strict=True):

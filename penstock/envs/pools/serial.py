@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,16 @@ from penstock.core.batch import ROWS_AND_NEXT, SampleBatch, carry_over
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import LeafSpec
-from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.core.tree import (
+    Tree,
+    is_leaf,
+    tree_assign,
+    tree_kept,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
 from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig
@@ -102,7 +110,7 @@ class SerialPool(EnvPool):
         if self._batch_end:
             for b in range(len(self.envs)):
                 if self.ended[b] and self.left[b] > 0 and b not in self._ahead:
-                    self._ahead[b] = deepcopy(self.reset_env(b))  # others may write over it before it is recorded
+                    self._ahead[b] = tree_kept(self.reset_env(b))
 
     @property
     def first_slot(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from itertools import chain
 from typing import Any
 
@@ -93,7 +92,7 @@ class SimultaneousPool(AgentsPool):
         if self._batch_end:
             for e, over in enumerate(self.host.over):
                 if over and self.host.left[e] > 0 and e not in self._ahead:
-                    self._ahead[e] = deepcopy(self.host.reset(e))  # others may write over it before it is recorded
+                    self._ahead[e] = self.host.reset(e)
                     self.host.over[e] = True
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
