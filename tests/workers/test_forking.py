@@ -238,7 +238,10 @@ def test_the_process_that_was_started_ahead_is_taken(tmp_path: Path, monkeypatch
         os.kill(pids_of(sampler)[0], signal.SIGKILL)
         with pytest.warns(UserWarning, match="replaced"):
             two_batches(sampler)
+        workers = pids_of(sampler)
         os.kill(ahead.process.pid, signal.SIGKILL)
+        for pid in workers:  # they end a moment after it, in which a batch may be done
+            wait_for_end(pid)
         with pytest.warns(UserWarning, match="replaced"):
             two_batches(sampler)
         assert server_of(sampler) != ahead.process.pid
