@@ -247,6 +247,7 @@ def collect(
     T, by_turns = batches[0].spec.T, pool.takes_turns
     uniforms = [_uniforms(pool, noise, *each) for each in enumerate(zip(agents, batches))]
     acting = [agents[policy] for policy, _ in pool.groups]
+    acts = [agent.acting() if isinstance(agent, Agent) and not by_turns else agent.act for agent in acting]
     noises = [view.noise(uniforms[policy], slots) for view, (policy, slots) in zip(views, pool.groups)]
     if by_turns:
         for view in views:
@@ -257,7 +258,7 @@ def collect(
 
     def serve_row(group: int, row: int) -> None:
         view = views[group]
-        action, info, states[group] = acting[group].act(view.input(row), states[group], noises[group][row])
+        action, info, states[group] = acts[group](view.input(row), states[group], noises[group][row])
         for out, value in zip(view.outputs[row], view.leaves(action, info)):
             out.copy_(value if view.direct else value[: view.n])
         pool.send(group, row)
