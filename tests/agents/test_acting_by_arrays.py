@@ -30,7 +30,8 @@ ACTIONS = {"choice": CHOICE, "box": BOX, "bits": BITS, "choices": CHOICES}
 
 def agent_of(action: LeafSpec = CHOICE, obs: Any = VECTOR, **net: Any) -> ActorCritic:
     torch.manual_seed(1)
-    agent = ActorCritic(EnvSpec(obs, action), Net(**{"hidden": (16, 8), **net}))
+    settings: Any = {"hidden": (16, 8), **net}
+    agent = ActorCritic(EnvSpec(obs, action), Net(**settings))
     if isinstance(agent.head, ActionHead):
         with torch.no_grad():
             agent.head.linear.weight.mul_(100.0)  # a policy that is far from uniform
@@ -191,7 +192,7 @@ def test_no_transform_of_torch_is_bypassed() -> None:
 
 
 def test_a_network_that_has_diverged_is_not_reported_by_numpy() -> None:
-    agent = agent_of()
+    agent: Any = agent_of()
     with torch.no_grad():
         agent.actor.mlp.layers[0].weight.fill_(float("inf"))
     inputs, noise = rows_of(agent, 8)
