@@ -193,10 +193,17 @@ class ActorCritic(Agent):
         return self.memory.initial_state(B) if self.memory else None
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        arrays = self._arrays() if torch.is_inference_mode_enabled() else None
-        if arrays is None:
-            return self._act(inputs, state, noise)
-        return self._act_by(arrays, inputs, state, noise)
+        obs, mask = self._prepared(inputs)
+        parts: Any = self._modules  # attribute look-ups on modules are slow
+        actor, head = parts["actor"], parts["head"]
+        if self.memory is None:
+            params = actor(inputs, obs, head._modules["linear"])
+        else:
+            features = actor(inputs, obs)
+            out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
+            params = head.linear(out[0])
+        action, logp = dists.acted(head(params, mask), noise)
+        return action, {"logp": logp}, state
 
     def acting(self) -> Act:
         arrays = self._arrays() if type(self).act is ActorCritic.act and "act" not in self.__dict__ else None
@@ -217,7 +224,7 @@ class ActorCritic(Agent):
     ) -> tuple[Tree, dict[str, Tree], Tree]:
         obs: Any = inputs.obs
         if len(obs) % ROW_MULTIPLE or not len(obs) or obs.dtype is not torch.float32 or obs.shape[1:] != arrays.shape:
-            return self._act(inputs, state, noise)
+            return ActorCritic.act(self, inputs, state, noise)
         params = arrays(obs.numpy())
         head: Any = self._modules["head"]
         if head.start is None:
@@ -225,19 +232,6 @@ class ActorCritic(Agent):
         else:
             index, found = dists.choices_by_arrays(params, None if noise is None else noise.numpy())
             action, logp = torch.from_numpy(index + head.start if head.start else index), torch.from_numpy(found)
-        return action, {"logp": logp}, state
-
-    def _act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        obs, mask = self._prepared(inputs)
-        parts: Any = self._modules  # attribute look-ups on modules are slow
-        actor, head = parts["actor"], parts["head"]
-        if self.memory is None:
-            params = actor(inputs, obs, head._modules["linear"])
-        else:
-            features = actor(inputs, obs)
-            out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
-            params = head.linear(out[0])
-        action, logp = dists.acted(head(params, mask), noise)
         return action, {"logp": logp}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:

@@ -67,7 +67,7 @@ class Agent(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define act(inputs, state, noise)")
 
     def acting(self) -> Act:
-        """`act`, or a function that does the same in less time and is good until a parameter or module changes.
+        """`act`, or a function that does the same in less time, up to rounding, until a parameter or module changes.
 
         A sampler asks for it once a batch.
         """

@@ -67,12 +67,10 @@ def test_the_policy_is_that_of_forward(action: str, deterministic: bool, hidden:
         act = agent.acting()
         assert act != agent.act
         chosen, info, state = act(inputs, None, None if deterministic else noise)
-        again = agent.act(inputs, None, None if deterministic else noise)
     assert chosen.dtype == expected.dtype and chosen.shape == expected.shape and state is None
     same = torch.isclose(chosen, expected, rtol=1e-5, atol=1e-5).flatten(1 if chosen.dim() > 1 else 0)
     assert same.float().mean() > 0.99  # a number at the very edge of a choice may fall on the other side
     np.testing.assert_allclose(info["logp"], dist.log_prob(chosen.clone()).detach(), rtol=1e-4, atol=2e-5)
-    assert torch.equal(chosen, again[0]) and torch.equal(info["logp"], again[1]["logp"])
     assert len(torch.unique(chosen.float(), dim=0)) > 1
 
 
