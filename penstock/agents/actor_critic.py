@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents import distributions as dists
-from penstock.agents.agent import Act, Agent
+from penstock.agents.agent import Agent
 from penstock.agents.gsde import StateDependentHead
-from penstock.agents.mlp import MLP, ArrayMLP, is_plain, orthogonal, plain_weights, through
+from penstock.agents.mlp import MLP, orthogonal, through
 from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
-from penstock.core.batch import ROW_MULTIPLE, Inputs, SampleBatch
+from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD, Held
 from penstock.core.spec import EnvSpec, LeafSpec
@@ -63,9 +62,6 @@ class ActionHead(nn.Module):
         self.widths = [sum(leaf.sizes) or leaf.size for leaf in self.leaves]
         self.noise_sizes = [leaf.size for leaf in self.leaves]
         self.squash = squash
-        one = self.leaves[0] if len(self.leaves) == 1 else None
-        self.start = int(one.start) if one is not None and one.kind == "discrete" else None  # pyright: ignore
-        """The first choice, where the action is a single choice."""
         outputs = sum(self.widths)
         refuse_absurd(features * outputs, f"a head of {outputs:,} outputs", "an action space of fewer choices")
         self.linear = nn.Linear(features, outputs)
@@ -143,11 +139,6 @@ class Body(nn.Module):
         self.size = self.mlp.size
         self._identity = self.encoder.is_identity
 
-    @property
-    def takes_rows(self) -> bool:
-        """True if the observation goes into the MLP as it is; a replaced encoder has a say of its own."""
-        return self._identity and type(self.encoder) is Encoder
-
     def forward(self, inputs: Inputs, obs: Tree, out: nn.Module | None = None) -> Tensor:
         mlp: Any = self._modules["mlp"]
         return through(mlp, obs if self._identity else self.encoder(inputs, obs), out)
@@ -203,35 +194,6 @@ class ActorCritic(Agent):
             out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
             params = head.linear(out[0])
         action, logp = dists.acted(head(params, mask), noise)
-        return action, {"logp": logp}, state
-
-    def acting(self) -> Act:
-        arrays = self._arrays() if type(self).act is ActorCritic.act and "act" not in self.__dict__ else None
-        return self.act if arrays is None else functools.partial(self._act_by, arrays)
-
-    def _arrays(self) -> ArrayMLP | None:
-        """The actor as arrays, if it is a plain MLP of small layers under a plain head."""
-        actor, head = self.actor, self.head
-        if not (is_plain(actor, Body) and actor.takes_rows and is_plain(actor.mlp, MLP) and is_plain(head, ActionHead)):
-            return None
-        if self.memory is not None or self.preparation.active or type(self)._prepared is not ActorCritic._prepared:
-            return None
-        weights = plain_weights((*actor.mlp.layers, head.linear))
-        return ArrayMLP(actor.mlp.activation, weights) if weights is not None and ArrayMLP.fit(weights) else None
-
-    def _act_by(
-        self, arrays: ArrayMLP, inputs: Inputs, state: Tree, noise: Tensor | None
-    ) -> tuple[Tree, dict[str, Tree], Tree]:
-        obs: Any = inputs.obs
-        if len(obs) % ROW_MULTIPLE or not len(obs) or obs.dtype is not torch.float32 or obs.shape[1:] != arrays.shape:
-            return ActorCritic.act(self, inputs, state, noise)
-        params = arrays(obs.numpy())
-        head: Any = self._modules["head"]
-        if head.start is None:
-            action, logp = dists.acted(head.forward(torch.from_numpy(params)), noise)
-        else:
-            index, found = dists.choices_by_arrays(params, None if noise is None else noise.numpy())
-            action, logp = torch.from_numpy(index + head.start if head.start else index), torch.from_numpy(found)
         return action, {"logp": logp}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:

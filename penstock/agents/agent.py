@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,8 +19,6 @@ from penstock.core.protocols import require_members, required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 
-Act: TypeAlias = Callable[[Inputs, Tree, "Tensor | None"], tuple[Tree, dict[str, Tree], Tree]]
-"""`Agent.act`: (inputs, state, noise) -> (action, info, state)."""
 _PAGE = "docs/writing-an-algorithm.md"
 
 
@@ -65,13 +63,6 @@ class Agent(nn.Module):
             action [B, *A] in the units of the environment, info [B, ...] to record, and the new state.
         """
         raise NotImplementedError(f"{type(self).__name__} must define act(inputs, state, noise)")
-
-    def acting(self) -> Act:
-        """`act`, or a function that does the same in less time, up to rounding, until a parameter or module changes.
-
-        A sampler asks for it once a batch.
-        """
-        return self.act
 
     @required
     def forward(self, inputs: Inputs, state: Tree = None) -> Any:

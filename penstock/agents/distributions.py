@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import optree
 import torch
 from torch import Tensor
@@ -85,26 +83,6 @@ class Categorical:
 
     def entropy(self) -> Tensor:
         return -(self.logp.exp() * self.logp).sum(-1)
-
-
-@np.errstate(all="ignore")  # numbers that are not finite are looked for where losses are made
-def choices_by_arrays(
-    logits: npt.NDArray[np.float32], noise: npt.NDArray[np.float32] | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """`acted` for a Categorical, by numpy: [N] choices from 0 on and their log-probabilities, from logits [N, n].
-
-    Sums run from the first choice to the last, so a row's bits do not depend on the rows beside it.
-
-    Args:
-        noise: [N, 1] uniforms in (0, 1), or None for the likeliest.
-    """
-    shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
-    cdf = np.add.accumulate(np.exp(shifted), axis=1)
-    if noise is None:
-        index = shifted.argmax(1)
-    else:
-        index = np.add.reduce(cdf[:, :-1] <= noise * cdf[:, -1:], axis=1, dtype=np.int64)
-    return index, shifted[np.arange(len(index)), index] - np.log(cdf[:, -1])
 
 
 class MultiCategorical:

@@ -6,11 +6,7 @@ torch multiplies float32 by MKL, which keeps to registers of 256 bits where the 
 the speed where the processor computes with 512 at once, as AMD's do from family 26 (Zen 5) on. There large products of
 training go through oneDNN, which also comes with torch and uses the widest registers of every vendor; elsewhere both
 are as fast, and MKL costs less around a product. The machine and the shape alone decide which one multiplies, so a run
-repeats itself.
-
-In acting the bits of a row must not depend on the rows beside it. An actor of small layers acts by numpy, four rows to
-a product: so little code stays in the processor's caches while environments step, and torch's does not (an eighth of
-the time of a row of 16 slots). Others act through MKL, which rounds alike in any multiple of four rows.
+repeats itself; acting always goes through MKL, in which the bits of a row do not depend on the rows beside it.
 
 A module may be changed in ways that act on its call alone: hooks, pruning, parametrisations, a replaced layer, tracing,
 export, transforms of functions. So whatever is fused first asks whether its layers are plain, at a fifth of a
@@ -25,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch._C import (  # pyright: ignore[reportPrivateUsage]
@@ -41,16 +36,12 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook  # pyright: ignore
 
 from penstock.agents.precision import in_full
-from penstock.core.batch import ROW_MULTIPLE
 from penstock.core.machine import cpu_family
 
 Activation = Literal["tanh", "relu"]
 
 LARGE = 4_000_000
 """Multiplications from which oneDNN is the faster one inside whole updates: its calls cost 10 us more."""
-
-SMALL = 65_536
-"""Weights of a layer up to which numpy may multiply by it: OpenBLAS takes one thread for four rows of them."""
 
 _WIDE_AMD = 26
 """Family of AMD's first processors that compute with 512 bits at once; those before take two turns for as many."""
@@ -88,12 +79,12 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip((inputs, *hidden), hidden))
         for layer in self.layers if gain is not None else ():
             orthogonal(layer, gain)  # pyright: ignore[reportArgumentType]
-        self.activation: Activation = activation
+        self._activation: Activation = activation
 
     def forward(self, x: Tensor, out: nn.Module | None = None) -> Tensor:
         """`out`: an output layer to apply as well; see `through`."""
         layers: Any = self._modules["layers"]  # attribute look-ups on modules cost as much as a small product
-        return run_layers(x, layers._modules.values(), self.activation, out)
+        return run_layers(x, layers._modules.values(), self._activation, out)
 
 
 def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
@@ -133,44 +124,6 @@ def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with
         kind = activation if i < 2 * activated else "none"
         x = (_by_mkl if acts else linear)(x, weights[i], weights[i + 1], kind)
     return x
-
-
-class ArrayMLP:
-    """`mlp_chain` by numpy with parameters as they are now, for rows in multiples of four.
-
-    Args:
-        weights: weight and bias of each layer in turn, which `fit`; the last layer has no activation.
-    """
-
-    def __init__(self, activation: Activation, weights: Sequence[Tensor]) -> None:
-        arrays = [x.numpy(force=True) for x in weights]
-        *self._hidden, self._out = [(np.ascontiguousarray(w.T), b) for w, b in zip(arrays[::2], arrays[1::2])]
-        self._activation = activation
-        self.shape = arrays[0].shape[1:]
-        """Of one row of inputs."""
-
-    @staticmethod
-    def fit(weights: Sequence[Tensor]) -> bool:
-        """True if these are small and of float32 on the CPU, where operations run as they are called."""
-        return runs_directly() and all(
-            x.is_cpu and x.dtype is torch.float32 and x.numel() <= SMALL and 0 not in x.shape for x in weights
-        )
-
-    @np.errstate(all="ignore")  # numbers that are not finite are looked for where losses are made
-    def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """[N, inputs] -> [N, outputs]."""
-        y: Any = x.reshape(-1, ROW_MULTIPLE, *self.shape)
-        for weight, bias in self._hidden:
-            y = np.matmul(y, weight)
-            y += bias
-            if self._activation == "relu":
-                np.maximum(y, 0.0, out=y)
-            else:
-                np.tanh(y, out=y)
-        weight, bias = self._out
-        y = np.matmul(y, weight)
-        y += bias
-        return y.reshape(len(x), -1)
 
 
 class _Chain(torch.autograd.Function):

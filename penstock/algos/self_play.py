@@ -12,7 +12,6 @@ placement changes nothing. An episode's opponent is carried as recurrent state a
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.agent import Act, Agent
+from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
 from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs, MultiAgentBatch, SampleBatch
@@ -99,14 +98,6 @@ class PastSelves(Agent):
         return {"member": zeros, "serial": zeros.clone(), **({} if inner is None else {"inner": inner})}
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        return self._act_by(lambda m: self._member(m).act, inputs, state, noise)
-
-    def acting(self) -> Act:
-        return functools.partial(self._act_by, functools.cache(lambda m: self._member(m).acting()))
-
-    def _act_by(
-        self, act_of: Callable[[int], Act], inputs: Inputs, state: Tree, noise: Tensor | None
-    ) -> tuple[Tree, dict[str, Tree], Tree]:
         first = inputs.first
         if noise is None:
             drawn = torch.full_like(state["member"], self.size)
@@ -117,7 +108,7 @@ class PastSelves(Agent):
         serial = torch.where(first, self.serial[member], state["serial"])
         action, inner = None, None
         for m in member.unique().tolist():
-            found, _, after = act_of(m)(inputs, state.get("inner"), self._noise_of(noise))
+            found, _, after = self._member(m).act(inputs, state.get("inner"), self._noise_of(noise))
             rows = member == m
             action = found if action is None else tree_map(lambda x, y, at=rows: _where(at, x, y), found, action)
             inner = after if inner is None else tree_map(lambda x, y, at=rows: _where(at, x, y), after, inner)

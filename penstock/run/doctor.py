@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from penstock.agents.mlp import ArrayMLP, mlp_chain
+from penstock.agents.mlp import mlp_chain
 from penstock.agents.networks import NatureCNN
 from penstock.agents.recurrent import Memory
 from penstock.core import VERSION
@@ -155,9 +155,10 @@ def measure_rows() -> list[RowBits]:
             torch.manual_seed(0)
             return [
                 *(
-                    row_bits(f"MLP 64 x 64{how}, outputs: {k}", [of(k) for _ in range(4)], x, range(1, 34))
-                    for how, of in (("", _mlp), (" by numpy", _array_mlp))
-                    for k, x in ((k, torch.randn(33, 4)) for k in range(1, 5))
+                    row_bits(
+                        f"MLP 64 x 64, outputs: {k}", [_mlp(k) for _ in range(4)], torch.randn(33, 4), range(1, 34)
+                    )
+                    for k in range(1, 5)
                 ),
                 row_bits("LSTM 64", [_memory("lstm") for _ in range(2)], torch.randn(33, 64), range(1, 34)),
                 row_bits("GRU 64", [_memory("gru") for _ in range(2)], torch.randn(33, 64), range(1, 34)),
@@ -170,19 +171,9 @@ def measure_rows() -> list[RowBits]:
 
 
 def _mlp(outputs: int) -> Forward:
-    weights = _weights(outputs)
-    return lambda x: mlp_chain(x, "tanh", weights, with_out=True)
-
-
-def _array_mlp(outputs: int) -> Forward:
-    weights = _weights(outputs)
-    arrays, others = ArrayMLP("tanh", weights), lambda x: mlp_chain(x, "tanh", weights, with_out=True)
-    return lambda x: others(x) if len(x) % ROW_MULTIPLE else torch.from_numpy(arrays(x.numpy()))
-
-
-def _weights(outputs: int) -> list[Tensor]:
     layers = [nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, outputs)]
-    return [p for layer in layers for p in (layer.weight, layer.bias)]
+    weights = [p for layer in layers for p in (layer.weight, layer.bias)]
+    return lambda x: mlp_chain(x, "tanh", weights, with_out=True)
 
 
 def _memory(kind: str) -> Forward:

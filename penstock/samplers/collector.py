@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.agents.agent import Act, Agent
+from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Held, Noise, Purpose
@@ -137,7 +137,7 @@ class TurnViews:
             for x, y in zip(self._state, tree_leaves(state["before"]), strict=True):
                 x[...] = y.cpu().numpy()
 
-    def act(self, act: Act, slots: Ints, rows: Ints, state: Tree, noise: npt.NDArray[np.float32] | None) -> None:
+    def act(self, agent: Acting, slots: Ints, rows: Ints, state: Tree, noise: npt.NDArray[np.float32] | None) -> None:
         """Acts for the turns that wait, in `rows` [n] of the batch's columns `slots` [n]."""
         n, padded = len(slots), padded_rows(len(slots))
 
@@ -150,13 +150,13 @@ class TurnViews:
         inputs = tree_unflatten(self._structure, [put(x) for x in self._inputs])
         uniforms = None if noise is None else put(noise, 0.5)
         if state is None:
-            action, info, _ = act(inputs, None, uniforms)
+            action, info, _ = agent.act(inputs, None, uniforms)
         else:
             local = slots - self._start
             self._last[local] = rows
             index = torch.from_numpy(local).to(self.device)
             given = tree_map(lambda x: _padded(x[index], padded), state["now"])
-            action, info, after = act(inputs, given, uniforms)
+            action, info, after = agent.act(inputs, given, uniforms)
             for now, before, new in zip(tree_leaves(state["now"]), tree_leaves(state["before"]), tree_leaves(after)):
                 before[index] = now[index]
                 now[index] = new[:n]
@@ -211,7 +211,7 @@ class Acting(Protocol):
     held_noise: Held
     evaluates_with_noise: bool
 
-    def acting(self) -> Act: ...
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None, /) -> tuple[Tree, dict[str, Tree], Tree]: ...
 
 
 class Stepping(Protocol):
@@ -246,7 +246,7 @@ def collect(
     """
     T, by_turns = batches[0].spec.T, pool.takes_turns
     uniforms = [_uniforms(pool, noise, *each) for each in enumerate(zip(agents, batches))]
-    acts = [agents[policy].acting() for policy, _ in pool.groups]
+    acting = [agents[policy] for policy, _ in pool.groups]
     noises = [view.noise(uniforms[policy], slots) for view, (policy, slots) in zip(views, pool.groups)]
     if by_turns:
         for view in views:
@@ -257,7 +257,7 @@ def collect(
 
     def serve_row(group: int, row: int) -> None:
         view = views[group]
-        action, info, states[group] = acts[group](view.input(row), states[group], noises[group][row])
+        action, info, states[group] = acting[group].act(view.input(row), states[group], noises[group][row])
         for out, value in zip(view.outputs[row], view.leaves(action, info)):
             out.copy_(value if view.direct else value[: view.n])
         pool.send(group, row)
@@ -265,7 +265,7 @@ def collect(
     def serve_turns(group: int, sweep: int) -> None:
         slots, rows = pool.pending(group)
         if len(slots):
-            views[group].act(acts[group], slots, rows, states[group], noises[group])
+            views[group].act(acting[group], slots, rows, states[group], noises[group])
         pool.send(group, sweep)
 
     serve = serve_turns if by_turns else serve_row

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.agents.agent import Act, Agent
+from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
@@ -55,10 +55,6 @@ class GraphedAgent:
         self._agent, self._capture = agent, capture
         self._graphs: dict[int, _Graph] = {}
         self._refused = False
-
-    def acting(self) -> Act:
-        """`act`, whose graphs outlive a batch."""
-        return self.act
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         """As `Agent.act`; the next call with this state overwrites the answer.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.agents.agent import Act
 from penstock.core import trace
 from penstock.samplers.collector import Acting, Collect, Stepping, collect
 
@@ -36,7 +35,4 @@ class _TracedAgent:
     def __init__(self, agent: Acting, remote: bool) -> None:
         self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks
         self.held_noise, self.evaluates_with_noise = agent.held_noise, agent.evaluates_with_noise
-        self._agent, self._span = agent, trace.SERVE if remote else trace.ACT
-
-    def acting(self) -> Act:
-        return trace.timed(self._span, self._agent.acting())
+        self.act = trace.timed(trace.SERVE if remote else trace.ACT, agent.act)

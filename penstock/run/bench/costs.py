@@ -120,7 +120,7 @@ def measure_acting(policy: AnyPolicy, seating: Seating | None, slots: int, secon
 
 
 def measure_forward(agent: Agent, spec: EnvSpec, rows: int, seconds: float) -> float:
-    """Median of acting on a number of rows in us, until its action is on the CPU."""
+    """Median of `agent.act` on a number of rows in us, until its action is on the CPU."""
     device = agent_device(agent)
 
     def put(tree: Tree) -> Tree:
@@ -131,8 +131,8 @@ def measure_forward(agent: Agent, spec: EnvSpec, rows: int, seconds: float) -> f
     inputs = Inputs(put(allocate(spec.obs, rows)), put(action), torch.zeros(rows, device=device), first)
     noise = torch.full((rows, agent.noise_size), 0.5, device=device)
     with torch.inference_mode():
-        state, act = agent.initial_state(rows), agent.acting()
-        return median_us(lambda: tree_map(lambda x: x.cpu(), act(inputs, state, noise)[:2]), seconds)
+        state = agent.initial_state(rows)
+        return median_us(lambda: tree_map(lambda x: x.cpu(), agent.act(inputs, state, noise)[:2]), seconds)
 
 
 def measure_handshake(seconds: float) -> float:
