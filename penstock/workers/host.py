@@ -94,7 +94,7 @@ class Host:
         shared = Control(boot.control, boot.workers)
         self.blocks, self.block, self.learner = shared.blocks, shared.blocks[boot.index], shared.learner
         self.bell, self.learner_bell = Bell(boot.bell), Bell(boot.learner_bell)
-        self.spin = Spin(start.spin_s, start.yields)
+        self.spin = Spin(control.SPIN_S, start.yields)
         self._number = 1  # of the command to start
 
     def serve(self) -> None:

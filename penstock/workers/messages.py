@@ -38,10 +38,10 @@ class Start:
 
     cpus: tuple[int, ...]
     seed: int
-    spin_s: float
     messages: list[Any]
     """Executed at once; their answers are the worker's first."""
     yields: bool = False
+    """The core is given to others between looks at a counter."""
 
 
 @dataclass(frozen=True)

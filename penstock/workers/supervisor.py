@@ -224,7 +224,7 @@ class Workers:
             self._alive,
             tuple(self.slabs),
         )
-        start = Start(self._cpus[worker.index], self._seed, SPIN_S, messages, self.yields)
+        start = Start(self._cpus[worker.index], self._seed, messages, self.yields)
         worker.launch(self._module, boot, start, self._forks)
 
     def _answer(self, w: int, said: list[str] | None = None) -> Any:

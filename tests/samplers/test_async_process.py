@@ -39,7 +39,7 @@ class Here:
         page, mail, report = self.fds[5:]
         boot = Boot(0, 1, os.getpid(), page, wakes, wakes_learner, mail, report, -1, -1, tuple(self.slabs))
         self.control = Control(page, 1)
-        self.host, self.rings = AsyncHost(boot, Start((), 0, 0.0, [])), 0
+        self.host, self.rings = AsyncHost(boot, Start((), 0, [])), 0
 
     def start(self, live: Any) -> Any:
         return [[self.host.read(message) for message in live.messages(0, False)]]

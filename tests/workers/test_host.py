@@ -13,7 +13,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError
 from penstock.workers import control
-from penstock.workers.control import Bell, Control
+from penstock.workers.control import Bell, Control, Spin
 from penstock.workers.host import Host, _read_mail, describe
 from penstock.workers.messages import Boot, Start
 from penstock.workers.process import WorkerProcess
@@ -59,10 +59,12 @@ def learner_bell() -> Iterator[Bell]:
 
 @pytest.fixture
 def host(child: WorkerProcess, learner_bell: Bell) -> Iterator[Host]:
-    """The other side of `child`, in this process."""
+    """The other side of `child`, in this process, which looks once before it sleeps."""
     fd = os.memfd_create("penstock-test")
     boot = Boot(1, 2, os.getpid(), fd, child.bell.fd, learner_bell.fd, child.mail, child.report, child.crash, -1, ())
-    yield Host(boot, Start((), 0, 0.0, []))
+    host = Host(boot, Start((), 0, []))
+    host.spin = Spin(0.0)
+    yield host
     os.close(fd)
 
 
@@ -89,13 +91,13 @@ def test_the_first_message_brings_the_import_path(
         there.syspath_prepend(str(tmp_path))
         from only_on_the_path_of_the_learner import Env  # type: ignore
 
-        child.write(Start((0, 1), 3, 0.5, [Env], True))
+        child.write(Start((0, 1), 3, [Env], True))
         full = list(sys.path)
     monkeypatch.delitem(sys.modules, "only_on_the_path_of_the_learner")
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
     start = _read_mail(child.mail)
     assert sys.path == full
-    assert (start.cpus, start.seed, start.spin_s, start.yields) == ((0, 1), 3, 0.5, True)
+    assert (start.cpus, start.seed, start.yields) == ((0, 1), 3, True)
     assert start.messages[0].__name__ == "Env"
     assert start.messages[0] is not Env
     sys.modules.pop("only_on_the_path_of_the_learner", None)

@@ -149,7 +149,7 @@ def test_a_report_may_lie_over_the_end_of_a_longer_one(child: WorkerProcess) -> 
 
 
 def test_mail_has_the_import_path_in_plain_text_with_the_first_message_alone(child: WorkerProcess) -> None:
-    start = Start((), 3, 0.0, ["m" * 10_000])
+    start = Start((), 3, ["m" * 10_000])
     for message in (start, ["again"]):
         child.write(message)
         data = os.pread(child.mail, 1 << 20, 0)
@@ -174,7 +174,7 @@ def test_a_launch_forgets_what_an_earlier_process_left(child: WorkerProcess, mon
     child.bell.ring()
     child.start_at, child.token = 5.0, b"old"
     boot = Boot(0, 1, os.getpid(), 3, 4, 5, 6, 7, 8, 9, (10,))
-    child.launch("some.module", boot, Start((), 0, 0.0, []))
+    child.launch("some.module", boot, Start((), 0, []))
     assert child.read_report() is None
     assert os.fstat(child.crash).st_size == os.lseek(child.crash, 0, os.SEEK_CUR) == 0
     assert os.eventfd_write(child.bell.fd, 1) is None and os.eventfd_read(child.bell.fd) == 1, "an old ring was left"
