@@ -52,6 +52,8 @@ class How:
     slots: tuple[int, ...]
     ends: float
     """By `time.monotonic`, when no further measurement begins."""
+    modes: tuple[str, ...]
+    cases: str
 
     @property
     def late(self) -> bool:
@@ -153,26 +155,28 @@ CHOICE, BOX = gym.spaces.Discrete(6), gym.spaces.Box(-1.0, 1.0, (6,), np.float32
 def off_policy(algo: Any, rows: int, hidden: tuple[int, ...], **more: Any) -> Any:
     return algo(
         batch_size=rows, learning_starts=0, net=ps.Net(hidden=hidden, activation="relu"),
-        replay=ps.ReplaySettings(capacity=2_000), **more,
+        replay=ps.ReplaySettings(capacity=max(2_000, 2 * rows)), **more,
     )  # fmt: skip
 
 
 def update_cases(tiny: bool) -> dict[str, tuple[Any, Any, Any]]:
     """Observation, action and algorithm of each."""
     wide, wider = ((32, 32), (64, 64)) if tiny else ((256, 256), (1024, 1024))
+    deep, rows, most = ((32, 16), 512, 512) if tiny else ((512, 256, 128), 24_576, 8_192)
     nature = ps.Net(hidden=(512,), activation="relu", cnn="nature")
-    cases = {
+    images = {
+        "DQN, Nature CNN, 32 rows": (IMAGE, CHOICE, off_policy(ps.DQN, 32, ())),
+        "PPO, Nature CNN, 256 rows": (IMAGE, CHOICE, ps.PPO(minibatch=256, net=nature)),
+    }
+    return {
         "PPO, MLP 64 x 64, 512 rows": (VECTOR, CHOICE, ps.PPO(minibatch=512)),
         f"SAC, {wide[0]} x {wide[0]}, 256 rows": (VECTOR, BOX, off_policy(ps.SAC, 256, wide)),
-        f"SAC, {wider[0]} x {wider[0]}, 256 rows": (VECTOR, BOX, off_policy(ps.SAC, 256, wider)),
-    }
-    if not tiny:
-        cases |= {
-            "PPO, Nature CNN, 256 rows": (IMAGE, CHOICE, ps.PPO(minibatch=256, net=nature)),
-            "DQN, Nature CNN, 32 rows": (IMAGE, CHOICE, off_policy(ps.DQN, 32, ())),
-            "DQN, Nature CNN, 256 rows": (IMAGE, CHOICE, off_policy(ps.DQN, 256, ())),
-        }
-    return cases
+        **({} if tiny else images),
+        f"PPO, relu {' x '.join(map(str, deep))}, {rows:,} rows": (
+            VECTOR, CHOICE, ps.PPO(minibatch=rows, net=ps.Net(hidden=deep, activation="relu")),
+        ),
+        f"SAC, {wider[0]} x {wider[0]}, {most:,} rows": (VECTOR, BOX, off_policy(ps.SAC, most, wider)),
+    }  # fmt: skip
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -187,10 +191,13 @@ def updates(how: How) -> Iterator[Row]:
     """Updates/s of each case in each mode, by turns; of forward and backward pass alone as one CUDA graph; and of plain
     torch, eager, compiled and graphed."""
     for name, (obs, action, algo) in update_cases(how.tiny).items():
+        if how.cases not in name:
+            continue
         steps: dict[str, Callable[[], Any]] = {}
         first: dict[str, float] = {}
         said: dict[str, str] = {}
-        for mode, settings in MODES.items():
+        for mode in how.modes:
+            settings = MODES[mode]
             if how.late:
                 break
             with warnings.catch_warnings(record=True) as caught:
@@ -217,7 +224,7 @@ def updates(how: How) -> Iterator[Row]:
             actions = int(getattr(action, "n", 0)) or action.shape[0]
             started = time.perf_counter()
             try:
-                step = plain_updates.made(name[:3], form, obs, actions, rows, hidden, how.device)
+                step = plain_updates.made(name[:3], form, obs, actions, rows, hidden, how.device, algo.net.activation)
                 step()
                 wait(how.device)
             except RuntimeError as error:
@@ -250,7 +257,7 @@ def rate_of(step: Callable[[], Any], device: str, seconds: float) -> float:
 
 def prepared(how: How, obs: Any, action: Any, algo: Any) -> tuple[Any, Callable[[], Any]]:
     """A policy that has a replay or a batch of random rows, and a function that returns its next minibatch."""
-    T, B = 32, 16
+    T, B = 32, max(16, -(-(getattr(algo, "minibatch", None) or 0) // 32))
     sampler = ps.SerialSampler(T, B).build(lambda: Random(obs, action), 0)
     policy = algo.build(sampler.spec, seed=0, device=how.device)
     policy.prepare(sampler.batch_spec, sampler.initialize(policy.agent)["info"])
@@ -298,7 +305,11 @@ def graphed(how: How, obs: Any, action: Any, algo: Any) -> Callable[[], Any]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-    return graph.replay
+
+    def replay(held: Any = run) -> None:  # a graph holds nothing that was there before it: the rows would be freed
+        graph.replay()
+
+    return replay
 
 
 # Part 4: R2D1, collected and trained at once.
@@ -330,7 +341,7 @@ def r2d1(how: How) -> Iterator[Row]:
                 trainer.train()
             schedule = trainer.policy.replay_schedule
             started, steps, trained = time.perf_counter(), trainer.env_steps, schedule.trained
-            while time.perf_counter() - started < (1.0 if how.tiny else 45.0):
+            while time.perf_counter() - started < (1.0 if how.tiny else 20.0):
                 result = trainer.train()
             took_s = time.perf_counter() - started
             rows = (schedule.trained - trained) * algo.batch_size * length
@@ -359,7 +370,7 @@ def learners(how: How) -> Iterator[Row]:
             ended[count] = {k: x.detach().cpu().clone() for k, x in trainer.policy.agent.named_parameters()}
             spent = timed_all_reduce(trainer) if count > 1 else [0.0]
             started, steps, learning = time.perf_counter(), trainer.env_steps, 0.0
-            while time.perf_counter() - started < (1.0 if how.tiny else 20.0):
+            while time.perf_counter() - started < (1.0 if how.tiny else 8.0):
                 before = time.perf_counter()
                 learning += (1.0 - trainer.train()["time/sample_frac"]) * (time.perf_counter() - before)
             took_s = time.perf_counter() - started
@@ -415,13 +426,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--B", default="64,128,256,512,1024", help="slots, the first also of r2d1")
+    parser.add_argument("--modes", default=",".join(MODES), help="of updates; eager is among them always")
+    parser.add_argument("--cases", default="", help="of updates, those whose name has this in it")
     parser.add_argument("--limit-s", type=float, default=420.0)
     parser.add_argument("--tiny", action="store_true", help="small shapes and short times, to prove the script")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--to", type=Path, default=RESULTS / "gpu.md")
     args = parser.parse_args()
     slots = tuple(int(x) for x in args.B.split(","))
-    how = How(args.device, args.tiny, args.workers, slots, time.monotonic() + args.limit_s)
+    modes = tuple(dict.fromkeys(("eager", *args.modes.split(","))))
+    how = How(args.device, args.tiny, args.workers, slots, time.monotonic() + args.limit_s, modes, args.cases)
     rows: list[Row] = []
     for row in PARTS[args.part](how):
         rows.append(row)

@@ -13,6 +13,9 @@ import argparse
 import math
 import statistics
 import time
+import warnings
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,30 @@ def rates(device: str, B: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
+def waits(device: str, B: int) -> list[str]:
+    """Where the processor waits for the device in a batch's sampling and in an iteration: times, file and line of each."""
+    live = sampler(TENSORS, device, B)
+    exp = ps.Experiment(
+        TENSORS, ps.PPO(minibatch=T * B // 8), ps.SerialSampler(T, B), ps.RunConfig(10**9, device=device)
+    )
+    with Trainer(replace(exp, env_kwargs={"device": device})) as trainer:
+        trainer.train()
+        lines = []
+        for name, call in {"obtain_samples": lambda: live.obtain_samples(1), "train": trainer.train}.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                call()
+                torch.cuda.set_sync_debug_mode("default")
+            places = Counter(
+                f"{'/'.join(Path(x.filename).parts[-2:])}:{x.lineno}" for x in caught if "synchro" in str(x.message)
+            )
+            most = ", ".join(f"{place} {times}" for place, times in places.most_common(6))
+            lines.append(f"{name}, {T} rows of {B:,} slots: {sum(places.values())} waits ({most})")
+    live.shutdown()
+    return lines
+
+
 def learned(name: str, device: str, B: int, seed: int) -> tuple[int, float, float]:
     """Steps and seconds until 100 episodes of an evaluation, one every 10 iterations, reach the goal; and their mean."""
     env, algo, rows, goal, most = LEARNING[name]
@@ -81,6 +108,7 @@ def main() -> None:
     parser.add_argument("--slots", default="256,4096", help="numbers of slots, such as 256,4096,65536")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--learn", action="store_true")
+    parser.add_argument("--learn-slots", type=int, default=256)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     args = parser.parse_args()
@@ -98,11 +126,14 @@ def main() -> None:
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         lines.append(f"| {B:,} | {medians[0]} | {medians[1]} | {ratio} |")
         print(lines[-1], flush=True)
+    if args.device.startswith("cuda"):
+        lines += ["", *waits(args.device, 4096)]
+        print(*lines[-2:], sep="\n", flush=True)
     if args.learn:
         lines += ["", "| PPO, seed | steps to the goal | seconds | evaluation |", "|---|---|---|---|"]
         for name, (*_, goal, _) in LEARNING.items():
             for seed in range(args.seeds):
-                steps, took, evaluated = learned(name, args.device, 256, seed)
+                steps, took, evaluated = learned(name, args.device, args.learn_slots, seed)
                 lines.append(f"| {name} to {goal:g}, {seed} | {steps:,} | {took:.1f} | {evaluated:.2f} |")
                 print(lines[-1], flush=True)
     text = "\n".join([*lines, ""])

@@ -52,15 +52,15 @@ def adam(parameters: Iterable[Tensor], lr: float, device: str) -> torch.optim.Ad
     return torch.optim.Adam(parameters, lr=lr, fused=True, capturable=on_gpu)
 
 
-def ppo(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str) -> Update:
+def ppo(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str, activation: str = "tanh") -> Update:
     """One minibatch: clipped surrogate, value loss, entropy, clipped gradient norm."""
     if len(obs.shape) == 3:
         body, size = nature().to(device), 512
         policy, value = nn.Linear(size, actions).to(device), nn.Linear(size, 1).to(device)
     else:
         body, size = nn.Identity(), obs.shape[0]
-        policy = layers(size, hidden, actions, nn.Tanh).to(device)
-        value = layers(size, hidden, 1, nn.Tanh).to(device)
+        kind = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
+        policy, value = (layers(size, hidden, n, kind).to(device) for n in (actions, 1))
     held = [p for module in (body, policy, value) for p in module.parameters()]
     optimizer = adam(held, 3e-4, device)
     x = rows_of(obs, rows, device)
@@ -82,7 +82,7 @@ def ppo(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str)
     return update
 
 
-def sac(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str) -> Update:
+def sac(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str, activation: str = "relu") -> Update:
     """Critics, actor, temperature and soft targets."""
     inputs = obs.shape[0]
     actor = layers(inputs, hidden, 2 * actions, nn.ReLU).to(device)
@@ -126,7 +126,7 @@ def sac(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str)
     return update
 
 
-def dqn(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str) -> Update:
+def dqn(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str, activation: str = "relu") -> Update:
     """Double Q-learning with Huber loss; images, whose features are the last hidden layer."""
     body, head = nature().to(device), nn.Linear(512, actions).to(device)
     online = nn.Sequential(body, head)
@@ -152,12 +152,15 @@ def dqn(obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str)
 MAKERS: dict[str, Callable[..., Update]] = {"PPO": ppo, "SAC": sac, "DQN": dqn}
 
 
-def made(algo: str, form: str, obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str) -> Update:
+def made(
+    algo: str, form: str, obs: Any, actions: int, rows: int, hidden: tuple[int, ...], device: str, activation: str
+) -> Update:
     """A function that takes one gradient step. Raises RuntimeError where the form is not to be had."""
-    update = MAKERS[algo](obs, actions, rows, hidden, device)
+    update = MAKERS[algo](obs, actions, rows, hidden, device, activation)
     if form == "eager":
         return update
     if form == "compiled":
+        torch._dynamo.reset()  # pyright: ignore  # else another algorithm's shapes count as changes of these
         compiled = torch.compile(update)
         compiled()
         return compiled
@@ -172,4 +175,10 @@ def made(algo: str, form: str, obs: Any, actions: int, rows: int, hidden: tuple[
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             update()
-    return graph.replay
+
+    def replay(
+        held: Update = update,
+    ) -> None:  # a graph holds nothing that was there before it: the rows would be freed
+        graph.replay()
+
+    return replay

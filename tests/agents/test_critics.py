@@ -100,8 +100,8 @@ def test_every_row_runs_back_through_its_network_however_few_have_the_same(share
     with torch.no_grad():  # the share of rows in which each of the last two networks is the least
         q = one_by_one(stack, x).squeeze(-1)
         biases = list(stack.parameters())[-1]
-        biases[1] += torch.quantile(q[0] - q[1], share)
-        biases[2] += torch.quantile(q[0] - q[2], share / 2)
+        biases[1] += torch.quantile(q[0] - q[1], share) - 1e-6  # no row is in balance: there either slope is right
+        biases[2] += torch.quantile(q[0] - q[2], share / 2) - 1e-6
     weight = torch.randn(100, dtype=torch.float64)
     (seen,) = torch.autograd.grad((least(stack, x[:, :0], x) * weight).sum(), x)
     slow = torch.autograd.grad((one_by_one(stack, x).squeeze(-1).amin(0) * weight).sum(), x)[0]
