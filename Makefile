@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # As many test processes as cores, from 2 to 4: more wait for the slowest tests.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 2 : n > 4 ? 4 : n )))
 
-.PHONY: run test lint types examples check clean
+.PHONY: run test test-slow test-all lint types examples check clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,13 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
+# What `test` leaves out: tests that kill, mount, fill disks, start Ray or take more than 2 s.
+test-slow: $(VENV)/.installed
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow and not examples"
+
+test-all: $(VENV)/.installed
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow or not slow"
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,7 +37,7 @@ types: $(VENV)/.installed
 examples: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m examples
 
-check: test lint types examples
+check: test test-slow lint types examples
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
