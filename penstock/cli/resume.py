@@ -38,5 +38,5 @@ def run(argv: list[str]) -> int:
     from penstock.run.loop import resume
 
     result = resume(args.run, changes, trust=args.trust)
-    draw_curve(result.run_dir, quiet=True)
+    draw_curve(result, quiet=True)
     return CheckpointError.exit_code if told_unsaved(result) else 0

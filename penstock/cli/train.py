@@ -6,7 +6,6 @@ import argparse
 import shlex
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.settings import experiment, train_parser
@@ -88,7 +87,7 @@ def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, 
     for seed in seeds:
         result = train(of_seed(seed), init, trust=trust)
         dirs.append(str(result.run_dir))
-        draw_curve(result.run_dir, exp.run.progress == "off")
+        draw_curve(result, exp.run.progress == "off")
         lost = told_unsaved(result) or lost
     if len(seeds) > 1 and exp.run.progress != "off":
         print(
@@ -104,14 +103,16 @@ def told_unsaved(result: Result) -> bool:
     return bool(result.unsaved)
 
 
-def draw_curve(run_dir: Path, quiet: bool) -> None:
+def draw_curve(result: Result, quiet: bool) -> None:
     """Draws a run's learning curve; without any, or on a full disk, it prints the reason and the run counts as good."""
     from penstock.run.plots.figure import plot_runs
 
     try:
-        picture = plot_runs([run_dir], run_dir / "plots" / "learning-curve.png")
+        picture = plot_runs([result.run_dir], result.run_dir / "plots" / "learning-curve.png")
     except (ConfigError, OSError) as error:
-        print(f"no learning curve drawn: {error}", file=sys.stderr)
+        ended = len(result.episodes) or isinstance(error, OSError)
+        why = error if ended else f"no episode ended in {result.env_steps:,} steps"
+        print(f"no learning curve drawn: {why}", file=sys.stderr)
         return
     if not quiet:
         print(f"learning curve: {picture}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -149,11 +150,14 @@ def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_ch
         rows["checkpoints lost"] = str(lost_checkpoints)
     rows["run directory"] = str(run)
     rows["checkpoint"] = str(result.checkpoint or "not written")
-    hints = [f"penstock eval {run}", f"penstock plot {run}"]
-    interrupted = result.stopped_by == STOPPED or result.stopped_by in signal.Signals.__members__
-    if interrupted and result.env_steps < trainer.exp.run.steps:
-        hints.append(f"penstock resume {run}")
-    elif interrupted or result.stopped_by == "steps":
-        hints.append(f"penstock resume {run} --run.steps {2 * result.env_steps}")
-    rows["next"] = "\n".join(hints)
+    rows["next"] = "\n".join(_next_commands(result, trainer.exp.run.steps))
     return rows
+
+
+def _next_commands(result: Result, steps: int) -> list[str]:
+    """Commands that play the policy, and that go on with the run: to its `steps` if it stands before them, else longer."""
+    run, short = shlex.quote(str(result.run_dir)), result.env_steps < steps
+    more = "" if short else f" --run.steps {2 * result.env_steps}"
+    if result.stopped_by == "stop rule":
+        more = f" --run.stop '{{}}'{more}"  # which holds still, and would end it after a batch
+    return [f"penstock eval {run}", f"penstock resume {run}{more}"]

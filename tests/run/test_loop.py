@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.cli.main import main
 from penstock.core.errors import ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
@@ -672,6 +674,18 @@ def test_a_run_that_a_signal_ends_in_its_last_iteration_is_extended_by_more_step
     assert hint == f"penstock resume {tmp_path} --run.steps {2 * result.env_steps}"
     with pytest.raises(ConfigError, match="has finished its 10 steps"):
         ps.resume(tmp_path)
+
+
+@pytest.mark.parametrize("steps", [1_000, 1])
+def test_a_run_that_its_stop_rule_ended_goes_on_by_the_command_that_it_names(tmp_path: Path, steps: int) -> None:
+    with ps.Run(at(tmp_path, stop={"time/iterations": 1.0}, steps=steps, eval_episodes=0)) as run:
+        finish(run)
+    before = run.result.env_steps
+    assert run.result.stopped_by == "stop rule"
+    command = shlex.split(summary(run.trainer, run.result, 1.0, 1, 0)["next"].splitlines()[-1])
+    assert command[:3] == ["penstock", "resume", str(tmp_path)]
+    assert main(command[1:]) == 0
+    assert saved(tmp_path)[-1] >= max(steps, 2 * before)
 
 
 def test_saves_and_evaluates_when_told(tmp_path: Path) -> None:
