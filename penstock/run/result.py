@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
