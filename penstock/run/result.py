@@ -154,7 +154,7 @@ def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_ch
 
 
 def _next_commands(result: Result, steps: int) -> list[str]:
-    """Commands that play the policy, and that go on with the run: to its `steps` if it stands before them, else longer."""
+    """Commands that play the policy, and that go on with the run: up to `steps`, or beyond where it stands there."""
     run, short = shlex.quote(str(result.run_dir)), result.env_steps < steps
     more = "" if short else f" --run.steps {2 * result.env_steps}"
     if result.stopped_by == "stop rule":

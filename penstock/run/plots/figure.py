@@ -125,7 +125,7 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
     longest = max(_last(points.seconds) for run in every for points in (run.own, run.data))
     unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
     with rc_context({**STYLE, "axes.edgecolor": INK, "svg.fonttype": "none", "pdf.fonttype": 42}):
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.04)  # else texts touch, or touch the border
+        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07, wspace=0.04)  # else texts touch, or touch the border
         figure = Figure(figsize=(10.5, 4.2), layout=layout)
         FigureCanvasAgg(figure)
         by_step, by_time = figure.subplots(1, 2, sharey=True)
