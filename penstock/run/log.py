@@ -31,6 +31,9 @@ class MetricsLog:
     cell means "not reported in this row". A disk that is full or gone never stops training: the rows are lost, counted
     in `lost_rows` and warned of once.
 
+    progress.csv takes the known columns of each row at once. A new column waits until it is made anew, of twice the
+    rows or by `close`, so that a name that is new in every row costs little.
+
     Args:
         run_dir: made if absent. Rows in it are kept.
         resume_step: rows of later steps are removed from the files, and TensorBoard is told to drop them.
@@ -47,11 +50,8 @@ class MetricsLog:
         try:
             self._dir.mkdir(parents=True, exist_ok=True)
             rows = cut_rows(self._dir / JSONL, resume_step)
-            self._columns = dict.fromkeys(["step", *(key for row in rows for key in row)])
-            write_atomic(self._dir / CSV, _csv_bytes(self._columns, rows))
-            self._csv_behind = False
-            self._jsonl = Appender(self._dir / JSONL)
-            self._csv = Appender(self._dir / CSV)
+            self._jsonl, self._rows = Appender(self._dir / JSONL), len(rows)
+            self._make_csv(rows)
         except OSError as error:
             raise CheckpointError(f"cannot keep the metrics of {self._dir}: {error}") from error
 
@@ -67,11 +67,9 @@ class MetricsLog:
             self.lost_rows += 1
             self._warn(f"{self._dir}: metrics of step {step} are lost ({error}); training goes on, free some space")
             return
-        try:
-            self._write_csv(row)
-        except OSError as error:
-            self._csv_behind = True
-            self._warn(f"{self._dir / CSV} falls behind {JSONL} ({error}); training goes on, free some space")
+        self._rows += 1
+        self._csv_behind = self._csv_behind or not row.keys() <= self._columns.keys()
+        self._write_csv(row)
         try:
             if self._events is not None:
                 self._events.write(step, metrics)
@@ -80,21 +78,33 @@ class MetricsLog:
             self._warn(f"{self._dir}: no more TensorBoard events in this run ({error}); training goes on")
 
     def close(self) -> None:
-        """Closes the files; a second call does nothing."""
+        """Brings progress.csv up to date and closes the files; a second call does nothing."""
+        self._write_csv(None)
+        self._csv_behind = False
         self._jsonl.close()
         self._csv.close()
         if self._events is not None:
             self._events.close()
 
-    def _write_csv(self, row: Mapping[str, Any]) -> None:
-        if self._csv_behind or not row.keys() <= self._columns.keys():
-            self._columns |= dict.fromkeys(row)
-            write_atomic(self._dir / CSV, _csv_bytes(self._columns, _read_rows(self._dir / JSONL)))
-            self._csv.close()
-            self._csv = Appender(self._dir / CSV)
-            self._csv_behind = False
-        else:
-            self._csv.write(_csv_bytes(self._columns, [row], header=False))
+    def _write_csv(self, row: Mapping[str, Any] | None) -> None:
+        """Appends a row, None at the end; makes the table anew where it is behind and that is due."""
+        try:
+            if self._csv_behind and (row is None or self._rows >= 2 * self._csv_rows):
+                old = self._csv
+                self._make_csv(_read_rows(self._dir / JSONL))
+                old.close()
+            elif row is not None:
+                self._csv.write(_csv_bytes(self._columns, [row], header=False))
+        except OSError as error:
+            self._csv_behind = True
+            self._warn(f"{self._dir / CSV} falls behind {JSONL} ({error}); training goes on, free some space")
+
+    def _make_csv(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Makes progress.csv of all rows, and opens it for those that follow."""
+        columns = dict.fromkeys(["step", *(key for row in rows for key in row)])
+        self._csv_rows = len(rows)  # even if the disk refuses, so that it is not asked at every row
+        write_atomic(self._dir / CSV, _csv_bytes(columns, rows))
+        self._csv, self._columns, self._csv_behind = Appender(self._dir / CSV), columns, False
 
     def _warn(self, message: str) -> None:
         if not self._warned:

@@ -17,6 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from penstock.core.errors import CheckpointError
+from penstock.core.files import write_atomic
 from penstock.run.log import MetricsLog, read_metrics
 
 
@@ -63,6 +64,46 @@ def test_new_columns_leave_empty_cells_behind(tmp_path: Path) -> None:
         {"step": "3", "a": "3.0", 'b,"x"': ""},
     ]
     assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "progress.csv"]
+
+
+def test_a_new_name_in_every_row_makes_the_csv_anew_a_few_times_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counted(path: Path, data: bytes) -> None:
+        made.append(len(data))
+        write_atomic(path, data)
+
+    monkeypatch.setattr("penstock.run.log.write_atomic", counted)
+    log = MetricsLog(tmp_path, tensorboard=False)
+    for step in range(300):
+        log.write(step, {"a": step, f"opponent/{step}": 1.0})
+        lines = (tmp_path / "progress.csv").read_text().splitlines()
+        assert len(lines) == step + 2 and len({line.count(",") for line in lines}) == 1  # only columns may be missing
+    log.close()
+    size = (tmp_path / "progress.csv").stat().st_size
+    assert len(made) <= 11 and sum(made) < 3 * size  # at 0, 1, 2, 4, ..., 256 rows, and at the end
+    rows = csv_rows(tmp_path)
+    assert len(rows) == 300 and len(rows[0]) == 302
+    assert all(row[f"opponent/{s}"] == ("1.0" if s == step else "") for step, row in enumerate(rows) for s in (0, step))
+
+
+def test_after_a_kill_the_csv_is_behind_by_columns_and_made_anew_on_opening(tmp_path: Path) -> None:
+    def write(log: MetricsLog, steps: range) -> MetricsLog:
+        for step in steps:
+            log.write(step, {"a": step / 7, "b": 1.0} | ({"late": 1.0} if step >= 2 else {}) | {f"c{step // 3}": 1.0})
+        return log
+
+    write(MetricsLog(tmp_path / "killed", tensorboard=False), range(1, 4))  # not closed
+    rows = csv_rows(tmp_path / "killed")
+    assert [row["step"] for row in rows] == ["1", "2", "3"] and list(rows[2]) == ["step", "a", "b", "c0", "late"]
+    resumed = MetricsLog(tmp_path / "killed", 3, tensorboard=False)
+    assert csv_rows(tmp_path / "killed")[2]["c1"] == "1.0"
+    write(resumed, range(4, 11)).close()
+    write(MetricsLog(tmp_path / "whole", tensorboard=False), range(1, 11)).close()
+    for name in ("metrics.jsonl", "progress.csv"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_not_a_number_is_null_in_json_and_nan_in_csv(tmp_path: Path) -> None:
