@@ -159,6 +159,7 @@ def test_nothing_light_loads_torch() -> None:
         "penstock.samplers",
         "penstock.algos",
         "penstock.run.experiment",
+        "penstock.run.plots.figure",
         *cli,
     ]
     names = [name.removesuffix(".__init__") for name in light]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
@@ -17,11 +17,12 @@ from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import PolicyMap
-from penstock.learn.algorithm import AgentFn
-from penstock.learn.policies import for_agents
 from penstock.run.experiment import Experiment
 from penstock.run.files.foreign import foreign
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
+
+if TYPE_CHECKING:
+    from penstock.learn.algorithm import AgentFn
 
 CONFIG, META = "config.json", "meta.json"
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
@@ -73,6 +74,8 @@ class StoredConfig:
 
         Who plays whom is left out where it was not stored, as the policies have their ids anyway.
         """
+        from penstock.learn.policies import for_agents  # loads torch, which a picture of curves does without
+
         of_algo = again.of_algo()
         with undamaged(self.path):
             plain = _unmapped(_without(self.plain, of_algo))["algo"]
