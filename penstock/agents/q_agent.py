@@ -214,15 +214,16 @@ class QAgent(Agent):
 
     def set_slots(self, B: int) -> None:
         self.epsilon = self.epsilon.new_ones(B)
-        self._spread()
+        self._spread(*self.explored.tolist())
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
         high = float(settings.noisy_epsilon if self.is_noisy else settings.epsilon)
         low = min(float(settings.epsilon_low), high)
-        wanted = (1.0, 1.0) if env_steps < settings.learning_starts else (high, low)
-        if tuple(self.explored.tolist()) != wanted:  # asked twice for each batch, and mostly nothing has changed
-            self.explored.copy_(torch.from_numpy(np.array(wanted)))
-            self._spread()
+        wanted = [1.0, 1.0] if env_steps < settings.learning_starts else [high, low]
+        explored: Any = self._buffers["explored"]  # looked up as an attribute it takes as long as it is read
+        if explored.tolist() != wanted:  # asked twice for each batch
+            explored.copy_(torch.from_numpy(np.array(wanted)))
+            self._spread(*wanted)
 
     def renew_noise(self, rng: np.random.Generator) -> None:
         if self.is_noisy:
@@ -237,7 +238,8 @@ class QAgent(Agent):
         if noise is None:
             explores = random = None
         else:
-            explores, random = noise[:, 0] < self._chance(noise[:, 2]), self._random(noise[:, 1], mask)
+            chance, choice, slot, *_ = noise.unbind(1)
+            explores, random = chance < self._chance(slot), self._random(choice, mask)
             if not self._records_q and self.online.memory is None and surely(explores):  # as all do in the beginning
                 return random + self._start if self._start else random, {}, state
         if self.is_noisy and (noise is None or self._evaluated(noise)):
@@ -309,15 +311,14 @@ class QAgent(Agent):
         """True in a deterministic evaluation; CUDA graphs, in which nothing can be asked, are of training alone."""
         return self.evaluates_with_noise and not _capturing(noise) and bool(noise[0, 2] < 0.0)
 
-    def _spread(self) -> None:
-        high, low = self.explored.tolist()
-        n = len(self.epsilon)
+    def _spread(self, high: float, low: float) -> None:
+        epsilon: Any = self._buffers["epsilon"]
         if self._ladder == "none" or high == 0.0:
-            self.epsilon.fill_(high)
+            epsilon.fill_(high)
         elif self._ladder == "ape-x":
-            self.epsilon.copy_(ops.epsilon_ladder(n, high))
+            epsilon.copy_(ops.epsilon_ladder(len(epsilon), high))
         else:
-            self.epsilon.copy_(ops.log_space_ladder(n, low, high))
+            epsilon.copy_(ops.log_space_ladder(len(epsilon), low, high))
 
 
 def _as_many_slots(agent: QAgent, state: dict[str, Tensor], prefix: str, *_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, dataclass_transform, overload
@@ -21,9 +22,10 @@ def struct(cls: type[T]) -> type[T]:
     """Makes a class a frozen record whose fields are sub-trees, so that `tree_map` reaches every leaf."""
     record = dataclass(frozen=True, eq=False)(cls)
     names = tuple(f.name for f in fields(record))  # pyright: ignore[reportArgumentType]
+    children = operator.attrgetter(*names)  # a tuple, as there are several
 
     def flatten(value: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
-        return tuple(getattr(value, n) for n in names), None, names
+        return children(value), None, names
 
     optree.register_pytree_node(
         record,  # pyright: ignore[reportArgumentType]

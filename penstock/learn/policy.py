@@ -130,6 +130,7 @@ class Policy:
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = 0
         self._predictions = 0
+        self._lr: float | None = None  # that step sizes were last set to
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
         self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy
@@ -154,7 +155,8 @@ class Policy:
         if self._scheduled:
             self.settings = at_progress(self.algorithm, progress, steps, self.settings)
             lr = getattr(self.settings, "lr", None)
-            if lr is not None:
+            if lr is not None and lr != self._lr:
+                self._lr = lr
                 for optimizer in self.optimizers.values():
                     for group in optimizer.param_groups:
                         group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -226,9 +228,9 @@ class Policy:
     def _check_width(self, data: TrainBatch, batch: SampleBatch | TrainBatch) -> None:
         """Refuses rows [T, B, 1] or [N, 1], which broadcast against [T, B] or [N], where nothing has one element."""
         known = batch.rows if isinstance(batch, TrainBatch) else {}
+        lead = 2 if batch.valid is not None and batch.valid.ndim == 2 else 1
         for name, x in data.rows.items():
-            lead = 2 if batch.valid is not None and batch.valid.ndim == 2 else 1
-            if not (isinstance(x, Tensor) and x.shape[lead:] == (1,) and x is not known.get(name)):
+            if not (isinstance(x, Tensor) and x.ndim == lead + 1 and x.shape[lead] == 1 and x is not known.get(name)):
                 continue
             held = tree_leaves((self.spec.obs, self.spec.action))
             info = [] if isinstance(batch, TrainBatch) else tree_leaves(batch.info)

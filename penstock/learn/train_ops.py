@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch, as_arrays
+from penstock.core.batch import Inputs, MultiAgentBatch, SampleBatch, TrainBatch, as_arrays
 from penstock.core.errors import ConfigError, NonFiniteError
 from penstock.core.machine import keep_freed_memory
 from penstock.core.noise import Purpose, at_address
@@ -146,7 +145,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
         if policy.renews_noise:
             agent.renew_noise(rng)
         with torch.no_grad():
-            x = policy.postprocess(replace(x, rows={**x.rows, "update": policy.updates}))
+            x = policy.postprocess(TrainBatch(x.inputs, {**x.rows, "update": policy.updates}, x.valid, x.state))
         loss = policy.learn_on_batch(x)
         schedule.trained += 1
         if loss is None:
@@ -180,9 +179,21 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
         rng,
         policy.progress,
         noise_size=schedule.noise_size,
-        prefetch=schedule.reads_ahead(to_gpu=elsewhere),
-        ready=functools.partial(tree_map, moved if elsewhere else torch.from_numpy),
+        prefetch=count > 1 and schedule.reads_ahead(to_gpu=elsewhere),
+        ready=functools.partial(_mapped, moved if elsewhere else torch.from_numpy),
     )
+
+
+def _mapped(fn: Callable[[Any], Any], x: TrainBatch) -> TrainBatch:
+    """`tree_map` of a sample of replay, in a third of the time, as most of its parts are single arrays or None."""
+
+    def mapped(part: Any) -> Any:
+        if type(part) is Inputs:
+            return Inputs(*map(mapped, part))
+        return fn(part) if type(part) is np.ndarray else None if part is None else tree_map(fn, part)
+
+    rows = {name: mapped(part) for name, part in x.rows.items()}
+    return TrainBatch(mapped(x.inputs), rows, mapped(x.valid), mapped(x.state))
 
 
 def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:

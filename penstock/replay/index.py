@@ -108,7 +108,7 @@ class UniformIndex:
             while len(wrong):
                 drawn[wrong] = again = rng.integers(low, high, len(wrong))
                 wrong = wrong[self._refused(again)]
-        unit, slot = np.divmod(drawn, slots)
+        unit, slot = (drawn, np.zeros_like(drawn)) if slots == 1 else np.divmod(drawn, slots)
         return Drawn(unit, slot, None)
 
     def _refused(self, drawn: Rows) -> Rows:

@@ -188,7 +188,7 @@ class Storage:
 
     def places(self, t: Rows, b: Rows) -> Rows:
         """[*N] where rows t of slots b lie, as the methods below take it."""
-        return t % self.rows * self.slots + b
+        return t % self.rows * self.slots + b if self.slots > 1 else t % self.rows
 
     def inputs(self, at: Rows, fed: frozenset[str] = frozenset(("prev_action", "prev_reward", "first"))) -> Inputs:
         """[*N, ...] inputs of the agent; parts that are not in `fed` are None."""
