@@ -130,7 +130,6 @@ class Policy:
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = 0
         self._predictions = 0
-        self._lr: float | None = None  # that step sizes were last set to
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
         self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy
@@ -155,8 +154,7 @@ class Policy:
         if self._scheduled:
             self.settings = at_progress(self.algorithm, progress, steps, self.settings)
             lr = getattr(self.settings, "lr", None)
-            if lr is not None and lr != self._lr:
-                self._lr = lr
+            if lr is not None:
                 for optimizer in self.optimizers.values():
                     for group in optimizer.param_groups:
                         group["lr"] = lr * group.get("lr_scale", 1.0)
