@@ -81,7 +81,13 @@ def case(algo: str, batch: int, count: int, bars: dict[str, float]) -> Case:
         step, one = (min(x["cpu"] / x["work"] for x in found[name]) for name in ("penstock", "products"))
         return [f"share of the rate of products: {count * one / step:.2f}, by best looks"]
 
-    return Case(f"{algo}, {SETUPS[algo][0]}", "steps/s", who, tuple(Bar("penstock", x, (name,)) for name, x in bars.items()), notes=share)
+    return Case(
+        f"{algo}, {SETUPS[algo][0]}",
+        "steps/s",
+        who,
+        tuple(Bar("penstock", x, (name,)) for name, x in bars.items()),
+        notes=share,
+    )
 
 
 CASES = {

@@ -97,7 +97,11 @@ def ppo(seed: int) -> Iterator[turns.Unit]:
         started = time.perf_counter()
         result = train()
         parts = {f"{name} fraction": s / (time.perf_counter() - started) for name, s in spent.items()}
-        return {"work": result.env_steps, "trained": result.env_steps / (time.process_time() - cpu[0]), **parts}
+        return {
+            "work": result.env_steps,
+            "steps/CPU s of training": result.env_steps / (time.process_time() - cpu[0]),
+            **parts,
+        }
 
     yield unit
 
@@ -137,7 +141,11 @@ def _trainer(exp: Any) -> Any:
 
 def _case(B: int, *bars: Bar) -> Case:
     given = {"B": B}
-    who = {"penstock": Who("sampling", given), "SB3": Who("sampling", given, "peers/sb3.py", "peer"), "floor": Who("floor", given)}
+    who = {
+        "penstock": Who("sampling", given),
+        "SB3": Who("sampling", given, "peers/sb3.py", "peer"),
+        "floor": Who("floor", given),
+    }
     return Case(f"sampling, {ENV}, B={B}", "steps/s", who, bars)
 
 
@@ -147,7 +155,8 @@ CASES = {
     "native": Case("sampling, CartPoleVectorEnv, B=256", "steps/s", {"penstock": Who("native")}, (Bar("penstock", 400_000.0),)),
     "ppo": Case(f"PPO, {ENV}, {PPO_STEPS // 1000}k steps", "steps/s",
                 {"penstock": Who("ppo"), "SB3": Who("ppo", {"steps": PPO_STEPS}, "peers/sb3.py", "peer")},
-                (Bar("penstock", 2.6, ("SB3",)), Bar("penstock", 2.6, ("SB3",), of="trained")), seconds=0.0, rounds=5, fresh=1),
+                (Bar("penstock", 2.6, ("SB3",)), Bar("penstock", 2.6, ("SB3",), of="steps/CPU s of training")),
+                seconds=0.0, rounds=5, fresh=1),
     "time_to_475": Case(f"PPO, {ENV}, to a mean return of 475", "s",
                         {"penstock": Who("solved"), "SB3": Who("solved", {"goal": SOLVED, "steps": MAX_STEPS}, "peers/sb3.py", "peer")},
                         (Bar("penstock", 0.2, ("SB3",), below=True), Bar("penstock", 1.0, of="solved", worst=True)),

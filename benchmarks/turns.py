@@ -110,7 +110,7 @@ class Contestant:
 
     def __init__(self, command: Sequence[str], limit_s: float = 900.0) -> None:
         path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-        self._limit_s, self._said = limit_s, tempfile.TemporaryFile("w+")
+        self._limit_s, self._said = limit_s, tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
@@ -339,13 +339,18 @@ def main(doc: str | None, cases: Mapping[str, Case], makers: Makers, peers: Mapp
         parser.error(f"--only {args.only!r} --rounds {args.rounds}: expected some of {', '.join(cases)}, and 1 or more")
     given: dict[str, str | None] = {"": sys.executable} | {option: getattr(args, option) for option in peers}
     words = ["PYTHON" if word in given.values() else word for word in sys.argv[1:]]
-    header, cores, good = about(" ".join(["python", f"benchmarks/{script.name}", *words])), os.sched_getaffinity(0), True
+    header = about(" ".join(["python", f"benchmarks/{script.name}", *words]))
+    cores, good = os.sched_getaffinity(0), True
     for case in picked:
-        case = replace(case, rounds=args.rounds or case.rounds, seconds=case.seconds if args.seconds is None else args.seconds)
+        case = replace(
+            case, rounds=args.rounds or case.rounds, seconds=case.seconds if args.seconds is None else args.seconds
+        )
         commands = {
-            name: [python, str(HERE / who.script if who.script else script), "--child", json.dumps([who.maker, {**who.settings, "seed": 1}])]
-            for name, who in case.contestants.items() if (python := given[who.python]) is not None
-        }  # fmt: skip
+            name: [python, str(HERE / who.script if who.script else script), "--child"]
+            + [json.dumps([who.maker, {**who.settings, "seed": 1}])]
+            for name, who in case.contestants.items()
+            if (python := given[who.python]) is not None
+        }
         os.sched_setaffinity(0, {args.core if args.core is not None else max(cores)} if case.one_core else cores)
         found, told = by_turns(case, commands)
         text = report(case, found, told)
