@@ -345,12 +345,11 @@ def main(doc: str | None, cases: Mapping[str, Case], makers: Makers, peers: Mapp
         case = replace(
             case, rounds=args.rounds or case.rounds, seconds=case.seconds if args.seconds is None else args.seconds
         )
-        commands = {
-            name: [python, str(HERE / who.script if who.script else script), "--child"]
-            + [json.dumps([who.maker, {**who.settings, "seed": 1}])]
-            for name, who in case.contestants.items()
-            if (python := given[who.python]) is not None
-        }
+        commands: dict[str, list[str]] = {}
+        for name, who in case.contestants.items():
+            if (python := given[who.python]) is not None:
+                spec = json.dumps([who.maker, {**who.settings, "seed": 1}])
+                commands[name] = [python, str(HERE / who.script if who.script else script), "--child", spec]
         os.sched_setaffinity(0, {args.core if args.core is not None else max(cores)} if case.one_core else cores)
         found, told = by_turns(case, commands)
         text = report(case, found, told)
