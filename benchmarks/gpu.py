@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import shlex
 import statistics
 import sys
@@ -415,7 +414,7 @@ def tensors(how: How) -> Iterator[Row]:
             yield {
                 "what": "obtain_samples, waits",
                 "slots": f"{B:,}",
-                **waits(lambda x=live["tensors"]: x.obtain_samples(itr)),
+                **waits(lambda x=live["tensors"], itr=itr: x.obtain_samples(itr)),
             }
         for sampler in live.values():
             sampler.shutdown()
@@ -432,7 +431,7 @@ def tensors(how: How) -> Iterator[Row]:
             trainer.train()
             if how.device.startswith("cuda"):
                 yield {"what": f"{env} train, waits", "slots": f"{how.slots[0]:,}", **waits(trainer.train)}
-            while reached < goal and trainer.env_steps < (1 if how.tiny else most):
+            while not took_s or (reached < goal and trainer.env_steps < most and not how.tiny):
                 started = time.perf_counter()
                 for _ in range(10):
                     trainer.train()

@@ -183,6 +183,8 @@ def training(algo: str, steps: int, seed: int, library: str = "stable_baselines3
     def unit() -> float:
         before = model.num_timesteps
         model.learn(steps, reset_num_timesteps=False)
+        if library == "sbx":  # jax returns before the last update is done: wait for it
+            model.predict(model._last_obs)
         return model.num_timesteps - before
 
     yield unit
