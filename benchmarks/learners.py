@@ -207,6 +207,7 @@ def main() -> None:
         turns.main(
             __doc__, {net: case(net) for net in ("nature", "impala")}, {"training": training, "exchange": exchange}, {}
         )
+        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, required=True)
     lines, good = kills(parser.parse_args().kills)
