@@ -68,7 +68,8 @@ class LeavesAChild(CartPoleEnv):
 
     def __init__(self) -> None:
         super().__init__()
-        if "penstock.workers.env_worker" in sys.orig_argv and os.fork() == 0:  # the learner may make one to look at it
+        ours = {"penstock.workers.env_worker", "penstock.workers.fork_server"}
+        if ours & {*sys.orig_argv} and os.fork() == 0:  # the learner may make one to look at it
             time.sleep(30.0)
             os._exit(0)
 
@@ -179,8 +180,6 @@ def _forward_s(agent: Any, B: int) -> float:
 @contextmanager
 def startup(kind: str, seed: int, **settings: Any) -> Iterator[turns.Unit]:
     """From the settings to the first batch, libraries imported; then the resident memory of the workers."""
-    import psutil
-
     import penstock as ps
 
     _ = ps.PPO, getattr(ps, kind)  # imports torch and the sampler
@@ -190,11 +189,16 @@ def startup(kind: str, seed: int, **settings: Any) -> Iterator[turns.Unit]:
         sampler, _ = build(kind, ENV, seed, False, **settings)
         sampler.obtain_samples(0)
         seconds = time.perf_counter() - started
-        resident = [_resident_mb(child.pid) for child in psutil.Process().children()]
+        resident = [_resident_mb(pid) for pid in worker_pids(sampler)]
         sampler.shutdown()
         return {"work": 1.0, "wall": seconds, "MB of the largest worker": max(resident)}
 
     yield unit
+
+
+def worker_pids(sampler: Any) -> list[int]:
+    """Of the processes that step, whether they are forked or each for itself."""
+    return [one.process.pid for one in sampler.pool._workers.workers]
 
 
 def _resident_mb(pid: int) -> float:
@@ -217,13 +221,11 @@ def fault(kind: str, policy: str, lives_on: bool, seed: int, **settings: Any) ->
 
 def _notice_s(kind: str, policy: str, lives_on: bool, seed: int, **settings: Any) -> float:
     """One kill while a batch is collected; noticed is what raises, or is counted in the metrics."""
-    import psutil
-
     import penstock as ps
 
     sampler, _ = build(kind, LeavesAChild if lives_on else ENV, seed, False, fault_policy=policy, **settings)
-    workers = [child for child in psutil.Process().children() if "penstock.workers.env_worker" in child.cmdline()]
-    victim = workers[seed % len(workers)].pid
+    workers = worker_pids(sampler)
+    victim = workers[seed % len(workers)]
     times: dict[str, float] = {}
 
     def kill() -> None:
