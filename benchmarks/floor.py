@@ -10,13 +10,14 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from turns import look
 
 Layers = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 _DTYPES = {"action": np.int64, "logp": np.float32, "value": np.float32, "reward": np.float32, "done": np.bool_}
@@ -92,21 +93,21 @@ def _size(T: int, B: int) -> int:
     return T * B * (4 * _OBS_SIZE + 8 * len(_DTYPES))
 
 
-def floor(env_id: str, T: int, B: int, seconds: float, seed: int = 0) -> float:
-    """Environment steps per second of B environments over at least `seconds`, in batches of T rows."""
+def floor_unit(env_id: str, T: int, B: int, seed: int = 0) -> Callable[[], float]:
+    """A function that collects a batch of T rows of B environments, and returns their number of steps."""
     loop, out = Loop(env_id, T, B, seed), arrays(T, B, mmap.mmap(-1, _size(T, B)))
-    batches, started = 0, 0.0
-    while batches < 3 or time.perf_counter() - started < seconds:
-        if batches == 2:  # two to warm up
-            started = time.perf_counter()
+
+    def unit() -> float:
         loop.batch(out)
-        batches += 1
-    return (batches - 2) * T * B / (time.perf_counter() - started)
+        return T * B
+
+    return unit
 
 
+@contextmanager
 def shared_floor(
-    env_id: str, T: int, B: int, seconds: float, seed: int = 0, processes: int = 2, cpus: Sequence[int] = ()
-) -> float:
+    env_id: str, T: int, B: int, seed: int = 0, processes: int = 2, cpus: Sequence[int] = ()
+) -> Iterator[Callable[[], float]]:
     """The same of several processes with a share of the environments each, which meet once a batch.
 
     They write their columns of one batch in shared memory and wait for each other by looking at counters there; nobody
@@ -119,31 +120,32 @@ def shared_floor(
     done: Any = memoryview(mmap.mmap(-1, (processes + 1) * _LINE * 8)).cast("q")
     last, share = processes * _LINE, B // processes
     children = [_forked(w, env_id, out, share, seed, done, last, cpus) for w in range(1, processes)]
+    batches = 0
+
+    def unit() -> float:
+        nonlocal batches
+        batches += 1
+        done[last] = batches  # go
+        loop.batch(mine)
+        for w, pid in enumerate(children, 1):
+            looks = 0
+            while done[w * _LINE] < batches:
+                looks += 1
+                if looks % _LOOKS == 0 and os.waitpid(pid, os.WNOHANG)[0]:
+                    children.remove(pid)
+                    raise RuntimeError(f"process {w} of the floor ended; its traceback is above")
+        return T * share * processes
+
     try:
         if cpus:
             os.sched_setaffinity(0, {cpus[0]})
         loop = Loop(env_id, T, share, seed)
         mine = {name: x[:, :share] for name, x in out.items()}
-        batches, started = 0, 0.0
-        while batches < 3 or time.perf_counter() - started < seconds:
-            if batches == 2:
-                started = time.perf_counter()
-            done[last] = batches + 1  # go
-            loop.batch(mine)
-            batches += 1
-            for w, pid in enumerate(children, 1):
-                looks = 0
-                while done[w * _LINE] < batches:
-                    looks += 1
-                    if looks % _LOOKS == 0 and os.waitpid(pid, os.WNOHANG)[0]:
-                        children.remove(pid)
-                        raise RuntimeError(f"process {w} of the floor ended; its traceback is above")
-        rate = (batches - 2) * T * share * processes / (time.perf_counter() - started)
+        yield unit
     finally:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return rate
 
 
 def _forked(
@@ -175,5 +177,8 @@ def _forked(
 
 if __name__ == "__main__":
     for B in (16, 64):
-        print(f"CartPole-v1, B={B}: {floor('CartPole-v1', 128, B, 3.0):,.0f} steps/s")
-        print(f"CartPole-v1, B={B}, two processes: {shared_floor('CartPole-v1', 128, B, 3.0):,.0f} steps/s")
+        one = look(floor_unit("CartPole-v1", 128, B), 3.0)
+        print(f"CartPole-v1, B={B}: {one['work'] / one['wall']:,.0f} steps/s")
+        with shared_floor("CartPole-v1", 128, B) as both:
+            one = look(both, 3.0)
+            print(f"CartPole-v1, B={B}, two processes: {one['work'] / one['wall']:,.0f} steps/s")

@@ -1,12 +1,12 @@
-"""What a GPU gives: sampling, updates, R2D1 and two learners, each part within a limit of seconds.
+"""What a GPU gives: sampling, updates, R2D1, two learners and tensor environments, each part within a limit of seconds.
 
     python benchmarks/gpu.py sampling [--workers 14] [--B 64,128,256,512,1024] [--limit-s 420] [--write]
-    python benchmarks/gpu.py updates | r2d1 | learners [--write]
+    python benchmarks/gpu.py updates | r2d1 | learners | tensors [--write]
 
 Every part runs on `--device cpu --tiny` in seconds, which proves the script and says nothing about speed. With `--write` a
 part's table takes the place of the one of its name in results/gpu.md, with command, versions and device. When the limit
-is reached, no further measurement begins, and the table has what was measured. Environments on the device are measured by
-`tensor_envs.py --device cuda`. `updates` is of use on a CPU too: what bf16 and a compiler do there.
+is reached, no further measurement begins, and the table has what was measured. `updates` is of use on a CPU too: what bf16
+and a compiler do there. Contestants share the one GPU, so they take turns in one process here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import shlex
 import statistics
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +28,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from learners import Frames
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from learners import Frames, timed_all_reduce
 from peers import plain_updates
+from turns import write
 
 import penstock as ps
 from penstock.core import VERSION
@@ -368,7 +370,7 @@ def learners(how: How) -> Iterator[Row]:
             for _ in range(2):
                 trainer.train()
             ended[count] = {k: x.detach().cpu().clone() for k, x in trainer.policy.agent.named_parameters()}
-            spent = timed_all_reduce(trainer) if count > 1 else [0.0]
+            spent = timed_all_reduce(trainer.policy.comm) if count > 1 else [0.0]
             started, steps, learning = time.perf_counter(), trainer.env_steps, 0.0
             while time.perf_counter() - started < (1.0 if how.tiny else 8.0):
                 before = time.perf_counter()
@@ -382,20 +384,79 @@ def learners(how: How) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def timed_all_reduce(trainer: Any) -> list[float]:
-    """Seconds that all-reduces take from now on, with the wait for the slower rank."""
-    comm, spent = trainer.policy.comm, [0.0]
-    plain = comm.all_reduce
+# Part 7: environments of tensors.
 
-    def timed(x: torch.Tensor) -> torch.Tensor:
-        started = time.perf_counter()
-        try:
-            return plain(x)
-        finally:
-            spent[0] += time.perf_counter() - started
+CARTPOLE, PIXELS = "penstock.tensor_envs:CartPole", "penstock.tensor_envs:PixelCatch"
 
-    comm.all_reduce = timed
-    return spent
+
+def tensors(how: How) -> Iterator[Row]:
+    """Steps/s beside Gymnasium's CartPoleVectorEnv on the CPU, by turns; waits for the device; steps in which PPO learns."""
+    T, seconds = 8 if how.tiny else 64, 0.1 if how.tiny else 0.8
+    for B in how.slots:
+        live: dict[str, Any] = {}
+        for env, kwargs, device in ((CARTPOLE, {"device": how.device}, how.device), (CartPoleVectorEnv, {}, "cpu")):
+            name = "arrays" if kwargs == {} else "tensors"
+            live[name] = ps.SerialSampler(T, B).build(ps.EnvConfig(env, kwargs), 1)
+            live[name].initialize(ps.PPO().build(live[name].spec, 0, device).agent)
+        rates: dict[str, list[float]] = {name: [] for name in live}
+        itr = 0
+        for _ in range(6):
+            for name, sampler in live.items():
+                started, steps = time.perf_counter(), 0
+                while time.perf_counter() - started < seconds:
+                    steps += sampler.obtain_samples(itr)[0].env_steps  # which waits for the device
+                    itr += 1
+                rates[name].append(steps / (time.perf_counter() - started))
+        ours, theirs = (statistics.median(rates[name][1:]) for name in ("tensors", "arrays"))
+        against = f"{statistics.median(x / y for x, y in zip(*(rates[name][1:] for name in live))):.2f} of numpy's {theirs:,.0f}"
+        yield {"what": "sampling, steps/s", "slots": f"{B:,}", "found": f"{ours:,.0f}", "said": against}
+        if how.device.startswith("cuda"):
+            yield {
+                "what": "obtain_samples, waits",
+                "slots": f"{B:,}",
+                **waits(lambda x=live["tensors"], itr=itr: x.obtain_samples(itr)),
+            }
+        for sampler in live.values():
+            sampler.shutdown()
+    for env, algo, rows, goal, most in (
+        (CARTPOLE, ps.PPO(lr=1e-3, epochs=4, minibatch=2048, gae_lambda=0.9), 32, 475.0, 3_000_000),
+        (PIXELS, ps.PPO(lr=1e-3, epochs=4, minibatch=1024), 8, 0.95, 1_000_000),
+    ):
+        if how.late:
+            return
+        run = ps.RunConfig(steps=most, device=how.device, eval_slots=100, progress="off")
+        exp = ps.Experiment(env, algo, ps.SerialSampler(rows, how.slots[0]), run, env_kwargs={"device": how.device})
+        took_s, reached = 0.0, float("-inf")
+        with Trainer(exp) as trainer:
+            trainer.train()
+            if how.device.startswith("cuda"):
+                yield {"what": f"{env} train, waits", "slots": f"{how.slots[0]:,}", **waits(trainer.train)}
+            while not took_s or (reached < goal and trainer.env_steps < most and not how.tiny):
+                started = time.perf_counter()
+                for _ in range(10):
+                    trainer.train()
+                took_s += time.perf_counter() - started  # training alone
+                reached = trainer.evaluate(100)[1].mean_return
+            said = f"{took_s:.1f} s of training; evaluation {reached:.2f}"
+            yield {
+                "what": f"{env} to {goal:g}, steps",
+                "slots": f"{how.slots[0]:,}",
+                "found": f"{trainer.env_steps:,}",
+                "said": said,
+            }
+
+
+def waits(call: Callable[[], Any]) -> Row:
+    """How often the processor waits for the device in a call, and where most: file and line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        call()
+        torch.cuda.set_sync_debug_mode("default")
+    places = Counter(
+        f"{'/'.join(Path(x.filename).parts[-2:])}:{x.lineno}" for x in caught if "synchro" in str(x.message)
+    )
+    return {"found": f"{sum(places.values())}", "said": ", ".join(f"{place} {n}" for place, n in places.most_common(6))}
 
 
 PARTS: dict[str, Callable[[How], Iterator[Row]]] = {
@@ -403,6 +464,7 @@ PARTS: dict[str, Callable[[How], Iterator[Row]]] = {
     "updates": updates,
     "r2d1": r2d1,
     "learners": learners,
+    "tensors": tensors,
 }
 
 
@@ -410,13 +472,6 @@ def table(rows: list[Row]) -> str:
     """The rows in markdown, under the names of the first."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])
-
-
-def write(part: str, text: str, path: Path) -> None:
-    """Puts a part's section into the file, in place of an older one."""
-    found = path.read_text() if path.exists() else "# On a GPU\n\nMeasured by `benchmarks/gpu.py`, part by part.\n"
-    older = re.compile(rf"\n## {part}\n.*?(?=\n## |\Z)", re.DOTALL)
-    path.write_text(older.sub("", found).rstrip("\n") + f"\n\n## {part}\n\n{text}\n")
 
 
 def main() -> None:
@@ -450,7 +505,7 @@ def main() -> None:
     text = f"{head}\n\n{table(rows)}"
     print(text)
     if args.write:
-        write(args.part, text, args.to)
+        write(args.to, args.part, text)
 
 
 if __name__ == "__main__":

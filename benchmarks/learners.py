@@ -1,13 +1,13 @@
-"""Two learners against one: PPO on 84 x 84 frames, by turns, and what the all-reduce of a gradient step takes.
+"""Two learners against one: PPO on 84 x 84 frames, by turns (turns.py), and what the all-reduce of a gradient step takes.
 
-    taskset -c 0,1 python benchmarks/learners.py [--net nature|impala|both] [--rounds 5] [--batches 6] [--kills 10]
+    taskset -c 0,1 python benchmarks/learners.py [--only nature] [--rounds 5] [--write]
+    python benchmarks/learners.py --kills 10
 
-Environments draw frames at next to no cost, so that the networks are what is timed. Each measurement is a fresh process:
-after two batches to warm up, env steps a second over `--batches` iterations of one learner with one thread, one learner
-with two, and two learners with one thread each, in turns, so that whatever else the machine does hits all three. The
-all-reduce is timed in rank 0 of the third: all of it (with the wait for the slower rank), and right after a barrier (the
-exchange alone), as shares of the seconds that training took. `--kills N` instead kills a rank of a small run at N random
-moments, and compares the policy and the log with those of a run that nobody disturbed, bit for bit.
+Environments draw frames at next to no cost, so that the networks are what is timed. One learner with one thread, one with two,
+and two with one thread each: env steps a second of wall time. The all-reduce is timed in rank 0 of the third: all of it, with the
+wait for the slower rank, and the exchange alone, right after a barrier, as shares of the seconds that training took. `--kills N`
+instead kills a rank of a small run at N random moments, and compares the policy and the log with those of a run that
+nobody disturbed, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,14 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import torch
+import turns
+from turns import Bar, Case, Who
 
 import penstock as ps
 from penstock.core import VERSION
 from penstock.run.trainer import Trainer
 
-RESULTS = Path(__file__).parent / "results"
-LIMIT_S = 900.0
-T, B = 64, 16
-MODES = {"one thread": (1, 1), "two threads": (1, 2), "two learners": (2, 1)}
-"""Learners, and threads of each."""
-BARS = {"one thread": 1.7, "two threads": 1.1}
-REDUCE_BAR = 0.05
+T, B, EPOCHS, MINIBATCH = 64, 16, 2, 256
 
 
 class Frames(gym.Env[Any, Any]):
@@ -66,98 +63,68 @@ class Frames(gym.Env[Any, Any]):
 
 
 def experiment(net: str, learners: int, threads: int) -> ps.Experiment:
-    algo: Any = ps.PPO(epochs=2, minibatch=256, net=ps.Net(hidden=(512,), activation="relu", cnn=net))  # pyright: ignore
+    algo: Any = ps.PPO(epochs=EPOCHS, minibatch=MINIBATCH, net=ps.Net(hidden=(512,), activation="relu", cnn=net))  # pyright: ignore
     run = ps.RunConfig(steps=10**9, learners=learners, learner_threads=threads, progress="off")
     return ps.Experiment(Frames, algo, ps.SerialSampler(T=T, B=B), run)
 
 
-def measured(net: str, mode: str, batches: int) -> dict[str, float]:
-    """Env steps a second, and for several learners the shares of the all-reduce, in this process."""
-    learners, threads = MODES[mode]
+@contextmanager
+def training(net: str, learners: int, threads: int, seed: int) -> Iterator[turns.Unit]:
+    """Iterations, and with several learners the seconds of training and of each of its all-reduces."""
     with Trainer(experiment(net, learners, threads)) as trainer:
-        for _ in range(2):
-            trainer.train()
+        trainer.train()
         comm: Any = trainer.policy.comm
-        spent = [0.0]
-        if learners > 1:
-            plain = comm.all_reduce
+        spent = timed_all_reduce(comm) if learners > 1 else [0.0]
 
-            def timed(x: torch.Tensor) -> torch.Tensor:
-                started = time.perf_counter()
-                try:
-                    return plain(x)
-                finally:
-                    spent[0] += time.perf_counter() - started
+        def unit() -> turns.Look:
+            started, steps, spent[0] = time.perf_counter(), trainer.env_steps, 0.0
+            result = trainer.train()
+            learning = (1.0 - result["time/sample_frac"]) * (time.perf_counter() - started)
+            more = {"s of training": learning, "s of all-reduces": spent[0]} if learners > 1 else {}
+            return {"work": trainer.env_steps - steps, **more}
 
-            comm.all_reduce = timed
-        started, steps = time.perf_counter(), trainer.env_steps
-        results = [trainer.train() for _ in range(batches)]
-        took_s = time.perf_counter() - started
-        found = {"steps/s": (trainer.env_steps - steps) / took_s}
-        if learners > 1:
-            learning = sum(1.0 - result["time/sample_frac"] for result in results) / batches * took_s
-            found |= {"waiting": spent[0] / learning, "updates": float(trainer.policy.updates), "learning": learning}
-            found["parameters"] = float(sum(p.numel() for p in trainer.policy.agent.parameters()))
-        return found
+        yield unit
 
 
-def exchange(path: str, rank: int, numbers: int) -> float:
-    """Median seconds of an all-reduce of so many numbers between two ranks that come to it at once."""
+def timed_all_reduce(comm: Any) -> list[float]:
+    """Seconds that all-reduces take from now on, with the wait for the slower rank."""
+    plain, spent = comm.all_reduce, [0.0]
+
+    def timed(x: torch.Tensor) -> torch.Tensor:
+        started = time.perf_counter()
+        try:
+            return plain(x)
+        finally:
+            spent[0] += time.perf_counter() - started
+
+    comm.all_reduce = timed
+    return spent
+
+
+@contextmanager
+def exchange(net: str, seed: int) -> Iterator[turns.Unit]:
+    """All-reduces of so many numbers as the net has parameters, between two ranks that come to each at once."""
     from penstock.learn.comm import GroupComm, meet
 
     torch.set_num_threads(1)
-    comm = GroupComm(meet(path, rank, 2))
-    x, found = torch.ones(numbers), list[float]()
-    for _ in range(40):
-        comm.barrier()
-        started = time.perf_counter()
-        comm.all_reduce(x)
-        found.append(time.perf_counter() - started)
-    return statistics.median(found[10:])
+    with Trainer(experiment(net, 1, 1)) as trainer:
+        numbers = sum(p.numel() for p in trainer.policy.agent.parameters())
+    with tempfile.TemporaryDirectory() as folder:
+        rank = 0 if (other := os.fork()) else 1
+        comm, x = GroupComm(meet(f"{folder}/meeting", rank, 2)), torch.ones(numbers)
 
+        def unit() -> turns.Look:
+            comm.barrier()
+            started = time.perf_counter()
+            comm.all_reduce(x)
+            return {"work": 1.0, "wall": time.perf_counter() - started}
 
-def apart(*arguments: str, wait: bool = True) -> Any:
-    """Runs a part of this file in a fresh process."""
-    command = [sys.executable, __file__, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
-    return json.loads(process.communicate(timeout=LIMIT_S)[0].splitlines()[-1]) if wait else process
-
-
-def speed(nets: list[str], rounds: int, batches: int) -> tuple[list[str], bool]:
-    lines, good = [], True
-    for net in nets:
-        found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-        for k in range(rounds):
-            for mode in MODES:
-                found[mode].append(apart("--measure", net, mode, str(batches)))
-                print(f"{net} {k + 1}/{rounds} {mode}: {found[mode][-1]['steps/s']:,.0f} steps/s", flush=True)
-        two = found["two learners"]
-        with tempfile.TemporaryDirectory() as folder:
-            place = [f"{folder}/meeting", str(int(two[0]["parameters"]))]
-            other = apart("--exchange", "1", *place, wait=False)
-            alone_s = apart("--exchange", "0", *place)
-            other.wait(timeout=LIMIT_S)
-        steps = batches * 2 * round(T * B / 256)
-        share = statistics.median(alone_s * steps / x["learning"] for x in two)
-        waiting = statistics.median(x["waiting"] for x in two)
-        lines += [
-            f"\n## {net}, {int(two[0]['parameters']):,} parameters\n",
-            "| | steps/s (median, least, most) |",
-            "|---|---|",
-        ]
-        for mode, rows in found.items():
-            rates = [x["steps/s"] for x in rows]
-            lines.append(f"| {mode} | {statistics.median(rates):,.0f} ({min(rates):,.0f}, {max(rates):,.0f}) |")
-        for mode, bar in BARS.items():
-            ratio = statistics.median(y["steps/s"] / x["steps/s"] for x, y in zip(found[mode], two))
-            good &= ratio >= bar
-            lines.append(f"\nTwo learners against {mode}, by turns: {ratio:.2f} times (bar {bar}).")
-        good &= share <= REDUCE_BAR
-        lines.append(
-            f"\nAll-reduce: {alone_s * 1e3:.1f} ms, {share:.1%} of training (bar {REDUCE_BAR:.0%}); with the wait for the "
-            f"other rank {waiting:.1%}."
-        )
-    return lines, good
+        if rank:
+            while True:
+                unit()
+        yield unit
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
 
 
 def small(folder: str, learners: int) -> ps.Experiment:
@@ -211,30 +178,43 @@ def kills(count: int) -> tuple[list[str], bool]:
     return lines, equal == k
 
 
+def case(net: str) -> Case:
+    """The three ways of a net, and the exchange alone."""
+    who = {
+        name: Who("training", {"net": net, "learners": learners, "threads": threads})
+        for name, learners, threads in (("two learners", 2, 1), ("one thread", 1, 1), ("two threads", 1, 2))
+    }
+
+    def share(found: turns.Found) -> list[str]:
+        one = statistics.median(x["wall"] for x in found["exchange"])
+        updates = EPOCHS * T * B // MINIBATCH
+        training = statistics.median(x["s of training"] for x in found["two learners"])
+        with_wait = statistics.median(x["s of all-reduces"] / x["s of training"] for x in found["two learners"])
+        kept = "" if one * updates <= 0.05 * training else ", **missed**"
+        return [
+            f"all-reduce: {one * 1e3:.1f} ms, {one * updates / training:.1%} of training (bar 5%{kept}); with the wait for "
+            f"the other rank {with_wait:.1%}"
+        ]
+
+    bars = Bar("two learners", 1.7, ("one thread",)), Bar("two learners", 1.1, ("two threads",))
+    return Case(f"{net} CNN", "steps/s", {**who, "exchange": Who("exchange", {"net": net})}, bars, "wall", 0.0, 15,
+                one_core=False, notes=share)  # fmt: skip
+
+
 def main() -> None:
+    """Kills ranks, or measures."""
+    if "--kills" not in sys.argv:
+        turns.main(
+            __doc__, {net: case(net) for net in ("nature", "impala")}, {"training": training, "exchange": exchange}, {}
+        )
+        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--net", choices=("nature", "impala", "both"), default="both")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=6)
-    parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--exchange", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.measure:
-        net, mode, batches = args.measure
-        print(json.dumps(measured(net, mode, int(batches))))
-        return
-    if args.exchange:
-        rank, path, numbers = args.exchange
-        print(json.dumps(exchange(path, int(rank), int(numbers))))
-        return
-    name = "learners-kills.md" if args.kills else "learners.md"
-    nets = ["nature", "impala"] if args.net == "both" else [args.net]
-    lines, good = kills(args.kills) if args.kills else speed(nets, args.rounds, args.batches)
+    parser.add_argument("--kills", type=int, required=True)
+    lines, good = kills(parser.parse_args().kills)
     head = f"# Many learners\n\npenstock {VERSION}, torch {torch.__version__}, {os.cpu_count()} CPUs; `{Path(__file__).name}`"
-    (RESULTS / name).write_text("\n".join([head, *lines]) + "\n")
+    (Path(__file__).parent / "results" / "learners-kills.md").write_text("\n".join([head, *lines]) + "\n")
     print("\n".join(lines))
-    raise SystemExit(0 if good else 1)
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

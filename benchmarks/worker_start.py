@@ -1,37 +1,31 @@
-"""How long the workers of a CpuSampler take to be ready and what memory they take, forked or each for itself.
+"""Start of the workers of a CpuSampler and their memory, forked or each for itself, by turns of fresh processes (turns.py).
 
-    python benchmarks/worker_start.py [--workers 8] [--rounds 5] [--write]
+    python benchmarks/worker_start.py [--only 8] [--rounds 5] [--write]
 
-Both ways take turns, each in a fresh process: PPO on CartPole-v1 with B = 2 slots a worker. "ready" is from the
-imports on until all workers have environments and agent (of `train`, `penstock train` itself: from the start of the process),
-"first batch" from the start of the process. Memory is
-the proportional set size of a worker; the process that they are forked of is given apart.
+PPO on CartPole-v1 with B = 2 slots a worker. "ready" is from the imports on until all workers have environments and agent
+(of `train`, `penstock train` itself: from the start), the first batch from the start of the imports. Memory is the
+proportional set size of a worker; the process that they are forked of is given apart.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "worker_start.md"
+import turns
+from turns import Bar, Case, Who
+
 WAYS = ("train", "forked", "apart")
 
 
-def measure(workers: int, way: str) -> dict[str, float]:
-    """In this process, which was started for it."""
-    return through_the_command(workers) if way == "train" else by_hand(workers, way)
-
-
-def through_the_command(workers: int) -> dict[str, float]:
+def through_the_command(workers: int, started: float) -> dict[str, float]:
     """`penstock train`, stopped as its first batch is there."""
     from penstock.cli.main import main as penstock
 
@@ -44,7 +38,7 @@ def through_the_command(workers: int) -> dict[str, float]:
             ready = time.monotonic()
             sampler.obtain_samples(itr)
             first = time.monotonic()
-            found.update({"ready": ready - started, "first batch": first - started}, **memory(sampler, True))
+            found.update({"ready s": ready - started, "first batch": first - started}, **memory(sampler, True))
             raise KeyboardInterrupt
 
         trainer.training_step = step
@@ -60,7 +54,7 @@ def through_the_command(workers: int) -> dict[str, float]:
     return found
 
 
-def by_hand(workers: int, way: str) -> dict[str, float]:
+def by_hand(workers: int, way: str, started: float) -> dict[str, float]:
     """A script that makes a Trainer."""
     import torch
 
@@ -77,7 +71,7 @@ def by_hand(workers: int, way: str) -> dict[str, float]:
         trainer.sampler.obtain_samples(0)
         first = time.monotonic()
         found = memory(trainer.sampler, way == "forked")
-    return {"ready": ready - imported, "first batch": first - started, **found}
+    return {"ready s": ready - imported, "first batch": first - started, **found}
 
 
 def memory(sampler: Any, forked: bool) -> dict[str, float]:
@@ -92,40 +86,24 @@ def set_size(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def main() -> None:
-    """Prints a table, and with --write keeps it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.way:
-        print(json.dumps(measure(args.workers, args.way)))
-        return
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for _ in range(args.rounds):
-        for way, rows in found.items():
-            command = [sys.executable, __file__, "--workers", str(args.workers), "--way", way]
-            said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
-            rows.append(json.loads(said.splitlines()[-1]))
-    medians = {way: {k: statistics.median(row[k] for row in rows) for k in rows[0]} for way, rows in found.items()}
-    lines = [
-        "| way | ready, s | first batch since start, s | worker, MB | server, MB |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for way, row in medians.items():
-        times = " | ".join(f"{row[name]:.2f}" for name in ("ready", "first batch"))
-        lines.append(f"| {way} | {times} | {row['worker MB']:.0f} | {row['server MB']:.0f} |")
-    text = "\n".join(lines)
-    print(text)
-    if args.write:
-        head = (
-            f"# Start of workers\n\n`python benchmarks/worker_start.py --workers {args.workers} --rounds {args.rounds}`"
-        )
-        RESULTS.write_text(f"{head}, medians by turns, {time.strftime('%Y-%m-%d')}.\n\n{text}\n")
+@contextmanager
+def start(workers: int, way: str, seed: int) -> Iterator[turns.Unit]:
+    """One start, in a process that has imported nothing yet."""
 
+    def unit() -> turns.Look:
+        begun = time.monotonic()
+        found = through_the_command(workers, begun) if way == "train" else by_hand(workers, way, begun)
+        return {"work": 1.0, "wall": found["first batch"], **found}
+
+    yield unit
+
+
+CASES = {
+    str(n): Case(f"{n} workers, start to the first batch", "s", {way: Who("start", {"workers": n, "way": way}) for way in WAYS},
+                 (Bar("forked", 2.0, below=True, of="ready s"), Bar("forked", 60.0, below=True, of="worker MB")) if n == 8 else (),
+                 clock="wall", seconds=0.0, rounds=5, fresh=1, one_core=False)
+    for n in (8, 2)
+}  # fmt: skip
 
 if __name__ == "__main__":
-    started = time.monotonic()
-    main()
+    turns.main(__doc__, CASES, {"start": start}, {})

@@ -11,8 +11,8 @@ from penstock.core import VERSION
 __version__ = VERSION
 
 # A row's matrix product must not depend on its place among the others, nor on where in memory it lies. Intel's MKL,
-# torch's library for them on CPU, keeps that at multiples of 4 rows in this mode, for nothing that could be measured
-# (benchmarks/update.py); it reads the setting at its first product, and worker processes inherit it.
+# torch's library for them on CPU, keeps that at multiples of 4 rows in this mode, for nothing that could be measured;
+# it reads the setting at its first product, and worker processes inherit it.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # Each public name and where it lives. Nothing is imported before it is asked for (PEP 562), so that the command

@@ -1,36 +1,22 @@
-"""The benchmark's Leduc hold'em: published exploitability, averages of policies, and RLCard's rules move by move."""
+"""Leduc hold'em: published exploitability, averages of policies, and RLCard's rules move by move."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "leduc.py"
+from tests import leduc
 
 
-@pytest.fixture(scope="module")
-def leduc() -> Any:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("leduc_under_test", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_uniform_play_is_as_exploitable_as_published(leduc: Any) -> None:
+def test_uniform_play_is_as_exploitable_as_published() -> None:
     """OpenSpiel 2.0.2 says 2.373611111111111 of `leduc_poker`; by ranks alone the game has 288 information sets."""
     assert len(leduc.decisions(leduc.LEDUC_POKER)) == 288
     assert leduc.exploitability(leduc.uniform(leduc.LEDUC_POKER), leduc.LEDUC_POKER) == pytest.approx(2.373611111111111)
 
 
-def test_who_always_folds_loses_what_stands_in_the_pot(leduc: Any) -> None:
+def test_who_always_folds_loses_what_stands_in_the_pot() -> None:
     """By RLCard's rules a half and a whole big blind; the mean of both seats is 0.75."""
     rules = leduc.RLCARD
     folds = {at: np.array([1.0, 0.0, 0.0]) for at in leduc.uniform(rules)}
@@ -38,7 +24,7 @@ def test_who_always_folds_loses_what_stands_in_the_pot(leduc: Any) -> None:
     assert leduc.exploitability(folds, rules) == pytest.approx(0.75)
 
 
-def test_an_average_is_weighted_by_the_chance_to_come_there(leduc: Any) -> None:
+def test_an_average_is_weighted_by_the_chance_to_come_there() -> None:
     """One policy raises a third of the time and the other always: after a raise the second one counts three times."""
     rules = leduc.LEDUC_POKER
     start, own = leduc.State(rules.start), 1
@@ -52,7 +38,7 @@ def test_an_average_is_weighted_by_the_chance_to_come_there(leduc: Any) -> None:
 
 
 @pytest.mark.parametrize("rules", ["LEDUC_POKER", "RLCARD"])
-def test_its_rules_are_those_of_the_environment(leduc: Any, rules: str) -> None:
+def test_its_rules_are_those_of_the_environment(rules: str) -> None:
     if rules == "RLCARD":
         env: Any = pytest.importorskip("pettingzoo.classic.leduc_holdem_v4").env()
     else:

@@ -5,13 +5,13 @@ One process for each environment, observations in shared memory, which is its de
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import gymnasium as gym
 import numpy as np
 import torch
+import turns
 from torch import nn
 
 ENV, T = "CartPole-v1", 128
@@ -21,8 +21,9 @@ def _mlp(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
 
 
-def measure(B: int, seconds: float, seed: int) -> float:
-    """Steps per second after two batches to warm up; like SB3's, rows in which an environment resets count."""
+@contextmanager
+def sampling(B: int, seed: int) -> Iterator[turns.Unit]:
+    """Batches of T rows; like SB3's, rows in which an environment resets count."""
     torch.manual_seed(seed)
     envs = gym.vector.AsyncVectorEnv([lambda: gym.make(ENV)] * B)
     obs, _ = envs.reset(seed=seed)
@@ -30,10 +31,9 @@ def measure(B: int, seconds: float, seed: int) -> float:
     observations, actions = np.zeros((T, B, 4), np.float32), np.zeros((T, B), np.int64)
     logps, values, rewards = (np.zeros((T, B), np.float32) for _ in range(3))
     dones = np.zeros((T, B), bool)
-    batches, started = 0, time.perf_counter()
-    while batches < 3 or time.perf_counter() - started < seconds:
-        if batches == 2:
-            started = time.perf_counter()
+
+    def unit() -> float:
+        nonlocal obs
         for t in range(T):
             with torch.inference_mode():
                 x = torch.as_tensor(obs)
@@ -43,16 +43,14 @@ def measure(B: int, seconds: float, seed: int) -> float:
             observations[t], actions[t] = obs, action[:, 0].numpy()
             obs, rewards[t], terminated, truncated, _ = envs.step(actions[t])
             dones[t] = terminated | truncated
-        batches += 1
-    rate = (batches - 2) * T * B / (time.perf_counter() - started)
+        return T * B
+
+    for _ in range(2):
+        unit()
+    yield unit
     envs.close()
-    return rate
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (("B", int), ("seconds", float), ("seed", int)):
-        parser.add_argument(f"--{name}", type=kind, required=True)
-    args = parser.parse_args()
     torch.set_num_threads(1)
-    print(json.dumps({"value": measure(args.B, args.seconds, args.seed)}))
+    turns.child({"sampling": sampling}, "gymnasium", "torch")

@@ -1,19 +1,19 @@
 """Steps per second of a DQN in one plain file of torch, as CleanRL writes them: no library between loop and tensors.
 
 One gradient step for each environment step of CartPole, 256 x 256, batches of 128, numpy ring buffers, torch's Adam. For
-`off_policy.py`; it answers as `turns.py` does.
+`off_policy.py` (see turns.py).
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import gymnasium as gym
 import numpy as np
 import torch
+import turns
 from torch import nn
 from torch.nn import functional as F
 
@@ -72,12 +72,19 @@ class Learner:
             self.target.load_state_dict(self.online.state_dict())
 
 
+@contextmanager
+def training(steps: int, seed: int) -> Iterator[turns.Unit]:
+    """Steps of the environment with an update each."""
+    learner = Learner(seed)
+    learner.learn(WARM + 200)
+
+    def unit() -> float:
+        learner.learn(steps)
+        return steps
+
+    yield unit
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    learner = Learner()
-    learner.learn(WARM + 200)
-    print("torch " + torch.__version__, flush=True)
-    for line in sys.stdin:
-        started, cpu = time.perf_counter(), time.process_time()
-        learner.learn(int(line))
-        print(json.dumps({"s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}), flush=True)
+    turns.child({"training": training}, "torch")

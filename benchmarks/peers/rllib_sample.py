@@ -1,22 +1,28 @@
-"""Steps per second of RLlib 2.60 with two env runners, for `cluster.py`; it runs where `ray[rllib]` is installed.
+"""RLlib 2.60 with two env runners, as a contestant of `cluster.py` (turns.py); it runs where `ray[rllib]` is installed.
 
-`--what sampling` is what its PPO calls to sample: `synchronous_parallel_sample` over the group, episodes returned to the
-driver. `--what training` is iterations of its PPO: `algo.train()`. Both on the new API stack, with the settings of
-`cluster_parts.py`; processes have one thread and no niceness.
+`sampling` is what its PPO calls to sample: `synchronous_parallel_sample` over the group, episodes returned to the
+driver. `training` is iterations of its PPO: `algo.train()`. Both on the new API stack, with the settings of `cluster.py`;
+processes have one thread, the priority of any process, and the loopback interface, as penstock's own clusters have.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import os
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import psutil
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
 import ray
 import torch
+import turns
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
@@ -56,60 +62,51 @@ def config(seed: int) -> Any:
     )
 
 
-def tree_cpu_s() -> float:
-    """CPU seconds so far of this process and of all below it."""
-    total = 0.0
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        times = process.cpu_times()
-        total += times.user + times.system
-    return total
-
-
-def rated(iteration: Callable[[], int], seconds: float) -> dict[str, list[float]]:
-    """Rate and cost after three iterations that warm up."""
-    for _ in range(3):
-        iteration()
-    steps, cpu, started = 0, tree_cpu_s(), time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        steps += iteration()
-    took = time.perf_counter() - started
-    return {"rllib steps/s": [steps / took], "rllib CPU us": [(tree_cpu_s() - cpu) * 1e6 / steps]}
-
-
-def main() -> None:
-    """Prints what was measured as a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("sampling", "training"), required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    args = parser.parse_args()
+@contextmanager
+def algorithm(seed: int) -> Iterator[Any]:
+    """PPO on a cluster of its own."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         ray.init(
             "local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=folder
         )
-        algo = config(args.seed).build_algo()
-        group = algo.env_runner_group
+        algo = config(seed).build_algo()
+        yield algo
+        algo.stop()
+        ray.shutdown()
 
-        def sampled() -> int:
+
+@contextmanager
+def sampling(seed: int) -> Iterator[turns.Unit]:
+    """A round of both runners."""
+    with algorithm(seed) as algo:
+
+        def unit() -> float:
             episodes = synchronous_parallel_sample(
-                worker_set=group, max_env_steps=RUNNERS * B * T, _uses_new_env_runners=True, concat=True
+                worker_set=algo.env_runner_group, max_env_steps=RUNNERS * B * T, _uses_new_env_runners=True, concat=True
             )
             return sum(len(episode) for episode in episodes)
 
+        for _ in range(3):
+            unit()
+        yield unit
+
+
+@contextmanager
+def training(seed: int) -> Iterator[turns.Unit]:
+    """An iteration."""
+    with algorithm(seed) as algo:
         lifetime = 0
 
-        def trained() -> int:
+        def unit() -> float:
             nonlocal lifetime
             before, lifetime = lifetime, int(algo.train()["env_runners"]["num_env_steps_sampled_lifetime"])
             return lifetime - before
 
-        assert group is not None
-        found = rated(sampled if args.what == "sampling" else trained, args.seconds)
-        algo.stop()
-        ray.shutdown()
-    print(json.dumps(found))
+        for _ in range(3):
+            unit()
+        yield unit
 
 
 if __name__ == "__main__":
-    main()
+    turns.child({"sampling": sampling, "training": training}, "ray", "torch")

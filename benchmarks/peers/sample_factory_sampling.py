@@ -7,14 +7,15 @@ numpy<2, so it runs with an older Gymnasium than the others, and the sampling ne
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import torch
+import turns
 from sample_factory.algo.sampling.simplified_sampling_api import SyncSamplingAPI
 from sample_factory.algo.utils.env_info import obtain_env_info_in_a_separate_process
 from sample_factory.algo.utils.rl_utils import samples_per_trajectory
@@ -29,9 +30,12 @@ def make_env(full_env_name: str, cfg: Any = None, env_config: Any = None, render
     return gym.make(full_env_name, render_mode=render_mode)
 
 
-def measure(B: int, workers: int, seconds: float, seed: int, folder: str) -> float:
-    """Steps per second, after one for every slot and a second to warm up."""
-    words = [f"--env={ENV}", "--experiment=speed", f"--train_dir={folder}", f"--seed={seed}", "--device=cpu",
+@contextmanager
+def sampling(B: int, workers: int, seed: int) -> Iterator[turns.Unit]:
+    """Trajectories, after one for every slot and a second to warm up."""
+    register_env(ENV, make_env)
+    folder = tempfile.TemporaryDirectory()
+    words = [f"--env={ENV}", "--experiment=speed", f"--train_dir={folder.name}", f"--seed={seed}", "--device=cpu",
              f"--num_workers={workers}", f"--num_envs_per_worker={B // workers}", "--worker_num_splits=2",
              f"--rollout={T}", "--use_rnn=False", "--recurrence=1", f"--batch_size={T * B}", "--num_batches_per_epoch=1",
              "--nonlinearity=tanh", "--actor_critic_share_weights=False", "--normalize_input=False", "--with_wandb=False",
@@ -41,23 +45,18 @@ def measure(B: int, workers: int, seconds: float, seed: int, folder: str) -> flo
     cfg = parse_full_cfg(parser, words)
     sampler: Any = SyncSamplingAPI(cfg, obtain_env_info_in_a_separate_process(cfg))
     sampler.start()
-    seen, first, started = 0, time.perf_counter(), 0.0
-    while not started or time.perf_counter() - started < seconds:
-        seen += samples_per_trajectory(sampler.get_trajectories_sync())
-        if not started and seen >= T * B and time.perf_counter() - first > 1.0:
-            seen, started = 0, time.perf_counter()
-    rate = seen / (time.perf_counter() - started)
-    print(json.dumps({"value": rate}), flush=True)
+
+    def unit() -> float:
+        return samples_per_trajectory(sampler.get_trajectories_sync())
+
+    seen, first = 0.0, time.perf_counter()
+    while seen < T * B or time.perf_counter() - first < 1.0:
+        seen += unit()
+    yield unit
     sampler.stop()
-    return rate
+    folder.cleanup()
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (("B", int), ("workers", int), ("seconds", float), ("seed", int)):
-        arguments.add_argument(f"--{name}", type=kind, required=True)
-    args = arguments.parse_args()
     torch.set_num_threads(1)
-    register_env(ENV, make_env)
-    with tempfile.TemporaryDirectory() as where:
-        measure(args.B, args.workers, args.seconds, args.seed, where)
+    turns.child({"sampling": sampling}, "sample-factory", "torch", "numpy", "gymnasium")

@@ -1,29 +1,31 @@
-"""Steps per second of Stable-Baselines3's own `collect_rollouts`, for `samplers.py`; it runs where SB3 is installed.
+"""Stable-Baselines3, and its JAX twin SBX, as a contestant of `speed.py`, `samplers.py` and `off_policy.py` (see turns.py).
 
-`--processes B` is its SubprocVecEnv as it comes, one environment for each process. It cannot put several into one, so
-for fewer processes each holds a DummyVecEnv's worth of environments behind the same worker loop and pipe. `--processes 0`
-is its DummyVecEnv, which many of its users take for environments as quick as CartPole.
+SubprocVecEnv has one environment in each process. It cannot put several into one, so for fewer processes each holds a
+DummyVecEnv's worth of environments behind the same worker loop and pipe. `processes=0` is its DummyVecEnv, which many of
+its users take for environments as quick as CartPole.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import importlib
 import multiprocessing as mp
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+import turns
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
-ENV, T = "CartPole-v1", 128
+ENV, T, WARM = "CartPole-v1", 128, 500
 
 
 class ChunkedVecEnv(VecEnv):
@@ -91,7 +93,7 @@ def _serve(pipe: Connection, num_envs: int, seed: int) -> None:
         pipe.send(envs.reset() if command == "reset" else envs.step(actions))
 
 
-def _make(B: int, processes: int, seed: int, cpus: list[int]) -> VecEnv:
+def _envs(B: int, processes: int, seed: int, cpus: list[int]) -> VecEnv:
     if processes == 0:
         return make_vec_env(ENV, n_envs=B, seed=seed, vec_env_cls=DummyVecEnv)
     if processes == B:
@@ -99,33 +101,95 @@ def _make(B: int, processes: int, seed: int, cpus: list[int]) -> VecEnv:
     return ChunkedVecEnv(B, processes, seed, cpus)
 
 
-def measure(B: int, processes: int, seconds: float, seed: int, cpus: list[int]) -> float:
-    """Steps per second after two batches to warm up."""
-    envs = _make(B, processes, seed, cpus[1:])
+def _ppo(envs: VecEnv, seed: int) -> Any:
+    """The settings of `speed.PPO_SETTINGS`."""
+    return PPO("MlpPolicy", envs, n_steps=T, batch_size=512, n_epochs=4, learning_rate=1e-3, ent_coef=0.01, gamma=0.99,
+               gae_lambda=0.95, clip_range=0.2, vf_coef=0.5, max_grad_norm=0.5, seed=seed, device="cpu")  # fmt: skip
+
+
+@contextmanager
+def sampling(B: int, seed: int, processes: int = 0, pinned: bool = False) -> Iterator[turns.Unit]:
+    """`collect_rollouts` alone; all steps count. Processes on cores of their own if there are so many."""
+    cores = sorted(os.sched_getaffinity(0))
+    cpus = cores[: processes + 1] if pinned and 0 < processes < len(cores) else []
+    envs = _envs(B, processes, seed, cpus[1:])
     if cpus:
         os.sched_setaffinity(0, {cpus[0]})
-    model: Any = PPO("MlpPolicy", envs, n_steps=T, seed=seed, device="cpu")
+    model = _ppo(envs, seed)
     _, callback = model._setup_learn(1 << 40)
-    collect: Callable[..., Any] = model.collect_rollouts
-    batches, started = 0, time.perf_counter()
-    while batches < 3 or time.perf_counter() - started < seconds:
-        if batches == 2:
-            started = time.perf_counter()
-        collect(model.env, callback, model.rollout_buffer, n_rollout_steps=T)
-        batches += 1
-    rate = (batches - 2) * T * B / (time.perf_counter() - started)
+
+    def unit() -> float:
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=T)
+        return T * B
+
+    for _ in range(2):
+        unit()
+    yield unit
     envs.close()
-    return rate
+
+
+@contextmanager
+def ppo(steps: int, seed: int) -> Iterator[turns.Unit]:
+    """Making of the model and `learn`; and the rate of `learn` alone."""
+
+    def unit() -> turns.Look:
+        model = _ppo(_envs(16, 0, seed, []), seed)
+        wall, cpu = time.perf_counter(), time.process_time()
+        model.learn(steps)
+        done, wall, cpu = model.num_timesteps, time.perf_counter() - wall, time.process_time() - cpu
+        return {"work": done, "steps/s of training": done / wall, "steps/CPU s of training": done / cpu}
+
+    yield unit
+
+
+@contextmanager
+def solved(goal: float, steps: int, seed: int) -> Iterator[turns.Unit]:
+    """`learn`, model and environments included, to a mean return of the goal over 100 episodes."""
+
+    class Stop(BaseCallback):
+        solved = False
+
+        def _on_step(self) -> bool:
+            return not self.solved
+
+        def _on_rollout_end(self) -> None:  # once a batch, as penstock looks
+            seen = self.model.ep_info_buffer
+            assert seen is not None
+            self.solved = len(seen) == 100 and sum(e["r"] for e in seen) / 100 >= goal
+
+    def unit() -> turns.Look:
+        stop = Stop()
+        model = _ppo(_envs(16, 0, seed, []), seed).learn(steps, callback=stop)
+        return {"work": 1.0, "steps": model.num_timesteps, "solved": float(stop.solved)}
+
+    yield unit
+
+
+@contextmanager
+def training(algo: str, steps: int, seed: int, library: str = "stable_baselines3") -> Iterator[turns.Unit]:
+    """A gradient step for each environment step: 256 x 256 everywhere; batch 256, or 128 for DQN. PPO as above."""
+    package: Any = importlib.import_module(library)
+    if algo == "ppo":
+        model = package.PPO("MlpPolicy", _envs(16, 0, seed, []), n_steps=T, batch_size=512, n_epochs=4, learning_rate=1e-3,
+                            ent_coef=0.01, seed=seed, device="cpu")  # fmt: skip
+    else:
+        env, batch = ("CartPole-v1", 128) if algo == "dqn" else ("Pendulum-v1", 256)
+        model = getattr(package, algo.upper())(
+            "MlpPolicy", env, batch_size=batch, train_freq=1, gradient_steps=1, learning_starts=WARM, buffer_size=100_000,
+            policy_kwargs={"net_arch": [256, 256]}, seed=seed, device="cpu",
+        )  # fmt: skip
+    model.learn(WARM + 200)
+
+    def unit() -> float:
+        before = model.num_timesteps
+        model.learn(steps, reset_num_timesteps=False)
+        if library == "sbx":  # jax returns before the last update is done: wait for it
+            model.predict(model._last_obs)
+        return model.num_timesteps - before
+
+    yield unit
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (("B", int), ("processes", int), ("seconds", float), ("seed", int)):
-        parser.add_argument(f"--{name}", type=kind, required=True)
-    parser.add_argument(
-        "--cpus", default="", help="of this process and the others, by comma; empty leaves it to the kernel"
-    )
-    args = parser.parse_args()
-    cpus = [int(cpu) for cpu in args.cpus.split(",") if cpu]
     torch.set_num_threads(1)
-    print(json.dumps({"value": measure(args.B, args.processes, args.seconds, args.seed, cpus)}))
+    turns.child({f.__name__: f for f in (sampling, ppo, solved, training)}, "stable-baselines3", "sbx-rl", "torch")

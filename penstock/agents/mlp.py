@@ -1,6 +1,6 @@
 """The MLP: fully connected layers as one node of the autograd graph: the same arithmetic with a third of the overhead.
 
-For 512 rows of 64 units most of a training step is not matrix products but graph nodes (`benchmarks/update.py`).
+For 512 rows of 64 units most of a training step is not matrix products but graph nodes.
 
 torch multiplies float32 by MKL, which keeps to registers of 256 bits where the processor is not Intel's. That is half
 the speed where the processor computes with 512 at once, as AMD's do from family 26 (Zen 5) on. There large products of

@@ -207,7 +207,7 @@ class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) through torch's fused kernel, bit for bit as `torch.optim.Adam`.
 
     For twelve small arrays most of that class's step is Python around the kernel, and the first optimizer of a
-    process imports torch's compiler, which takes 0.85 s: `benchmarks/update.py`. One group.
+    process imports torch's compiler, which takes 0.85 s. One group.
 
     Of a unit that no row switches on, the averages of gradients shrink by beta1 a step until they are subnormal
     numbers, and stay there; a processor takes up to a hundred times as long for these. So they are flushed to 0.

@@ -5,7 +5,7 @@ a player who knows the policy: 0 in equilibrium (OpenSpiel's `exploitability`, L
 average of several policies draws one of them before the cards are dealt: at each information set they are weighted by
 the chance that their own moves lead there (Heinrich et al. 2015, theorem 7).
 
-    python benchmarks/leduc.py    uniform play: 2.3736 chips in OpenSpiel's `leduc_poker`, 1.4716 big blinds in RLCard's
+Uniform play has 2.3736 chips in OpenSpiel's `leduc_poker` and 1.4716 big blinds in RLCard's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from gymnasium import spaces
 
-from penstock.core.batch import Inputs
 from penstock.envs.toy.agents import TurnToy
 
 FOLD, MATCH, RAISE = range(3)
@@ -40,12 +38,10 @@ class Rules:
     """Whether who made the first move begins the second round too, or the one whose turn it would be."""
     unit: float
     """Chips of a reward of 1."""
-    uniform: float
-    """Exploitability of uniform play, as `python benchmarks/leduc.py` prints it."""
 
 
-LEDUC_POKER = Rules("leduc_poker", (1, 1), False, True, 1.0, 2.373611)
-RLCARD = Rules("leduc_holdem_v4", (1, 2), True, False, 2.0, 1.471605)
+LEDUC_POKER = Rules("leduc_poker", (1, 1), False, True, 1.0)
+RLCARD = Rules("leduc_holdem_v4", (1, 2), True, False, 2.0)
 
 
 class State(NamedTuple):
@@ -198,24 +194,6 @@ def _spread(moves: list[int]) -> np.ndarray:
     return out
 
 
-def chances_of(agent: Any, rules: Rules) -> Chances:
-    """The chances with which an `Agent` without memory moves."""
-    known = decisions(rules)
-    seen = [shown(rules, state, own) for state, own in known]
-    obs = {key: torch.from_numpy(np.stack([x[key] for x in seen])) for key in seen[0]}
-    n, choices = obs["action_mask"].shape
-    with torch.no_grad():
-        dist = agent(Inputs(obs, torch.zeros(n, dtype=torch.int64), torch.zeros(n), torch.zeros(n) > 0)).dist
-        every = torch.stack([dist.log_prob(torch.full((n,), i)) for i in range(choices)], -1).double().exp().numpy()
-    out: dict[tuple[State, int], np.ndarray] = {}
-    for (state, own), chances in zip(known, every):
-        at = np.zeros(3)
-        for move in state.legal(rules):
-            at[move] = chances[action_of(rules, state, move)]
-        out[state, own] = at / at.sum()
-    return out
-
-
 def average(policies: Sequence[Chances], rules: Rules) -> Chances:
     """The policy that draws one of `policies` before each deal, as chances at each information set."""
     total: dict[tuple[State, int], np.ndarray] = {}
@@ -263,8 +241,3 @@ def best_response(chances: Chances, rules: Rules, player: int) -> float:
 def exploitability(chances: Chances, rules: Rules) -> float:
     """The mean over both seats of what a player gains who knows how the other moves."""
     return sum(best_response(chances, rules, player) for player in (0, 1)) / 2
-
-
-if __name__ == "__main__":
-    for each in (LEDUC_POKER, RLCARD):
-        print(each.name, f"{exploitability(uniform(each), each):.6f}")
