@@ -3,7 +3,7 @@
     python benchmarks/digests.py OLD NEW [--only ppo]
 
 Bits differ between processors, so no test stores them: a change that is to alter nothing is run beside the state
-before it. Each case is a fresh process per checkout: a run, and the same run resumed for another third. Of every
+before it. Each case is a run, and the same run resumed for another third, in a process of each checkout. Of every
 iteration batch, episodes, parameters and metrics but those of time are compared, and every evaluation. A difference
 names the case and what differs first; the exit code is then 1. OLD twice shows that the cases repeat themselves.
 
@@ -21,12 +21,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 STEPS, RESUMED = 768, 288
 """Environment steps of a run, 8 batches of 16 x 6 rows or more, and of its resumption."""
-LIMIT_S = 600.0
+LIMIT_S = 1800.0
+TOGETHER = 8
+"""Cases that a process runs one after the other: importing torch takes longer than a case."""
 TIMED = ("time/", "_ms", "_wait")
 """Metrics that contain one of these are of time."""
 SMALL = 'net=ps.Net(hidden=(16,), activation="relu")'
@@ -125,23 +128,26 @@ SERIALLY = (
     *("qmix", "vdn", "policies", "policies-turns", "self-play", "ppo-tensors"),
 )
 TWO = "learners=2"
-CASES = [
-    *((algo, sampler, "") for algo in EVERYWHERE for sampler in ("serial", "cpu", "alternating")),
-    *((algo, "serial", "") for algo in SERIALLY),
-    *((algo, "offline", "") for algo in ("bc", "marwil", "cql")),
-    *((algo, "cpu", "") for algo in ("ppo-images", "ppo-agents", "ppo-turns", "policies", "self-play")),
-    *((algo, "alternating", "") for algo in ("ppo-masks", "ppo-agents", "ppo-turns")),
-    *((algo, "runners", "") for algo in ("ppo", "dqn-per", "ppo-agents", "policies-turns")),
-    *((algo, "processes", "") for algo in ("ppo", "sac", "ppo-turns")),
-    *((algo, "ready", "") for algo in ("impala", "appo")),
-    *((algo, "serial", TWO) for algo in ("ppo-lstm", "dqn-per", "mappo-agents", "policies", "self-play")),
-    *(("ppo", sampler, TWO) for sampler in ("cpu", "runners")),
-    ("ppo", "gpu", ""),
-    ("ppo", "async", ""),
-    ("qmix", "async", ""),
-    ("ppo-lstm", "batch-end", ""),
-]
-"""Algorithm with its environment, sampler, and settings of the run."""
+CASES = {
+    "/".join(filter(None, case)): case
+    for case in (
+        *((algo, sampler, "") for algo in EVERYWHERE for sampler in ("serial", "cpu", "alternating")),
+        *((algo, "serial", "") for algo in SERIALLY),
+        *((algo, "offline", "") for algo in ("bc", "marwil", "cql")),
+        *((algo, "cpu", "") for algo in ("ppo-images", "ppo-agents", "ppo-turns", "policies", "self-play")),
+        *((algo, "alternating", "") for algo in ("ppo-masks", "ppo-agents", "ppo-turns")),
+        *((algo, "runners", "") for algo in ("ppo", "dqn-per", "ppo-agents", "policies-turns")),
+        *((algo, "processes", "") for algo in ("ppo", "sac", "ppo-turns")),
+        *((algo, "ready", "") for algo in ("impala", "appo")),
+        *((algo, "serial", TWO) for algo in ("ppo-lstm", "dqn-per", "mappo-agents", "policies", "self-play")),
+        *(("ppo", sampler, TWO) for sampler in ("cpu", "runners")),
+        ("ppo", "gpu", ""),
+        ("ppo", "async", ""),
+        ("qmix", "async", ""),
+        ("ppo-lstm", "batch-end", ""),
+    )
+}
+"""By name: algorithm with its environment, sampler, and settings of the run."""
 
 
 def frames() -> Any:
@@ -212,11 +218,8 @@ def follow(run: Any) -> dict[str, str]:
 
 def measure(algo: str, sampler: str, settings: str, dataset: str) -> dict[str, str]:
     """Digests of a case, by name, in this process with whichever penstock it finds."""
-    import torch
-
     import penstock as ps
 
-    torch.set_num_threads(1)
     scope = {"ps": ps, "DATASET": dataset}
     env, source = ALGOS[algo]
     with tempfile.TemporaryDirectory() as folder:
@@ -232,7 +235,7 @@ def measure(algo: str, sampler: str, settings: str, dataset: str) -> dict[str, s
 
 
 def in_checkout(checkout: Path, *argv: str) -> str:
-    """The last line of output of Python with another checkout's package."""
+    """The output of Python with another checkout's package."""
     here = Path(__file__).resolve().parent
     env = {**os.environ, "PYTHONPATH": f"{checkout.resolve()}{os.pathsep}{here}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -240,7 +243,7 @@ def in_checkout(checkout: Path, *argv: str) -> str:
     )
     if done.returncode:
         raise SystemExit(f"{checkout}: {' '.join(argv)}\n{done.stderr}")
-    return done.stdout.splitlines()[-1]
+    return done.stdout
 
 
 def write_dataset(checkout: Path, folder: str) -> None:
@@ -259,28 +262,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="OLD NEW")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--case", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--cases", nargs="*", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--dataset", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.case:
-        print(json.dumps(measure(*args.case)))
+    if args.cases:
+        print(json.dumps({name: measure(*CASES[name], args.dataset) for name in args.cases}))
         return 0
     old, new = args.checkouts
-    cases = {"/".join(filter(None, case)): case for case in CASES}
-    cases = {name: case for name, case in cases.items() if args.only in name}
+    names = [name for name in CASES if args.only in name]
+    parts = [names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)]
     differ = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        if any(sampler == "offline" for _, sampler, _ in cases.values()):
+        if any("offline" in name for name in names):
             write_dataset(old, folder)
 
-        def compare(case: tuple[str, str, str]) -> tuple[list[str], int]:
-            was, now = (json.loads(in_checkout(c, __file__, "--case", *case, f"{folder}/data")) for c in (old, new))
-            return [name for name in was if was[name] != now.get(name)], len(was)
+        def compare(part: list[str]) -> list[tuple[dict[str, str], dict[str, str]]]:
+            argv = [__file__, "--dataset", f"{folder}/data", "--cases", *part]
+            was, now = (json.loads(in_checkout(checkout, *argv).splitlines()[-1]) for checkout in (old, new))
+            return [(was[name], now[name]) for name in part]
 
-        for name, (wrong, count) in zip(cases, pool.map(compare, cases.values())):
+        for name, (was, now) in zip(names, chain.from_iterable(pool.map(compare, parts))):
+            wrong = [value for value in was if was[value] != now.get(value)]
             differ += bool(wrong)
-            said = f"DIFFERS from {wrong[0]!r} on, {len(wrong)} of {count}" if wrong else f"same, {count} values"
+            said = f"DIFFERS from {wrong[0]!r} on, {len(wrong)} of {len(was)}" if wrong else f"same, {len(was)} values"
             print(f"{name:32} {said}", flush=True)
-    print(f"{len(cases)} cases, {differ} differ")
+    print(f"{len(names)} cases, {differ} differ")
     return int(differ > 0)
 
 
