@@ -156,8 +156,8 @@ class Installed:
         if self.turns:  # one agent moves at a time
             steps = sum(batch.env_steps for batch in batches)
         else:
-            environments = B = self._batch_spec.B
-            acted = [batch.valid.reshape(-1, B, n).any(-1) for batch, n in zip(batches, self.seats) if n]
+            acted = [x.valid.reshape(len(x.valid), -1, n).any(-1) for x, n in zip(batches, self.seats) if n]
+            environments = acted[0].shape[1]  # an evaluation's are not as many as a batch's
             steps = int(np.count_nonzero(np.any(acted, 0)))
         return MultiAgentBatch(dict(zip(self.policies, batches)), steps, environments)
 

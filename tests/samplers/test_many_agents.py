@@ -70,6 +70,13 @@ def test_evaluations_play_exact_numbers_of_episodes_and_leave_training_alone(kin
         assert bits(quiet.obtain_samples(k)[0]) == bits(busy.obtain_samples(k)[0])
 
 
+@pytest.mark.parametrize("kind", ["parallel", "turns"])
+def test_an_evaluation_may_have_any_number_of_slots(kind: str) -> None:
+    sampler = ps.SerialSampler(T=7, B=6).build(echoes(kind, THREE), 1)
+    sampler.initialize(agents_of(sampler))
+    assert [len(sampler.evaluate_agent(k, episodes=k, slots=k)) for k in (1, 4, 5)] == [1, 4, 5]
+
+
 @pytest.mark.parametrize("T", [1, 5])
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 def test_a_resumed_sampler_goes_on_bit_for_bit(kind: str, T: int) -> None:
