@@ -254,7 +254,7 @@ class ReadyLive(RunnersLive):
     """The batch is one runner's fragment, of those that are ready the one whose runner was served longest ago.
 
     Each runner has `max(depth, 1)` requests; one that has delivered is asked again at once, with the newest weights.
-    The order is that of arrival, so two runs are equal only where fragments come in an equal order.
+    The order is that of arrival, so two runs are equal only where fragments come in an equal order, as in process.
     """
 
     _whole = False
