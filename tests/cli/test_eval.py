@@ -38,6 +38,7 @@ def test_the_current_folder_is_searched_last_and_for_a_strangers_run_not_at_all(
     assert sys.path.index("") == len(sys.path) - 1
 
 
+@pytest.mark.slow
 def test_a_torch_py_beside_a_run_is_not_torch(trained: Path, tmp_path: Path) -> None:
     for name in ("torch", "numpy", "gymnasium"):
         (tmp_path / f"{name}.py").write_text("open('EXECUTED', 'w').close()")

@@ -9,6 +9,7 @@ from tests.cli.short import SHORT, Cli, config
 # launch
 
 
+@pytest.mark.slow
 def test_launch_a_grid_then_the_rest_of_it(cli: Cli, tmp_path: Path) -> None:
     """Two real runs; then one of them as if the launcher had been killed, and one as if it had failed."""
     grid = (

@@ -114,6 +114,7 @@ def test_minari_format(cli: Cli, trained: str) -> None:
     assert said.code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_leaves_whole_episodes(
     number: int, code: int, trained: str, zygote: Any, until: Any, tmp_path: Path

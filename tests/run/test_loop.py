@@ -25,7 +25,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.files.lock import RunLock
-from penstock.run.result import summary
+from penstock.run.result import headline, summary
 from penstock.samplers.episodes import Episodes
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
@@ -106,13 +106,9 @@ SMALL_REPLAY = ps.ReplaySettings(capacity=6_400)
         ),
     ],
 )  # fmt: skip
-def test_the_first_line_says_how_much_is_trained(
-    algo: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    ps.train(at(tmp_path / "run", replace(CARTPOLE, algo=algo), steps=64, eval_episodes=0, progress="plain"))
-    line = next(line for line in capsys.readouterr().out.splitlines() if "observation box[4] float32" in line)
-    assert says in line
+def test_the_first_line_says_how_much_is_trained(algo: Any, says: str) -> None:
+    with ps.Trainer(replace(CARTPOLE, algo=algo, run=replace(RUN, steps=64))) as trainer:
+        assert says in headline(trainer)
 
 
 def test_the_same_settings_give_the_same_run(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
@@ -310,6 +306,7 @@ def can_mount() -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_a_full_disk_does_not_stop_training(tmp_path: Path) -> None:
     done = in_a_small_disk(tmp_path, FULL_DISK)
@@ -324,6 +321,7 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path) -> None:
     assert "checkpoints lost" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_a_read_only_run_directory(tmp_path: Path) -> None:
     script = (
@@ -338,6 +336,7 @@ def test_a_read_only_run_directory(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_a_new_run_on_a_read_only_disk(tmp_path: Path) -> None:
     script = (
@@ -453,6 +452,7 @@ def test_an_interactive_session_gets_the_result(tmp_path: Path, monkeypatch: pyt
     assert saved(tmp_path) == [run.result.env_steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_run_tidily(number: int, code: int, zygote: Any, until: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -476,6 +476,7 @@ def wait_until_idle(pid: int) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills(zygote: Any, until: Any, tmp_path: Path) -> None:
     """The first waits for a step that never comes back; the checkpoints before stay good, and a resumed run goes on."""
     run = tmp_path / "run"
@@ -493,6 +494,7 @@ def test_a_second_signal_kills(zygote: Any, until: Any, tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(("number", "delay_s"), [(signal.SIGINT, 0.0), (signal.SIGINT, 0.15), (signal.SIGTERM, 0.05)])
 def test_signals_at_start_up(number: int, delay_s: float, tmp_path: Path) -> None:

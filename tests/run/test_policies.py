@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.result import headline
 
 NET = ps.Net(hidden=(8,))
 PPO = ps.PPO(net=NET, epochs=2, minibatch=16)
@@ -163,10 +164,7 @@ def test_a_sampler_that_one_of_the_policies_cannot_learn_from_is_refused(tmp_pat
          "; one update of 8 every row after the first 64 (replay ratio 8), which is never in the 64 moves of this run"),
     ],
 )  # fmt: skip
-def test_the_first_lines_count_the_rows_of_a_policy(
-    env: str, algo: ps.DQN, end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = replace(run_config(tmp_path / "run", 64, eval_episodes=0), progress="plain")
-    ps.train(ps.Experiment(env, algo, SAMPLER, config))
-    line = next(line for line in capsys.readouterr().out.splitlines() if "policy shared, 2 agents" in line)
+def test_the_first_lines_count_the_rows_of_a_policy(env: str, algo: ps.DQN, end: str) -> None:
+    with ps.Trainer(ps.Experiment(env, algo, SAMPLER, ps.RunConfig(steps=64))) as trainer:
+        (line,) = (x for x in headline(trainer).splitlines() if "policy shared, 2 agents" in x)
     assert line.endswith(end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import shutil
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock as ps
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.trainer import Trainer
 from penstock.samplers.live import LiveSampler
@@ -58,6 +59,7 @@ def beginning(zygote: Zygote, exp: ps.Experiment, run: Path, **changes: Any) -> 
     return begin
 
 
+@pytest.mark.slow
 def test_kill_right_after_a_checkpoint(
     name: str, whole: Any, zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path
 ) -> None:
@@ -72,6 +74,7 @@ def test_kill_right_after_a_checkpoint(
     same_run(whole(name), run)
 
 
+@pytest.mark.slow
 def test_kill_at_random(name: str, whole: Any, zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path) -> None:
     """Anywhere: in a step, in an update, in the middle of a file; then once more in the resumed run."""
     rng = random.Random(name)
@@ -94,6 +97,7 @@ def test_kill_at_random(name: str, whole: Any, zygote: Zygote, ended_by: Any, sa
     same_run(whole(name), run)
 
 
+@pytest.mark.slow
 def test_kill_in_the_final_evaluation(zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path) -> None:
     """All steps are done, and a checkpoint of the last one is there; what is left must still be done."""
     exp = replace(
@@ -108,6 +112,7 @@ def test_kill_in_the_final_evaluation(zygote: Zygote, ended_by: Any, same_run: S
     same_run(tmp_path / "whole", run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_then_resume(
     number: int, code: int, whole: Any, zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path
@@ -122,6 +127,7 @@ def test_signal_then_resume(
     same_run(whole("recurrent"), run)
 
 
+@pytest.mark.slow
 def test_broken_newest_checkpoint_of_a_killed_run(
     whole: Any, zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path
 ) -> None:
@@ -139,19 +145,19 @@ def test_broken_newest_checkpoint_of_a_killed_run(
     assert newest.name in left or any(name.startswith(f"{newest.name}.broken") for name in left)
 
 
-def test_nothing_good_left(zygote: Zygote, tmp_path: Path) -> None:
+def test_nothing_good_left(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert zygote.train(at(EXPERIMENTS["ppo"], run, steps=640)).succeed()
+    train(EXPERIMENTS["ppo"], run)
     for path in run.glob("checkpoints/*/state.pt"):
         path.write_bytes(path.read_bytes()[:-1])
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
-    child = zygote.resume(run, {"run.steps": STEPS})
-    assert child.wait() == 5
-    assert "CheckpointError" in child.output
-    assert "no good checkpoint" in child.output
+    with pytest.raises(CheckpointError, match="no good checkpoint") as caught:
+        ps.resume(run, {"run.steps": STEPS})
+    assert caught.value.exit_code == 5
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint(zygote: Zygote, ended_by: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ended_by(beginning(zygote, EXPERIMENTS["ppo"], run, checkpoint_interval=0), lambda: logged(run) >= 2)
@@ -161,33 +167,44 @@ def test_killed_before_the_first_checkpoint(zygote: Zygote, ended_by: Any, tmp_p
     assert "start" in child.output  # what to do
 
 
-@pytest.mark.parametrize("name", ["a2c", "continuous"])
-def test_extension_equals_the_longer_run(name: str, zygote: Zygote, same_run: Same, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a2c", "continuous", "recurrent"])
+def test_extension_equals_the_longer_run(name: str, same_run: Same, tmp_path: Path) -> None:
     """No schedules, no evaluation: a finished run that is extended is the longer run, bit for bit."""
-    exp = EXPERIMENTS[name]
-    exp = ps.override(replace(exp, run=replace(RUN, eval_interval=0, eval_episodes=0)), {"algo.entropy_coef": 0.01})
-    assert zygote.train(at(exp, tmp_path / "long", steps=1_000)).succeed()
-    assert zygote.train(at(exp, tmp_path / "short", steps=500)).succeed()
-    assert zygote.resume(tmp_path / "short", {"run.steps": 1_000}).succeed()["env_steps"] >= 1_000
+    exp = ps.override(EXPERIMENTS[name], {"algo.entropy_coef": 0.01})
+    train(exp, tmp_path / "long", steps=480)
+    train(exp, tmp_path / "short", steps=200)
+    assert ps.resume(tmp_path / "short", {"run.steps": 480}).env_steps >= 480
     same_run(tmp_path / "long", tmp_path / "short")
 
 
 STOPS = {
-    "interval": {"eval_interval": 160},
+    "interval": {"eval_interval": 90},
     "end": {"eval_interval": 0},
-    "stop rule": {"eval_interval": 0, "stop": {"time/total_timesteps": 170}},
-    "interval at the end": {"eval_interval": 320},
+    "stop rule": {"eval_interval": 0, "stop": {"time/total_timesteps": 100}},
+    "interval at the end": {"eval_interval": 180},
 }
+
+
+def stopping(case: str) -> dict[str, Any]:
+    return {"steps": 180, "eval_episodes": 2, "checkpoint_interval": 60, **STOPS[case]}
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def run(case: str) -> Path:
+        return train(EXPERIMENTS["a2c"], tmp_path_factory.mktemp("never") / "run", **stopping(case)).run_dir
+
+    return run
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("case", STOPS)
 def test_signal_in_an_evaluation(
-    case: str, moment: str, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, moment: str, never_stopped: Any, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be cut short; the resumed run does it again, or not if it was done, and is the run that was never stopped."""
-    changes = {"eval_episodes": 3, "checkpoint_interval": 100, **STOPS[case]}
-    train(EXPERIMENTS["a2c"], tmp_path / "whole", **changes)
+    whole = never_stopped(case)
     inner, calls = LiveSampler.evaluate_agent, [0]
 
     def evaluate_agent(*args: Any, **kwargs: Any) -> Any:
@@ -201,24 +218,22 @@ def test_signal_in_an_evaluation(
 
     monkeypatch.setattr(LiveSampler, "evaluate_agent", evaluate_agent)
     with pytest.raises(SystemExit):
-        train(EXPERIMENTS["a2c"], tmp_path / "run", **changes)
+        train(EXPERIMENTS["a2c"], tmp_path / "run", **stopping(case))
     assert calls == [1]
     with contextlib.suppress(ConfigError):  # it had finished
         ps.resume(tmp_path / "run")
-    same_run(tmp_path / "whole", tmp_path / "run")
+    same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.parametrize("case", STOPS)
 @pytest.mark.parametrize("last", ["evaluation", "row"])
 def test_kill_right_after_the_last_evaluation(
-    case: str, last: str, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, last: str, never_stopped: Any, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows are on disk and no checkpoint knows of them."""
-    changes = {"eval_episodes": 3, "checkpoint_interval": 100, **STOPS[case]}
-    train(EXPERIMENTS["a2c"], tmp_path / "whole", **changes)
-    run, inner = tmp_path / "run", Trainer.save
-    rows = len((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
-    evaluations = len((tmp_path / "whole" / "eval" / "evaluations.jsonl").read_text().splitlines())
+    whole, run, inner = never_stopped(case), tmp_path / "run", Trainer.save
+    rows = logged(whole)
+    evaluations = len((whole / "eval" / "evaluations.jsonl").read_text().splitlines())
 
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
         path = run / "eval" / "evaluations.jsonl"
@@ -229,9 +244,9 @@ def test_kill_right_after_the_last_evaluation(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Trainer, "save", save)
-        train(EXPERIMENTS["a2c"], run, **changes)
+        train(EXPERIMENTS["a2c"], run, **stopping(case))
     ps.resume(run)
-    same_run(tmp_path / "whole", run)
+    same_run(whole, run)
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "empty manifest"])

@@ -21,7 +21,7 @@ from penstock.run.files.stored import config_bytes
 if TYPE_CHECKING:
     from conftest import Child, Zygote
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 STEPS = 1_600
 SERIAL = ps.SerialSampler(T=16, B=5, max_decorrelation_steps=20)

@@ -64,6 +64,7 @@ def arrays(run: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (str(x.dtype), x.shape, x.tobytes()) for name, x in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_kill_and_resume(
     case: str, zygote: Any, ended_by: Any, same_run: Callable[[Path, Path], None], tmp_path: Path

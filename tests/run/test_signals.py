@@ -86,6 +86,7 @@ def trained(zygote: Any, folder: Path, broken: str, *options: str) -> Any:
     return child
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_run_goes_on_without_a_display(broken: str, zygote: Any, tmp_path: Path) -> None:
@@ -99,6 +100,7 @@ def test_a_run_goes_on_without_a_display(broken: str, zygote: Any, tmp_path: Pat
     assert ps.load(run)
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_that_ends_the_reader_too_exits_as_promised(zygote: Any, tmp_path: Path) -> None:
     child = trained(zygote, tmp_path, "pipe", "--run.each", "hit:hit")
     assert child.code == 130, child.output
