@@ -10,11 +10,10 @@ from tests.cli.short import Cli
 # bench and auto
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path) -> None:
     said = cli(
-        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "5", "--T", "8", "--B", "2", "--env-kwargs",
+        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "1", "--T", "8", "--B", "2", "--env-kwargs",
         "terminate_at=4", "--trace", "t.json",
     )  # fmt: skip
     assert said.code == 0, said.both

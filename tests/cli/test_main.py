@@ -36,13 +36,13 @@ for argv in [[], ["--help"], ["-h"], ["help"], ["--version"], *([c, "--help"] fo
     assert VERSION in done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_there_and_says_what_it_does(command: str, cli: Cli) -> None:
-    said = cli(command, "--help")
-    assert said.code == 0
-    assert "usage: penstock" in said.out
-    assert said.err == ""
-    assert command in cli("--help").out
+def test_every_command_is_there_and_says_what_it_does(cli: Cli) -> None:
+    listed = cli("--help").out
+    for command in COMMANDS:
+        said = cli(command, "--help")
+        assert (said.code, said.err) == (0, "")
+        assert "usage: penstock" in said.out
+        assert command in listed
 
 
 def test_the_entry_point_and_the_module() -> None:
@@ -168,14 +168,15 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_input(case: str, cli: Cli, tmp_path: Path) -> None:
-    argv, code, message = WRONG[case]
-    said = cli(*argv)
-    assert said.code == code, said.both
-    assert message in re.sub(r"\s+", " ", said.both.replace("│", "")), said.both
-    assert "Traceback" not in said.err or code == 3
-    assert not list(tmp_path.iterdir()), "it left something"
+@pytest.mark.parametrize("command", sorted({argv[0] for argv, _, _ in WRONG.values()}))
+def test_wrong_input(command: str, cli: Cli, tmp_path: Path) -> None:
+    for case, (argv, code, message) in WRONG.items():
+        if argv[0] == command:
+            said = cli(*argv)
+            assert said.code == code, (case, said.both)
+            assert message in re.sub(r"\s+", " ", said.both.replace("│", "")), (case, said.both)
+            assert "Traceback" not in said.err or code == 3
+            assert not list(tmp_path.iterdir()), f"{case}: it left something"
 
 
 @pytest.mark.parametrize(

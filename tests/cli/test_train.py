@@ -38,6 +38,7 @@ def test_help_of_an_algorithm_shows_every_setting(cli: Cli) -> None:
 # train
 
 
+@pytest.mark.usefixtures("drawn")
 def test_train_says_what_it_does_and_where_it_left_it(cli: Cli, tmp_path: Path) -> None:
     said = cli("train", "a2c", "--env", "CartPole-v1", *SHORT, "--run.dir", "x", "--run.progress", "plain")
     assert said.code == 0, said.both
@@ -233,6 +234,7 @@ def test_agent_and_environment_from_outside(cli: Cli, tmp_path: Path) -> None:
         sys.modules.pop("outside", None)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_without_a_finished_episode_has_no_curve_and_is_no_failure(cli: Cli) -> None:
     said = cli("train", "a2c", "--env", "Pendulum-v1", *QUIET, "--run.eval-episodes", "0", "--run.dir", "x")
     assert said.code == 0

@@ -74,27 +74,25 @@ def test_the_best_settings_of_several_policies_are_trained_by_the_line_that_is_p
     assert config(tmp_path / "best")["algo"]["algos"]["a"]["lr"] == trial["values"]["algo.algos.a.lr"]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (("tune",), "what to train comes first"),
-        (("tune", "ppo", "--search", "algo.lr=uniform(0,1)"), "--env is missing"),
-        (("tune", "ppo", "--env", "CartPole-v1"), "needs settings to vary"),
-        (("tune", "ppo", "--env", "CartPole-v1", "--search", "algo.lr"), "expected setting=form"),
-        (("tune", "ppo", "--env", "CartPole-v1", "--search", "algo.lrr=uniform(0.1,1)"), "did you mean 'lr'"),
-        (("tune", "ppo", "--env", "CartPole-v1", "--seeds", "1,2", "--search", "x=1"), "use --run.seed"),
-        (("tune", "ppo", "--env", "CartPole-v1", "--run.dir", "a", "--search", "x=1"), "use --dir"),
-        (("tune", "ppo", "--env", "CartPole-v1", "--run.stop", "a", "1", "--search", "x=1"), "use --scheduler"),
-        ((*SEARCH, "--schedular", "asha"), "did you mean --scheduler"),
-        ((*SEARCH, "--scheduler", "bohb"), "--scheduler bohb"),
-        ((*SEARCH, "--run.eval-episodes", "0", "--metric", "eval/mean_reward"), "no trial would have it"),
-        (("tune", "nowhere/x"), "no search.json"),
-    ],
+WRONG = (
+    (("tune",), "what to train comes first"),
+    (("tune", "ppo", "--search", "algo.lr=uniform(0,1)"), "--env is missing"),
+    (("tune", "ppo", "--env", "CartPole-v1"), "needs settings to vary"),
+    (("tune", "ppo", "--env", "CartPole-v1", "--search", "algo.lr"), "expected setting=form"),
+    (("tune", "ppo", "--env", "CartPole-v1", "--search", "algo.lrr=uniform(0.1,1)"), "did you mean 'lr'"),
+    (("tune", "ppo", "--env", "CartPole-v1", "--seeds", "1,2", "--search", "x=1"), "use --run.seed"),
+    (("tune", "ppo", "--env", "CartPole-v1", "--run.dir", "a", "--search", "x=1"), "use --dir"),
+    (("tune", "ppo", "--env", "CartPole-v1", "--run.stop", "a", "1", "--search", "x=1"), "use --scheduler"),
+    ((*SEARCH, "--schedular", "asha"), "did you mean --scheduler"),
+    ((*SEARCH, "--scheduler", "bohb"), "--scheduler bohb"),
+    ((*SEARCH, "--run.eval-episodes", "0", "--metric", "eval/mean_reward"), "no trial would have it"),
+    (("tune", "nowhere/x"), "no search.json"),
 )
-def test_a_wrong_line_is_told_before_anything_is_made(
-    cli: Cli, tmp_path: Path, line: tuple[str, ...], message: str
-) -> None:
-    said = cli(*line)
-    assert said.code in (2, 5)
-    assert message in said.err, said.both
-    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_line_is_told_before_anything_is_made(cli: Cli, tmp_path: Path) -> None:
+    for line, message in WRONG:
+        said = cli(*line)
+        assert said.code in (2, 5)
+        assert message in said.err, said.both
+        assert not list(tmp_path.iterdir())
