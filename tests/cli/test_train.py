@@ -94,7 +94,7 @@ def test_what_the_observation_leaves_out(cli: Cli, tmp_path: Path) -> None:
     assert config(tmp_path / "x")["env_drop"] == ["at"]
     assert config(tmp_path / "x")["env_text"] == 16
     assert list(json.loads((tmp_path / "x" / "config.json").read_text())["spec"]["obs"]["dict"]) == ["mission"]
-    again = ("--episodes", "1", "--wrappers", "penstock.envs.wrappers:WeightedReward", "--env", env[3])
+    again = ("--episodes", "1", "--max-steps", "20", "--wrappers", "penstock.envs.wrappers:WeightedReward", "--env", env[3])
     played = cli("eval", "x", *again, "--env-text", "16", "--env-drop", "at")
     assert played.code == 0, played.both
     assert cli("eval", "x", *again, "--env-text", "16").code == 2
@@ -111,8 +111,8 @@ def test_what_is_done_to_an_environment_unasked_is_said(cli: Cli, monkeypatch: p
 
 def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ppo.toml").write_text(
-        '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, minibatch = 16}\nsampler = {T = 8, B = 2}\nrun = {steps = 32}\n'
-        'imports = ["math"]\nenv_checks = "off"\n["other"]\nwhy = "Else."\nalgo = {lr = 0.25}\nrun = {steps = 32}\n'
+        '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, epochs = 1}\nsampler = {T = 8, B = 2}\nrun = {steps = 16}\n'
+        'imports = ["math"]\nenv_checks = "off"\n["other"]\nwhy = "Else."\nalgo = {lr = 0.25, epochs = 1}\nrun = {steps = 16}\n'
     )
     monkeypatch.setattr("penstock.run.presets._FOLDER", tmp_path)
     small = ("--run.eval-episodes", "1", "--run.tensorboard", "False")
@@ -123,7 +123,7 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     assert "preset ppo/CartPole-v1: " in said.out
     assert "Because." in said.out
     exp = config(tmp_path / "a")
-    assert (exp["algo"]["lr"], exp["sampler"]["T"], exp["run"]["steps"]) == (0.5, 8, 32)
+    assert (exp["algo"]["lr"], exp["sampler"]["T"], exp["run"]["steps"]) == (0.5, 8, 16)
     assert exp["imports"] == ["math", "json"]
     assert exp["env_checks"] == "off"
     for options, lr in (
@@ -132,31 +132,15 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
         (("--preset", "other"), 0.25),
         (("--preset", "ppo/other"), 0.25),
     ):
-        assert (
-            cli(
-                "train", "ppo", "--env", "CartPole-v1", *small, *options, "--run.progress", "off", "--run.dir", "b"
-            ).code
-            == 0
-        )
+        train = ("train", "ppo", "--env", "CartPole-v1", *small, *options)
+        assert cli(*train, "--run.progress", "off", "--run.dir", "b").code == 0
         assert config(tmp_path / "b")["algo"]["lr"] == lr
         shutil.rmtree(tmp_path / "b")
     none = cli("train", "ppo", "--env", "CartPole-v1", *SHORT, "--run.progress", "plain", "--run.dir", "c")
     assert "no preset asked for: default settings" in none.out
     assert config(tmp_path / "c")["algo"]["lr"] == 3e-4
-    assert (
-        "no preset for ppo on"
-        in cli(
-            "train",
-            "ppo",
-            "--env",
-            "penstock.envs.toy:Constant",
-            *SHORT[2:],
-            "--run.dir",
-            "d",
-            "--run.progress",
-            "plain",
-        ).out
-    )
+    options = ("--env", "penstock.envs.toy:Constant", *SHORT[2:], "--algo.epochs", "1", "--run.dir", "d")
+    assert "no preset for ppo on" in cli("train", "ppo", *options, "--run.progress", "plain").out
 
 
 def test_one_run_for_each_seed(cli: Cli, tmp_path: Path) -> None:
@@ -275,6 +259,7 @@ def _found_at_once(exp: Any, budget_s: float, same_device: bool = False) -> Verd
     return Verdict(Costs(1.0, 1.0, {4: 1.0}, 1.0), (best,), best, "because", "", 0.0)
 
 
+@pytest.mark.usefixtures("forked")
 def test_auto_takes_the_batch_of_the_options_and_is_stored_as_what_it_chose(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,25 +10,25 @@ from penstock.run.search.stored import STATE
 from tests.cli.short import SHORT, Cli, config, metrics
 
 SEARCH = (
-    "tune", "a2c", "--env", "CartPole-v1", *SHORT, "--run.steps", "640",
+    "tune", "a2c", "--env", "CartPole-v1", *SHORT, "--run.steps", "320",
     "--search", "algo.lr=loguniform(1e-4,1e-2)", "algo.entropy_coef=choice(0,0.01)",
 )  # fmt: skip
 
 
 @pytest.mark.usefixtures("launched")
 def test_a_search_from_the_line_to_its_best_settings(cli: Cli, tmp_path: Path) -> None:
-    line = (*SEARCH, "--scheduler", "asha", "--interval", "128", "--trials", "3", "--dir", "x")
+    line = (*SEARCH, "--scheduler", "asha", "--interval", "64", "--trials", "3", "--dir", "x")
     said = cli(*line)
     assert said.code == 0, said.both
-    assert "x: 3 of 3 trials to do, 1 at a time; asha looks at eval/mean_reward after 128, 640 steps" in said.out
+    assert "x: 3 of 3 trials to do, 1 at a time; asha looks at eval/mean_reward after 64, 320 steps" in said.out
     assert "best of 3: " in said.out
     trials = json.loads((tmp_path / "x" / STATE).read_text())["trials"]
     assert sorted(t["state"] for t in trials) == ["finished", "pruned", "pruned"]
     best = next(t for t in trials if t["state"] == "finished")
     run = tmp_path / "x" / best["run"]["name"]
     assert config(run)["algo"]["lr"] == best["values"]["algo.lr"]
-    assert metrics(run)[-1]["eval/mean_reward"] == best["scores"]["640"]
-    assert metrics(run)[-1]["step"] == best["steps"] >= 640
+    assert metrics(run)[-1]["eval/mean_reward"] == best["scores"]["320"]
+    assert metrics(run)[-1]["step"] == best["steps"] >= 320
     assert config(run)["run"]["stop"] == {}
     assert {path.name for path in (tmp_path / "x" / "plots").iterdir()} == {"history.png", "coordinates.png"}
     for trial in trials:  # what was pruned is kept

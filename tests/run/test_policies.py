@@ -19,7 +19,7 @@ from penstock.run.result import headline
 NET = ps.Net(hidden=(8,))
 PPO = ps.PPO(net=NET, epochs=2, minibatch=16)
 DQN = ps.DQN(net=NET, batch_size=8, replay_ratio=8.0, learning_starts=40, replay=ps.ReplaySettings(capacity=600))
-SAMPLER = ps.SerialSampler(T=8, B=4)
+SAMPLER, WORKERS = ps.SerialSampler(T=8, B=4), ps.CpuSampler(T=5, B=4, workers=2)
 Same = Callable[[Path, Path], None]
 
 
@@ -87,8 +87,15 @@ def test_a_plain_algorithm_plays_all_agents_by_one_policy(tmp_path: Path) -> Non
     assert ps.resume(run, {"run.steps": 160}).env_steps >= 160
 
 
-@pytest.mark.parametrize("env", [BITS, NIM], ids=["at once", "turns"])
-@pytest.mark.parametrize("sampler", [SAMPLER, ps.CpuSampler(T=5, B=4, workers=2)], ids=["serial", "cpu"])
+@pytest.mark.parametrize(
+    ("env", "sampler"),
+    [
+        pytest.param(BITS, WORKERS, id="cpu-at once"),
+        pytest.param(NIM, SAMPLER, id="serial-turns"),
+        pytest.param(BITS, SAMPLER, id="serial-at once", marks=pytest.mark.slow),
+        pytest.param(NIM, WORKERS, id="cpu-turns", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.usefixtures("forked")
 def test_a_run_of_two_policies_goes_on_in_the_bits_of_one_that_never_stopped(
     env: str, sampler: ps.SerialSampler, same_run: Same, tmp_path: Path

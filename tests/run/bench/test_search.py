@@ -110,7 +110,7 @@ def test_says_why(sampler: Any, parts: Costs, words: str) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_benchmark_measures_what_it_has_time_for_and_leaves_nothing_set() -> None:
-    verdict = bench(experiment(), 2.5)
+    verdict = bench(experiment(), 1.0)
     assert verdict.best.steps_per_s > 0
     assert verdict.rows[0].steps_per_s >= verdict.best.steps_per_s
     for row in verdict.rows:
