@@ -11,9 +11,10 @@ from tests.cli.short import Cli
 
 
 @pytest.mark.usefixtures("forked")
-def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path) -> None:
+def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.run.bench.search._SHORTEST_S", 0.05)
     said = cli(
-        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "1", "--T", "8", "--B", "2", "--env-kwargs",
+        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "0.5", "--T", "8", "--B", "2", "--env-kwargs",
         "terminate_at=4", "--trace", "t.json",
     )  # fmt: skip
     assert said.code == 0, said.both

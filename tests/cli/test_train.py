@@ -94,7 +94,16 @@ def test_what_the_observation_leaves_out(cli: Cli, tmp_path: Path) -> None:
     assert config(tmp_path / "x")["env_drop"] == ["at"]
     assert config(tmp_path / "x")["env_text"] == 16
     assert list(json.loads((tmp_path / "x" / "config.json").read_text())["spec"]["obs"]["dict"]) == ["mission"]
-    again = ("--episodes", "1", "--max-steps", "20", "--wrappers", "penstock.envs.wrappers:WeightedReward", "--env", env[3])
+    again = (
+        "--episodes",
+        "1",
+        "--max-steps",
+        "20",
+        "--wrappers",
+        "penstock.envs.wrappers:WeightedReward",
+        "--env",
+        env[3],
+    )
     played = cli("eval", "x", *again, "--env-text", "16", "--env-drop", "at")
     assert played.code == 0, played.both
     assert cli("eval", "x", *again, "--env-text", "16").code == 2

@@ -114,7 +114,7 @@ def test_the_first_line_says_how_much_is_trained(algo: Any, says: str) -> None:
 def test_the_same_settings_give_the_same_run(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
     exp = replace(CARTPOLE, algo=ps.PPO(epochs=2, minibatch=32))
     for name in "ab":
-        ps.train(at(tmp_path / name, exp))
+        ps.train(at(tmp_path / name, exp, steps=256))
     same_run(tmp_path / "a", tmp_path / "b")
 
 
@@ -154,7 +154,7 @@ def test_no_evaluation_if_none_is_wanted(tmp_path: Path) -> None:
 
 def test_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
     for name, interval in (("a", 0), ("b", 64)):
-        ps.train(at(tmp_path / name, eval_interval=interval))
+        ps.train(at(tmp_path / name, eval_interval=interval, steps=256))
     a, b = (load_checkpoint(find_checkpoint(tmp_path / name)).policy for name in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -518,26 +518,6 @@ def test_signals_at_start_up(number: int, delay_s: float, tmp_path: Path) -> Non
     assert run.exists() or f"stopped by {signal.Signals(number).name}" in err
 
 
-def test_a_signal_in_an_evaluation_loses_nothing(tmp_path: Path) -> None:
-    """The last evaluation is cut short; the run resumes, evaluates, and is what it would have been."""
-    whole = ps.train(at(tmp_path / "whole"))
-    with pytest.raises(SystemExit) as end, ps.Run(at(tmp_path / "cut")) as run:
-        inner = run.trainer.sampler.evaluate_agent
-
-        def interrupted(*args: Any, **kwargs: Any) -> Episodes:
-            signal.raise_signal(signal.SIGTERM)
-            return inner(*args, **kwargs)
-
-        run.trainer.sampler.evaluate_agent = interrupted
-        finish(run)
-    assert end.value.code == 143
-    resumed = ps.resume(tmp_path / "cut")
-    assert resumed.metrics["eval/mean_reward"] == whole.metrics["eval/mean_reward"]
-    assert resumed.checkpoint is not None
-    for a, b in zip(whole.policy.agent.parameters(), resumed.policy.agent.parameters()):
-        assert torch.equal(a, b)
-
-
 # Code of the user's own between the iterations
 
 
@@ -551,8 +531,8 @@ def untimed(run: Path) -> list[dict[str, Any]]:
 
 
 def test_an_empty_body_is_ps_train(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
-    ps.train(at(tmp_path / "a", eval_interval=150, eval_episodes=2))
-    with ps.Run(at(tmp_path / "b", eval_interval=150, eval_episodes=2)) as run:
+    ps.train(at(tmp_path / "a", eval_interval=150, steps=256))
+    with ps.Run(at(tmp_path / "b", eval_interval=150, steps=256)) as run:
         finish(run)
         assert run.result.stopped_by == "steps"  # already in the with
     same_run(tmp_path / "a", tmp_path / "b")
@@ -597,7 +577,7 @@ def test_ended_early_it_is_saved_and_goes_on_as_if_it_had_not(
     how: str, tmp_path: Path, same_run: Callable[[Path, Path], None]
 ) -> None:
     exp = replace(CARTPOLE, eval_env_kwargs={"max_episode_steps": 15})
-    settings: dict[str, Any] = {"log_interval": 200, "eval_interval": 150, "eval_episodes": 2, "checkpoint_interval": 0}
+    settings: dict[str, Any] = {"steps": 384, "log_interval": 200, "eval_interval": 150, "checkpoint_interval": 0}
 
     def body(run: ps.Run, until: int) -> None:
         for it in run:

@@ -196,8 +196,14 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     return run
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("case", STOPS)
+@pytest.mark.parametrize(
+    ("case", "moment"),
+    [
+        *((case, "before") for case in STOPS),
+        ("stop rule", "after"),
+        *(pytest.param(case, "after", marks=pytest.mark.slow) for case in STOPS if case != "stop rule"),
+    ],
+)
 def test_signal_in_an_evaluation(
     case: str, moment: str, never_stopped: Any, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,16 +221,22 @@ def test_signal_in_an_evaluation(
         return found
 
     monkeypatch.setattr(LiveSampler, "evaluate_agent", evaluate_agent)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as end:
         train(EXPERIMENTS["a2c"], tmp_path / "run", **stopping(case))
-    assert calls == [1]
+    assert (calls, end.value.code) == ([1], 143)
     with contextlib.suppress(ConfigError):  # it had finished
         ps.resume(tmp_path / "run")
     same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("case", STOPS)
-@pytest.mark.parametrize("last", ["evaluation", "row"])
+@pytest.mark.parametrize(
+    ("case", "last"),
+    [
+        *((case, "evaluation") for case in STOPS),
+        ("interval", "row"),
+        *(pytest.param(case, "row", marks=pytest.mark.slow) for case in STOPS if case != "interval"),
+    ],
+)
 def test_kill_right_after_the_last_evaluation(
     case: str, last: str, never_stopped: Any, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

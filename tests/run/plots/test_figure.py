@@ -44,10 +44,10 @@ def test_a_run_without_times_still_has_its_curve_over_steps(tmp_path: Path) -> N
     assert "not recorded" in texts(plot_runs([make_run(tmp_path / "a", time=False)], tmp_path / "x.svg"))
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
-def test_pictures_by_suffix(tmp_path: Path, suffix: str, magic: bytes) -> None:
+def test_pictures_by_suffix(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "one", last=2), make_run(tmp_path / "two")]
-    assert plot_runs(runs, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
+    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+        assert plot_runs(runs, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
 
 
 def test_nothing_to_plot_says_what_was_looked_for(tmp_path: Path) -> None:
@@ -88,8 +88,17 @@ def test_a_run_without_the_metric_is_left_out_with_a_warning(tmp_path: Path) -> 
         plot_runs([make_run(tmp_path / "a"), early], tmp_path / "x.png")
 
 
-@pytest.mark.parametrize("name", ["r{}", "a-folder-whose-name-is-as-long-as-people-make-them-{}" * 3])
-@pytest.mark.parametrize("count", [1, 3, 17])
+SHORT, LONG = "r{}", "a-folder-whose-name-is-as-long-as-people-make-them-{}" * 3
+
+
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [
+        (1, SHORT),
+        (17, LONG),
+        *(pytest.param(n, x, marks=pytest.mark.slow) for n, x in ((1, LONG), (3, SHORT), (3, LONG), (17, SHORT))),
+    ],
+)
 def test_any_number_of_runs_is_told_apart_and_named_within_the_picture(
     count: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
