@@ -16,6 +16,7 @@ RUNS = sorted(path for path in STORED.glob("runs-*/*") if path.is_dir())
 STEPS = 1_600
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("stored", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_goes_on(stored: Path, tmp_path: Path) -> None:
     run = tmp_path / stored.name
