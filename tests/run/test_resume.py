@@ -23,12 +23,7 @@ from penstock.samplers.live import LiveSampler
 
 if TYPE_CHECKING:
     from conftest import Child, Zygote
-from tests.run.resumed import EXPERIMENTS, RUN, STEPS, Same, at, checkpoints, train
-
-
-def logged(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+from tests.run.resumed import EXPERIMENTS, RUN, STEPS, Same, at, checkpoints, logged, train
 
 
 @pytest.fixture(scope="module", params=EXPERIMENTS)
