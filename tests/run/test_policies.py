@@ -102,9 +102,9 @@ def test_a_run_of_two_policies_goes_on_in_the_bits_of_one_that_never_stopped(
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     mapping = ONE_EACH if env == NIM else swapped
-    result = ps.train(ps.Experiment(env, two(mapping), sampler, run_config(whole, 200, checkpoint_interval=30)))
-    ps.train(ps.Experiment(env, two(mapping), sampler, run_config(cut, 100, checkpoint_interval=30, eval_episodes=0)))
-    ps.resume(cut, {"run.steps": 200, "run.eval_episodes": 3})
+    result = ps.train(ps.Experiment(env, two(mapping), sampler, run_config(whole, 120, checkpoint_interval=30)))
+    ps.train(ps.Experiment(env, two(mapping), sampler, run_config(cut, 60, checkpoint_interval=30, eval_episodes=0)))
+    ps.resume(cut, {"run.steps": 120, "run.eval_episodes": 3})
     same_run(whole, cut)
     assert {"train/a/value_loss", "train/b/loss", "rollout/b/ep_rew_mean", "eval/a/mean_reward"} <= set(result.metrics)
     files = sorted(x.name for x in find_checkpoint(whole).iterdir())

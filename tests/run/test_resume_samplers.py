@@ -30,13 +30,13 @@ ALTERNATING = ps.AlternatingSampler(T=16, B=4, workers=2, reset="batch_end")
 
 @pytest.mark.parametrize("sampler", [ALTERNATING, DEPTH_1], ids=["alternating", "async-1"])
 def test_a_resumed_run_ends_with_the_bits_of_one_that_never_stopped(sampler: Any, tmp_path: Path) -> None:
-    whole = ps.train(experiment(sampler, tmp_path / "whole", 512))
-    ps.train(experiment(sampler, tmp_path / "cut", 256))
-    resumed = ps.resume(tmp_path / "cut", {"run.steps": 512})
+    whole = ps.train(experiment(sampler, tmp_path / "whole", 320))
+    ps.train(experiment(sampler, tmp_path / "cut", 128))
+    resumed = ps.resume(tmp_path / "cut", {"run.steps": 320})
     assert parameters(resumed.policy) == parameters(whole.policy)
     assert resumed.episodes.return_.tolist() == whole.episodes.return_.tolist()
 
 
 def test_samplers_end_with_the_same_bits(tmp_path: Path) -> None:
-    serial, depth_0 = (ps.train(experiment(s, tmp_path / type(s).__name__, 512)) for s in (SERIAL, DEPTH_0))
+    serial, depth_0 = (ps.train(experiment(s, tmp_path / type(s).__name__, 320)) for s in (SERIAL, DEPTH_0))
     assert parameters(serial.policy) == parameters(depth_0.policy)

@@ -371,6 +371,7 @@ def test_importances_name_what_mattered() -> None:
     assert importances(found.space, found.trials[:3], 27, found.worth) == {}
 
 
+@pytest.mark.slow
 def test_asha_takes_half_the_steps_of_random_search_for_the_same_best() -> None:
     for seed in range(20):
         whole, halved = search(seed=seed), search(seed=seed, scheduler="asha")
