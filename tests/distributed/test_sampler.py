@@ -154,14 +154,8 @@ with ps.EnvRunnerGroup(exp, {n}, {backend!r}) as workers:
 """
 
 
-@pytest.mark.parametrize(
-    ("backend", "n"),
-    [
-        pytest.param("in-process", 2, marks=pytest.mark.slow),
-        pytest.param("processes", 2, marks=pytest.mark.slow),
-        ("processes", 1),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "n"), [("in-process", 2), ("processes", 2), ("processes", 1)])
 def test_functions_of_a_users_file_train_on_runners_unchanged(backend: str, n: int, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "mine.py").write_text(OWN)
@@ -223,6 +217,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_an_id_that_the_script_registers_by_name_is_known_to_runners_and_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(OF_A_SCRIPT)

@@ -64,6 +64,7 @@ def until(seen: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_trials_on_a_cluster_are_those_of_this_machine(fake: Path) -> None:
     here, there = queue_of(fake), queue_of(Path("there"))
@@ -76,6 +77,7 @@ def test_trials_on_a_cluster_are_those_of_this_machine(fake: Path) -> None:
     assert said.splitlines()[0].endswith("--run.dir there/trial-000")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_slot_that_dies_takes_its_trial_along_which_is_tried_again_in_another(fake: Path) -> None:
     on_ray, queue = RaySlots(2), queue_of(fake)
@@ -125,7 +127,7 @@ def test_a_run_waits_until_what_was_left_of_it_is_gone(tmp_path: Path) -> None:
     with RunLock(tmp_path):
         thread = threading.Thread(target=lambda: (RaySlots.settle(tmp_path), free.append(time.monotonic())))
         thread.start()
-        time.sleep(0.5)
+        time.sleep(0.1)
         held = time.monotonic()
     thread.join(LIMIT_S)
     assert free[0] >= held
