@@ -13,7 +13,7 @@ import torch
 import penstock as ps
 from penstock.distributed.sampler import RunnerSampler
 from penstock.testing.samplers import bits, check_resume, check_sampler
-from tests.samplers.placed import CASES, differences, live, run
+from tests.samplers.placed import CASES, differences, live, run, serial
 from tests.slow import slow
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
@@ -27,16 +27,6 @@ INNER: dict[str, Callable[..., Any]] = {
 
 def runners(n: int, inner: str, T: int, B: int, backend: Any = "in-process", depth: int = 0, **kwargs: Any) -> Any:
     return RunnerSampler(runners=n, inner=INNER[inner](T, B // n, **kwargs), backend=backend, depth=depth)
-
-
-_SERIAL: dict[Any, Any] = {}
-
-
-def serial(case: str, T: int, B: int, updates: int, evaluate: bool = False, **kwargs: Any) -> Any:
-    key = case, T, B, updates, evaluate, tuple(kwargs.items())
-    if key not in _SERIAL:
-        _SERIAL[key] = run(ps.SerialSampler(T, B, **kwargs), *CASES[case], updates, evaluate)
-    return _SERIAL[key]
 
 
 @pytest.mark.parametrize("case", sorted(CASES))

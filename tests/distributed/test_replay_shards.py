@@ -209,16 +209,8 @@ def test_training_is_equal_from_actors_of_ray(case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("cluster")
-def test_an_actor_of_ray_that_dies_is_named() -> None:
-    check_death("ray")
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_named() -> None:
-    check_death("processes")
-
-
-def check_death(backend: Any) -> None:
+@pytest.mark.parametrize("backend", ["processes", "ray"])
+def test_a_shard_that_dies_is_named(backend: Any) -> None:
     replay = made("transitions", 2, backend)
     try:
         for batch, _ in random_batches(0, 8, B, 3):

@@ -11,23 +11,13 @@ import penstock as ps
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import BitFlip
 from penstock.testing.samplers import bits, check_resume, check_sampler
-from tests.samplers.placed import CASES, PLACES, differences, live, run
+from tests.samplers.placed import CASES, PLACES, differences, live, run, serial
 from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(300)
 
 
-_SERIAL: dict[Any, Any] = {}
-
-
-def serial(case: str, T: int, B: int, updates: int, evaluate: bool = False, **kwargs: Any) -> Any:
-    key = case, T, B, updates, evaluate, tuple(kwargs.items())
-    if key not in _SERIAL:
-        _SERIAL[key] = run(ps.SerialSampler(T, B, **kwargs), *CASES[case], updates, evaluate)
-    return _SERIAL[key]
-
-
-QUICK = [("cpu-2", "cartpole"), ("gpu-2", "cnn"), ("alternating-2", "pendulum"), ("no-overlap", "lstm"),
+QUICK = [("cpu-2", "cartpole"), ("gpu-1", "cnn"), ("alternating-2", "pendulum"), ("no-overlap", "lstm"),
          ("async-serial-0", "pendulum"), ("async-cpu-0", "gsde"), ("async-alternating-0", "cnn")]  # fmt: skip
 """Every agent and every sampler."""
 EVERYWHERE = [(place, case) for place in ("cpu-2", "gpu-2", "alternating-2") for case in CASES if (place, case) not in QUICK] + [
@@ -36,10 +26,11 @@ EVERYWHERE = [(place, case) for place in ("cpu-2", "gpu-2", "alternating-2") for
 """Every agent in each way to place work."""
 MORE = [("cpu-1", "pendulum"), ("cpu-3", "lstm"), ("alternating-3", "lstm"), ("alternating-3", "pendulum"),
         ("no-overlap", "cartpole"), ("async-serial-0", "lstm")]  # fmt: skip
+"""Other numbers of workers and groups."""
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("place", "case"), [*QUICK, *slow(*EVERYWHERE)])
+@pytest.mark.parametrize(("place", "case"), [*QUICK, *slow(*EVERYWHERE, *MORE)])
 def test_twenty_updates_are_equal_bit_for_bit_wherever_work_is_placed(case: str, place: str) -> None:
     compare_with_serial(case, place)
 
@@ -49,12 +40,6 @@ def test_twenty_updates_are_equal_bit_for_bit_wherever_work_is_placed(case: str,
 )
 def test_twenty_updates_are_equal_with_workers_that_begin_as_users_do(case: str, place: str) -> None:
     """Whose workers are no forks of this process."""
-    compare_with_serial(case, place)
-
-
-@pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("place", "case"), [("gpu-1", "cnn"), *slow(*MORE)])
-def test_twenty_updates_are_equal_with_other_numbers_of_workers_and_groups(case: str, place: str) -> None:
     compare_with_serial(case, place)
 
 
@@ -143,10 +128,9 @@ def test_resumes_exactly(place: str) -> None:
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("first", "second"), [("serial", "alternating-2"), ("gpu-1", "cpu-2")])
 def test_resumes_exactly_in_another_sampler(first: str, second: str) -> None:
-    places = {**PLACES, "serial": lambda T, B, **k: ps.SerialSampler(T, B, **k)}
     env, algo = CASES["lstm"]
-    one, _ = live(places[first](8, 7), env, algo)
-    two, _ = live(places[second](8, 7), env, algo)
+    one, _ = live(PLACES[first](8, 7), env, algo)
+    two, _ = live(PLACES[second](8, 7), env, algo)
     try:
         for itr in range(3):
             one.obtain_samples(itr)

@@ -11,16 +11,12 @@ from typing import Any
 import psutil
 import pytest
 
-import penstock as ps
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.crashes import CrashEnv
 from penstock.testing.samplers import EchoAgent
+from tests.workers.first_batches import PLACES as SAMPLERS
 
-SAMPLERS: dict[str, Any] = {
-    "cpu": ps.CpuSampler, "gpu": ps.GpuSampler, "alternating": ps.AlternatingSampler,
-    "no-overlap": ps.NoOverlapAlternatingSampler,
-}  # fmt: skip
 SEED, T, B, SLOT = 4, 8, 4, 3
 EPISODE = 2
 LIMIT_S = 100.0

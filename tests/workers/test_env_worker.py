@@ -13,26 +13,12 @@ import pytest
 
 import penstock as ps
 from penstock.envs.make import EnvConfig
-from penstock.envs.toy import Counter
 from penstock.testing.samplers import bits
-from tests.samplers.placed import live
 from tests.slow import slow
 from tests.workers.first_batches import PLACES, first_batches, no_process_is_left, refuse
 
 __all__ = ["no_process_is_left"]
 pytestmark = pytest.mark.timeout(300)
-
-
-def test_an_env_worker_has_no_torch_and_little_memory() -> None:
-    from pathlib import Path
-
-    sampler, _ = live(ps.GpuSampler(8, 4, workers=2), "CartPole-v1", ps.PPO())
-    try:
-        sampler.obtain_samples(0)
-        for child in sampler.pool._workers.workers:
-            assert "libtorch" not in Path(f"/proc/{child.process.pid}/maps").read_text()
-    finally:
-        sampler.shutdown()
 
 
 @pytest.mark.parametrize("kind", ["gpu", *slow("alternating", "no-overlap")])
@@ -98,18 +84,3 @@ def test_ids_that_an_import_registers(kind: str, tmp_path: Path, monkeypatch: py
     finally:
         gym.registry.pop("OnlyByImport-v0", None)
         sys.modules.pop("registers_only", None)
-
-
-class Stuck(Counter):
-    """An environment that fails to close."""
-
-    def close(self) -> None:
-        raise RuntimeError("stuck")
-
-
-@pytest.mark.usefixtures("forked")
-def test_environments_of_all_workers_that_fail_to_close_are_one_warning() -> None:
-    sampler = ps.GpuSampler(4, 4, workers=2).build(Stuck, 5)
-    with pytest.warns(UserWarning, match=r"^slot 0 and 3 more of .*Stuck in close\(\): RuntimeError: stuck") as said:
-        sampler.shutdown()
-    assert len(said) == 1
