@@ -20,6 +20,7 @@ from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import BoundedBandit, Match
+from tests.params import slow_but
 
 P = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2]], dtype=torch.float64)
 ACTION = torch.tensor([0, 1, 2])
@@ -107,7 +108,7 @@ def test_it_does_what_was_done(tmp_path: Path) -> None:
         assert sampler.evaluate_agent(0, 50).mean_return == {"good": 1.0, "bad": -1.0}[name]
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("squash", slow_but("squashed", {"plain": False, "squashed": True}))
 def test_it_finds_mean_and_deviation_of_a_continuous_expert(squash: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     shape = BoundedBandit().action_space.shape

@@ -107,6 +107,7 @@ def test_noisy_networks_explore_in_the_place_of_epsilon() -> None:
     assert agent.epsilon.tolist() == [pytest.approx(0.1)] * 4
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_at_random_by_eps_eval_alike_in_every_sampler() -> None:
     found: list[list[float]] = []
     serial, cpu = SerialSampler(T=2, B=4), ps.CpuSampler(T=2, B=4, workers=2)
