@@ -56,9 +56,11 @@ IN_TRANSITIONS = "tests/replay/test_replay.py -k 'transitions and prioritized-ri
 IN_SEQUENCES, IN_FRAMES = (
     f"tests/replay/test_replay.py -k '{x}'" for x in ("sequences and uniform-ring", "uniform-frames")
 )
-IN_DQN, IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
-    f"tests/algos/test_{x}.py" for x in ("dqn", "sac", "td3", "ddpg", "discrete_sac")
-)
+IN_OFF_POLICY, IN_DQN = "tests/algos/test_off_policy_conformance.py", "tests/algos/test_dqn.py"
+IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
+    f"tests/algos/test_sac.py {IN_OFF_POLICY} -k 'sac and not discrete'", f"tests/algos/test_td3.py {IN_OFF_POLICY} -k td3",
+    f"{IN_OFF_POLICY} -k ddpg", f"tests/algos/test_discrete_sac.py {IN_OFF_POLICY} -k discrete"
+)  # fmt: skip
 IN_TRAINING, IN_LEARNING = "tests/algos/test_dqn_training.py", "tests/learn/test_train_on_replay.py"
 IN_RATIO = "tests/replay/test_schedule.py"
 IN_MANY, IN_REPLAYS, IN_STATES = (
