@@ -41,7 +41,7 @@ class Mutation:
     """Text that stands there once."""
     new: str
     tests: str
-    """Arguments of pytest, of which some test must fail."""
+    """Arguments of pytest, of which some test must fail; slow ones run as well."""
 
 
 VIEW, INDEX, REPLAY = "replay/view.py", "replay/index.py", "replay/replay.py"
@@ -52,9 +52,9 @@ Q_AGENT, CONTROL, CRITICS, SQUASHED = (
     f"agents/{name}.py" for name in ("q_agent", "continuous", "critics", "distributions")
 )
 VALUES, DISTRIBUTIONS, TRAIN_OPS = "ops/value_learning.py", "ops/distributional.py", "learn/train_ops.py"
-IN_TRANSITIONS = "tests/replay/test_replay.py -k 'transitions and prioritized-ring'"
-IN_SEQUENCES, IN_FRAMES = (
-    f"tests/replay/test_replay.py -k '{x}'" for x in ("sequences and uniform-ring", "uniform-frames")
+IN_TRANSITIONS, IN_SEQUENCES, IN_FRAMES = (
+    f"tests/replay/test_replay.py -k '{x}'"
+    for x in ("transitions and prioritized and ring", "sequences and uniform and ring", "uniform and frames")
 )
 IN_OFF_POLICY, IN_DQN = "tests/algos/test_off_policy_conformance.py", "tests/algos/test_dqn.py"
 IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
@@ -257,7 +257,7 @@ def copy_to(folder: Path) -> None:
 def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """The tests, on the package in `folder`, up to the first that fails."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", "", *tests]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
