@@ -269,6 +269,7 @@ def test_an_error_in_either_half_carries_its_traceback():
         pool.close()
 
 
+@pytest.mark.slow
 def test_an_error_in_a_process_of_gymnasium_is_an_error_of_the_environment():
     pool = NativeGroups(EnvConfig(HangingVector), 0, 2, 2, step_timeout_s=2.0)
     with pytest.raises(EnvWorkerError, match="TimeoutError"):

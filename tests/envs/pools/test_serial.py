@@ -25,7 +25,7 @@ from penstock.testing.records import RecordCheck
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])
-@pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (3, 2), (5, 7), (17, 3)])
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (3, 2), (5, 7), pytest.param(17, 3, marks=pytest.mark.slow)])
 def test_the_contract(nested: bool, reset: Reset, B: int, T: int):
     for decorrelation in (0, 1, 25):
 
