@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 
 
-def slow_but(quick: str | list[str], cases: Mapping[str, Any]) -> list[Any]:
+def slow_but(quick: str | list[str], cases: Mapping[str, Any] | Iterable[str]) -> list[Any]:
     """The cases as parameters by their names; all but those named in `quick` (space between) are slow.
 
     Args:
-        cases: value of each name, a tuple where there are many parameters.
+        cases: value of each name, a tuple where there are many parameters; or names, each its own value.
     """
     quick = quick.split() if isinstance(quick, str) else quick
+    cases = cases if isinstance(cases, Mapping) else {name: name for name in cases}
     unknown = set(quick) - set(cases)
     assert not unknown, f"{sorted(unknown)} are none of {sorted(cases)}"
     return [

@@ -50,7 +50,7 @@ def run(settings: Any) -> tuple[list[Any], list[bytes], int]:
     return _FOUND.setdefault(settings, (out, leaves, policy.updates))
 
 
-@pytest.mark.parametrize("place", slow_but("gpu", {name: name for name in PLACES}))
+@pytest.mark.parametrize("place", slow_but("gpu", [*PLACES]))
 def test_placement_changes_nothing(place: str) -> None:
     here, there = run(SERIAL), run(PLACES[place])
     different = [

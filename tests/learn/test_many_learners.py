@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize(
     "case",
-    slow_but("ppo-uneven ppo-normalisers ppo-lstm-with-empty-shares impala marwil", {name: name for name in CASES}),
+    slow_but("ppo-uneven ppo-normalisers ppo-lstm-with-empty-shares impala marwil", [*CASES]),
 )
 def test_learners_on_shares_equal_one_on_the_whole(case: str) -> None:
     env, algo, T, B, widths = CASES[case]

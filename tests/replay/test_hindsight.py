@@ -206,7 +206,7 @@ ALGOS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but("TD3", {name: name for name in ALGOS}))
+@pytest.mark.parametrize("name", slow_but("TD3", [*ALGOS]))
 def test_each_algorithm_of_transitions_learns_in_hindsight(name: str) -> None:
     env, algo = ALGOS[name]
     trainer = Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), ps.RunConfig(steps=200)))

@@ -54,13 +54,13 @@ BATCH = ps.BatchSpec(T=8, B=4)
 
 @pytest.mark.parametrize(
     "name",
-    slow_but("ppo-lstm impala appo rainbow discrete-sac r2d1", {name: name for name in (*ON_POLICY, *OFF_POLICY)}),
+    slow_but("ppo-lstm impala appo rainbow discrete-sac r2d1", [*ON_POLICY, *OFF_POLICY]),
 )
 def test_every_built_in_algorithm_of_choices_keeps_its_promises(name: str) -> None:
     check_algorithm({**ON_POLICY, **OFF_POLICY}[name], batch=BATCH)
 
 
-@pytest.mark.parametrize("name", slow_but("sac td3 ppo", {name: name for name in (*BOXES, "ppo", "impala", "appo")}))
+@pytest.mark.parametrize("name", slow_but("sac td3 ppo", [*BOXES, "ppo", "impala", "appo"]))
 def test_every_built_in_algorithm_of_boxes_keeps_its_promises(name: str) -> None:
     check_algorithm({**ON_POLICY, **BOXES}[name], ContinuousBandit, batch=BATCH, iterations=5)
 
