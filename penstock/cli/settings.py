@@ -173,13 +173,14 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     parts = ("algo", "sampler", "run")
     by_path: dict[str, Any] = {}
     known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
+    classes = [type(getattr(exp, name)) for name in parts]
     words = [part for word in rest for part in word.split("=", 1)]
     for option, value in zip(words, words[1:]):
         if option == "--run.seed" and "," in value:
             raise ConfigError(f"--run.seed {value}: one run has one seed; for a run with each of them, --seeds {value}")
     for option in rest:
         if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:
-            train_parser().refuse(option, known)
+            train_parser().refuse(option, known, classes)
     if any(option in ("-h", "--help") for option in rest):
         train_parser().print_help()
     if hasattr(exp.algo, "algos"):  # several policies, whose settings lie in a dict: tyro has no form for that
@@ -202,7 +203,7 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
         return_unknown_args=True,
     )
     if unknown:
-        train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known)
+        train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known, classes)
     return override(replace(exp, **{name: getattr(given, name) for name in parts}), {**nested, **by_path})
 
 

@@ -74,8 +74,12 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     close = nearest_words(name, words, limit)
     if close:
         return "did you mean " + " or ".join(repr(w) for w in close) + "?"
-    shown = words if len(words) <= 12 else [*words[:12], "..."]
-    return "known: " + ", ".join(shown)
+    return known_words(words if len(words) <= 12 else [*words[:12], "..."])
+
+
+def known_words(words: Iterable[str]) -> str:
+    """`known: a, b`."""
+    return "known: " + ", ".join(words)
 
 
 def nearest_words(name: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -51,7 +51,11 @@ def test_whole_numbers_may_be_written_as_people_do() -> None:
 HINTS = {
     "--algo.gamma": "did you mean --algo.discount?",
     "--gamma": "did you mean --algo.discount?",
-    "--algo.leraning-rate": "did you mean --algo.lr?",
+    "--algo.lrr": "did you mean --algo.lr?",
+    "--learners": "did you mean --run.learners?",
+    "--vf-clip-param": "no value clipping here",
+    "--algo.ent-coef": "did you mean --algo.entropy_coef?",
+    "--exploration-fraction": "it is --algo.epsilon of ps.DQN, ",
     "--learning-rate=3": "did you mean --algo.lr?",
     "--num-envs": "did you mean --sampler.B?",
     "--total_timesteps": "did you mean --run.steps?",
@@ -60,7 +64,7 @@ HINTS = {
     "--sampler.workers": "it is --sampler.workers of --sampler cpu, gpu, alternating, no-overlap-alternating: name one",
     "--num-workers": "it is --sampler.workers of --sampler cpu, gpu, alternating",
     "--sampler.groups": "it is --sampler.groups of --sampler cpu, gpu, alternating",
-    "--buffer-size": "it is --algo.replay.capacity of other algorithms or samplers",
+    "--buffer-size": "it is --algo.replay.capacity of ps.ReplaySettings",
 }
 
 
