@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -262,15 +263,18 @@ def _whole_numbers(info: Any) -> Any:
 
 
 def _nested(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Settings by path that are lists of lists in JSON, for which tyro has no form; and the other words."""
+    """Settings by path that are lists in one word, for which tyro has no form, `64,64` or JSON; and the other words."""
     nested: dict[str, Any] = {}
     others: list[str] = []
-    words = iter([part for word in rest for part in (word.split("=", 1) if "=[[" in word else (word,))])
+    in_one = re.compile(r"--([^=]+=)?(\[.*|\d[\d_]*(,\d[\d_]*)+)")
+    words = [part for word in rest for part in (word.split("=", 1) if in_one.fullmatch(word) else (word,))]
     for word in words:
-        if not word.startswith("[["):
+        if not in_one.fullmatch(f"--{word}"):
             others.append(word)
             continue
-        option = others.pop() if others else "a list of lists"
+        option = others.pop() if others else "a list"
+        if not word.startswith("["):
+            word = f"[{word.replace('_', '')}]"
         try:
             nested[option.removeprefix("--").replace("-", "_")] = json.loads(word)
         except ValueError as error:

@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import importlib
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,8 @@ import numpy as np
 from penstock.core.errors import ConfigError, nearest
 
 S = TypeVar("S")
+_NUMBERS = re.compile(r"[\[(]?\s*\d[\d_.e+-]*(\s*,\s*\d[\d_.e+-]*)*\s*,?\s*[\])]?")
+"""Text that spells a tuple of numbers: `64,64`, `[64, 64]`, `64`."""
 
 
 def override(settings: S, changes: Mapping[str, Any]) -> S:
@@ -49,16 +52,22 @@ def known_names(cls: type[S], *args: object, **given: object) -> S:
     return object.__new__(cls)
 
 
-def check_fields(settings: Any) -> None:
+def check_fields(settings: Any, prefix: str = "") -> None:
     """For `__post_init__`: raises ConfigError if a field of a settings dataclass is not of its annotated type.
 
-    A whole number given as 1e4 or "1e4", or any number as text, is stored as the number that it means.
+    What means the same is stored as the annotated type: a number given as text, 1e4 for a whole one, numpy's numbers,
+    lists and arrays for tuples, paths and torch devices for text.
+
+    Args:
+        prefix: of the names in messages, such as `run.`.
     """
     hints = _hints(type(settings))
     for f in dataclasses.fields(settings):
         given = getattr(settings, f.name)
-        meant = _convert(given, hints[f.name], f.name)
-        if hints[f.name] in (int, float, bool) and type(meant) is not type(given) and isinstance(given, (str, float)):
+        meant = _convert(given, hints[f.name], f"{prefix}{f.name}")
+        foreign = isinstance(given, (np.generic, np.ndarray, PurePath)) or _is_device(given)
+        of_text = hints[f.name] in (int, float, bool) and isinstance(given, (str, float))
+        if foreign or (of_text and type(meant) is not type(given)) or (isinstance(meant, tuple) and meant is not given):
             object.__setattr__(settings, f.name, meant)
 
 
@@ -189,12 +198,19 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def _is_device(value: Any) -> bool:
+    """True for a torch.device, which is told by its name: core does without torch."""
+    return f"{type(value).__module__}.{type(value).__name__}" == "torch.device"
+
+
 def _is_named_tuple(cls: type) -> bool:
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def _convert(value: Any, hint: Any, path: str) -> Any:
     """`value` as the annotated type, or ConfigError; types that cannot be checked by value pass as they are."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for choice in sorted(args, key=lambda a: a is not type(value)):  # an exact match first
@@ -210,6 +226,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         if value in args:
             return value
         raise ConfigError(f"{path}={value!r}; {nearest(str(value), map(str, args))}")
+    if origin is tuple and isinstance(value, str) and _NUMBERS.fullmatch(value):
+        value = [part for part in value.strip("[]() ").split(",") if part.strip()]
     if origin is tuple and isinstance(value, (list, tuple)):
         inner = args[:1] * len(value) if len(args) == 2 and args[1] is Ellipsis else args
         if args and len(inner) != len(value):
@@ -252,6 +270,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
                 return found
         except (ValueError, KeyError):
             pass
+    if hint is str and (isinstance(value, PurePath) or _is_device(value)):
+        return str(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     expected = "a whole number, such as 100000, 1e5 or 100_000" if hint is int else getattr(hint, "__name__", hint)

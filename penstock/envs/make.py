@@ -105,6 +105,7 @@ class EnvConfig:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r}; expected a tuple: {name}=({getattr(self, name)!r},)"
                 )
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not isinstance(self.text, int) or self.text < 0:
             raise ConfigError(f"text={self.text!r}; expected the bytes of the longest text, e.g. 64, or 0")
         if self.state not in get_args(StateOf):

@@ -82,3 +82,9 @@ def test_layers_are_lists_of_lists() -> None:
         assert meant("--algo.lr", "1e-4", *words, "--run.seed", "3").algo.net.cnn == ((16, 3, 1, 1), (8, 3, 2))
     with pytest.raises(ps.ConfigError, match=r"--algo\.net\.cnn '\[\[16, 3' is no JSON"):
         meant("--algo.net.cnn", "[[16, 3")
+
+
+@pytest.mark.parametrize("words", [["64,32"], ["[64,32]"], ["[64, 32]"], ["64", "32"]])
+def test_widths_may_be_written_as_people_do(words: list[str]) -> None:
+    assert meant("--algo.net.hidden", *words, "--run.seed", "3").algo.net.hidden == (64, 32)
+    assert meant(f"--algo.net.hidden={words[0]}", *words[1:]).algo.net.hidden == (64, 32)
