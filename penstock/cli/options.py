@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from penstock.envs.make import EnvConfig
@@ -171,6 +171,16 @@ def import_modules(modules: Sequence[str], run: str | None = None, trust: bool =
             importlib.import_module(module)
         except ImportError as error:
             raise ConfigError(f"--import {module}: {error}; is it installed and on PYTHONPATH?") from error
+
+
+def require_one_run(folder: Path) -> None:
+    """Raises CheckpointError for a folder of runs where one is expected; the message lists them."""
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return
+    below = sorted(str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/config.json"))
+    if below:
+        more = f", and {len(below) - 8} more" if len(below) > 8 else ""
+        raise CheckpointError(f"{folder} is a folder of runs, name one of them: {', '.join(below[:8])}{more}")
 
 
 def search_here() -> None:

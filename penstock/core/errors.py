@@ -82,8 +82,8 @@ def known_words(words: Iterable[str]) -> str:
     return "known: " + ", ".join(words)
 
 
-def nearest_words(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The known words closest to `name`, the closest first; [] if none is close."""
+def nearest_words(name: str, known: Iterable[str], limit: int = 3, cutoff: float = 0.5) -> list[str]:
+    """The known words closest to `name`, the closest first; [] if none has a similarity of `cutoff`, 0 to 1."""
     import difflib  # needed for a typo only, and it makes every start slower
 
-    return difflib.get_close_matches(name, sorted(set(known)), n=limit, cutoff=0.5)
+    return difflib.get_close_matches(name, sorted(set(known)), n=limit, cutoff=cutoff)

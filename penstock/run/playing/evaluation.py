@@ -211,9 +211,16 @@ def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWrite
             f"cannot render: {error}. For the classic environments: pip install 'penstock[video]'"
         ) from error
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
+        if not isinstance(frame, np.ndarray):
+            raise ConfigError(
+                f"render() returned {type(frame).__name__}; expected an array, uint8 [H, W, 3]: the environment must "
+                "know render_mode='rgb_array'"
+            )
+        cure = "repeat grey in 3 channels, np.repeat(x[..., None], 3, -1)" if frame.ndim == 2 else ""
+        cure = cure or "values 0 to 1 times 255, as uint8" if frame.dtype != np.uint8 else cure
         raise ConfigError(
-            f"render() gave {type(frame).__name__}; expected uint8 [H, W, 3]: the environment must know "
-            "render_mode='rgb_array'"
+            f"render() returned {frame.dtype} {list(frame.shape)}; expected uint8 [H, W, 3]"
+            f"{f'; in a wrapper: {cure}' if cure else ''}"
         )
     if writer is None:
         fps = int(env.metadata.get("render_fps", 30) or 30)
