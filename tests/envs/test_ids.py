@@ -177,6 +177,6 @@ def test_an_id_of_the_old_gym_is_answered_with_a_converter(of_0_21: bool, monkey
     registry = SimpleNamespace(env_specs=ids) if of_0_21 else ids
     monkeypatch.setitem(sys.modules, "gym.envs.registration", SimpleNamespace(registry=registry))
     with pytest.raises(
-        ConfigError, match="'CrafterReward-v1': a package has registered it with .* the old `gym`.*shimmy"
+        ConfigError, match=r"'CrafterReward-v1': a package has registered it with .* the old `gym`.*shimmy"
     ):
         EnvConfig("CrafterReward-v1", imports=("json",)).make()
