@@ -82,7 +82,8 @@ def unknown_id(id_: str, imports: Sequence[str] = ()) -> str:
         )
     if _old_gym_has(id_):
         return f"{said}: a package has registered it with another library; {OLD_GYM}"
-    close = nearest_words(id_, [*known_ids(), *installed_ids()], cutoff=_CLOSE)
+    known = [*known_ids(), *installed_ids()]
+    close = [name for name in known if name.endswith(f"/{id_}")] or nearest_words(id_, known, cutoff=_CLOSE)
     said += f": did you mean {' or '.join(map(repr, close))}?" if close else "."
     if imports:
         names = ", ".join(imports)
