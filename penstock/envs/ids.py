@@ -76,8 +76,8 @@ def unknown_id(id_: str, imports: Sequence[str] = ()) -> str:
     said = f"unknown environment id {id_!r}"
     if atari := _OLD_ATARI.fullmatch(id_):
         return (
-            f"{said}: Atari games are ALE/{atari[1]}-v5 here, preprocessed as published agents see them, 4 frames a step "
-            "and stacked, with sticky actions unless env_kwargs have sticky=0, as in NoFrameskip-v4 (docs/atari.md); "
+            f"{said}: Atari games are ALE/{atari[1]}-v5 here, preprocessed as published agents see them, 4 frames a "
+            "step and stacked, with sticky actions unless env_kwargs have sticky=0, as in NoFrameskip-v4 (docs/atari.md); "
             "they come with an extra: pip install 'penstock[atari]'"
         )
     if _old_gym_has(id_):
@@ -87,7 +87,8 @@ def unknown_id(id_: str, imports: Sequence[str] = ()) -> str:
     said += f": did you mean {' or '.join(map(repr, close))}?" if close else "."
     if imports:
         names = ", ".join(imports)
-        return f"{said} Importing {names} has not registered it with Gymnasium; penstock envs --import {imports[-1]} lists ids"
+        lists = f"penstock envs --import {imports[-1]} lists ids"
+        return f"{said} Importing {names} has not registered it with Gymnasium; {lists}"
     return (
         f"{said} Packages register their ids when they are imported: name the package in `imports=` (--import, e.g. "
         "--import minigrid)"

@@ -42,7 +42,7 @@ class Settings:
     def __new__(cls, *args: Any, **given: Any) -> Self:
         if args and (isinstance(args[0], type) or (isinstance(args[0], str) and args[0].isidentifier())):
             raise ConfigError(
-                f"{cls.__name__}({args[0]!r}, ...): settings of an algorithm go by keyword, networks as net=ps.Net(...), "
+                f"{cls.__name__}({args[0]!r}, ...): settings of an algorithm go by keyword, networks by net=ps.Net() "
                 f"and the environment comes beside it: ps.train(ps.Experiment('CartPole-v1', ps.{cls.__name__}()))"
             )
         return known_names(cls, *args, **given)

@@ -68,7 +68,8 @@ def headline(trainer: Trainer) -> str:
     together = "" if trainer.gang is None else f", {trainer.gang.size} learners"
     seating = trainer.env_config.seating
     head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
-    tail = f"{end}{trainer.run_dir}\n  sampler {described(trainer.exp.sampler_settings)}; learns on {trainer.exp.run.device}"
+    where = f"{described(trainer.exp.sampler_settings)}; learns on {trainer.exp.run.device}"
+    tail = f"{end}{trainer.run_dir}\n  sampler {where}"
     tail += f"\n  {note}" if (note := trainer.exp.env_config.note) else ""
     if seating is None:
         (policy,) = each(trainer.policy).values()
