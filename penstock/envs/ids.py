@@ -77,8 +77,8 @@ def unknown_id(id_: str, imports: Sequence[str] = ()) -> str:
     if atari := _OLD_ATARI.fullmatch(id_):
         return (
             f"{said}: Atari games are ALE/{atari[1]}-v5 here, preprocessed as published agents see them, 4 frames a "
-            "step and stacked, with sticky actions unless env_kwargs have sticky=0, as in NoFrameskip-v4 (docs/atari.md); "
-            "they come with an extra: pip install 'penstock[atari]'"
+            "step and stacked, with sticky actions unless env_kwargs have sticky=0, as in NoFrameskip-v4 "
+            "(docs/atari.md); they come with an extra: pip install 'penstock[atari]'"
         )
     if _old_gym_has(id_):
         return f"{said}: a package has registered it with another library; {OLD_GYM}"

@@ -158,7 +158,7 @@ WRONG = {
     "bench's option": (["bench", "samplers", "CartPole-v1", "ppo", "--budgt", "3"], 2, "--budget"),
     "bench's budget": (["bench", "samplers", "CartPole-v1", "ppo", "--budget", "0"], 2, "expected seconds"),
     "bench's environment": (["bench", "samplers", "CartPol-v1", "ppo"], 2, "'CartPole-v1'"),
-    "bench's algorithm": (["bench", "samplers", "CartPole-v1", "pppo"], 2, "'ppo'"),
+    "bench's algorithm": (["bench", "samplers", "pppo", "CartPole-v1"], 2, "'ppo'"),
     "bench's device": (["bench", "samplers", "CartPole-v1", "ppo", "--device", "cuda:77"], 2, "use 'cpu'"),
     "bench's trace": (["bench", "samplers", "CartPole-v1", "ppo", "--trace", "x.txt"], 2, "ends in .json"),
     "trace": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.trace", "x.txt"], 2, "ends in .json"),

@@ -70,7 +70,7 @@ def test_an_unknown_metric_of_evaluations_of_many_agents_is_refused_at_the_first
 
 @pytest.mark.parametrize("take", [lambda env: ps.Experiment(env, ps.PPO()), ps.EnvConfig])
 def test_a_made_environment_is_answered_with_its_id(take: Any) -> None:
-    with pytest.raises(ConfigError, match=r"env is TimeLimit, an environment that is made already, .* 'CartPole-v1'"):
+    with pytest.raises(ConfigError, match=r"env is TimeLimit, an environment that is made already; .* 'CartPole-v1'"):
         take(gym.make("CartPole-v1"))
 
 
@@ -103,13 +103,13 @@ def test_what_other_autoreset_modes_do_is_said_as_it_is(mode: AutoresetMode, sai
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        (None, "render.. returned NoneType; expected an array, uint8 .*: the environment must know render_mode"),
-        (np.zeros((4, 4), np.uint8), r"returned uint8 \[4, 4\]; expected uint8 \[H, W, 3\]; in a wrapper, repeat grey"),
+        (None, "render.. gave NoneType; expected an array, uint8 .*: the environment must know render_mode"),
+        (np.zeros((4, 4), np.uint8), r"gave uint8 \[4, 4\]; expected uint8 \[H, W, 3\]; in a wrapper, repeat grey"),
         (
             np.zeros((4, 4, 3), np.float32),
-            r"returned float32 \[4, 4, 3\]; .* in a wrapper, floats from 0 to 1 times 255",
+            r"gave float32 \[4, 4, 3\]; .* in a wrapper, floats from 0 to 1 times 255",
         ),
-        (np.zeros((4, 4, 1), np.uint8), r"returned uint8 \[4, 4, 1\]; expected uint8 \[H, W, 3\]; .* repeat grey"),
+        (np.zeros((4, 4, 1), np.uint8), r"gave uint8 \[4, 4, 1\]; expected uint8 \[H, W, 3\]; .* repeat grey"),
     ],
 )
 def test_a_render_that_does_not_fit_is_described(frame: Any, said: str) -> None:
