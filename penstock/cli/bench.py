@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.algos import ALGOS
 from penstock.cli.options import Parser, import_modules, key_values, whole_number
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ samplers that may pay, those that the parts promise most for first, until the ti
 def run(argv: list[str]) -> int:
     """Prints the tables and the recommended setting; returns the exit code."""
     args = _parser().parse_args(argv)
+    from penstock.algos import ALGOS  # it loads numpy, which help does not need
+
     if args.env in ALGOS and args.algo not in ALGOS:  # the other way round, as it was in 0.1.0
         args.algo, args.env = args.env, args.algo
     import_modules(args.imports)

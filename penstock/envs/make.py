@@ -266,7 +266,7 @@ def refuse_made(env: Any) -> None:
     if not isinstance(env, type) and callable(getattr(env, "step", None)) and callable(getattr(env, "reset", None)):
         id_ = getattr(getattr(env, "spec", None), "id", None)
         raise ConfigError(
-            f"env is {type(env).__name__}, an environment that is made already; every slot needs its own instance: pass "
+            f"env is {type(env).__name__}, an environment made already; every slot needs its own instance: pass "
             f"{f'its id, {id_!r}, with env_kwargs= and wrappers=' if id_ else 'its class'}, or a function that makes it"
         )
 

@@ -70,7 +70,7 @@ def test_an_unknown_metric_of_evaluations_of_many_agents_is_refused_at_the_first
 
 @pytest.mark.parametrize("take", [lambda env: ps.Experiment(env, ps.PPO()), ps.EnvConfig])
 def test_a_made_environment_is_answered_with_its_id(take: Any) -> None:
-    with pytest.raises(ConfigError, match=r"env is TimeLimit, an environment that is made already; .* 'CartPole-v1'"):
+    with pytest.raises(ConfigError, match=r"env is TimeLimit, an environment made already; .* 'CartPole-v1'"):
         take(gym.make("CartPole-v1"))
 
 
