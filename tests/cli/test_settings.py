@@ -51,7 +51,11 @@ def test_whole_numbers_may_be_written_as_people_do() -> None:
 HINTS = {
     "--algo.gamma": "did you mean --algo.discount?",
     "--gamma": "did you mean --algo.discount?",
-    "--algo.leraning-rate": "did you mean --algo.lr?",
+    "--algo.lrr": "did you mean --algo.lr?",
+    "--learners": "did you mean --run.learners?",
+    "--vf-clip-param": "no value clipping here",
+    "--algo.ent-coef": "did you mean --algo.entropy_coef?",
+    "--exploration-fraction": "it is --algo.epsilon of ps.DQN, ",
     "--learning-rate=3": "did you mean --algo.lr?",
     "--num-envs": "did you mean --sampler.B?",
     "--total_timesteps": "did you mean --run.steps?",
@@ -60,7 +64,7 @@ HINTS = {
     "--sampler.workers": "it is --sampler.workers of --sampler cpu, gpu, alternating, no-overlap-alternating: name one",
     "--num-workers": "it is --sampler.workers of --sampler cpu, gpu, alternating",
     "--sampler.groups": "it is --sampler.groups of --sampler cpu, gpu, alternating",
-    "--buffer-size": "it is --algo.replay.capacity of other algorithms or samplers",
+    "--buffer-size": "it is --algo.replay.capacity of ps.ReplaySettings",
 }
 
 
@@ -78,3 +82,9 @@ def test_layers_are_lists_of_lists() -> None:
         assert meant("--algo.lr", "1e-4", *words, "--run.seed", "3").algo.net.cnn == ((16, 3, 1, 1), (8, 3, 2))
     with pytest.raises(ps.ConfigError, match=r"--algo\.net\.cnn '\[\[16, 3' is no JSON"):
         meant("--algo.net.cnn", "[[16, 3")
+
+
+@pytest.mark.parametrize("words", [["64,32"], ["[64,32]"], ["[64, 32]"], ["64", "32"]])
+def test_widths_may_be_written_as_people_do(words: list[str]) -> None:
+    assert meant("--algo.net.hidden", *words, "--run.seed", "3").algo.net.hidden == (64, 32)
+    assert meant(f"--algo.net.hidden={words[0]}", *words[1:]).algo.net.hidden == (64, 32)

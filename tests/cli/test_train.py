@@ -316,3 +316,9 @@ def test_the_process_of_which_workers_are_forked_begins_before_anything_slow(
     for sampler in ("serial", "cpu"):
         assert cli("train", "ppo", "--env", "NoSuch-v0", "--sampler", sampler).code
     assert begun == [(forking.ACTING, environment_of_workers())]
+
+
+def test_a_run_without_progress_prints_its_result(cli: Cli) -> None:
+    said = cli("train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "x")
+    assert said.code == 0
+    assert re.fullmatch(r"x: \d+ steps(, return .* episodes)?, .* \+- .* in evaluation\n", said.out)

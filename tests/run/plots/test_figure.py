@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.run.plots.figure import plot_runs
-from tests.run.plots.made import PPO_META, make_run, texts
+from tests.run.plots.made import PPO_META, make_run, settings, texts
 
 
 def test_seeds_are_one_curve_and_single_runs_show_evaluations(tmp_path: Path) -> None:
@@ -67,6 +67,31 @@ def test_a_directory_given_twice_counts_once(tmp_path: Path, monkeypatch: pytest
     shown = texts(plot_runs([run, Path("a"), tmp_path / "a" / ".." / "a"], tmp_path / "x.svg"))
     assert "ppo" in shown
     assert not any("seeds" in text.lower() for text in shown)
+
+
+def test_a_copy_of_a_run_is_that_run_and_no_further_seed(tmp_path: Path) -> None:
+    of = {"seed": 3}
+    runs = [make_run(tmp_path / name, 1, PPO_META, settings(**of), last=last) for name, last in zip("abc", (11, 8, 11))]
+    with pytest.warns(UserWarning, match="the same run as another one, .*b, .*c$"):
+        shown = texts(plot_runs(runs, tmp_path / "x.svg"))
+    assert "ppo" in shown
+    assert not any("seeds" in text.lower() for text in shown)
+    other = make_run(tmp_path / "d", 2, PPO_META, settings(**of))  # the same seed, and not the same run
+    with pytest.warns(UserWarning, match="the same run"):
+        assert "ppo (2 runs of 1 seed)" in texts(plot_runs([*runs, other], tmp_path / "y.svg"))
+    third = make_run(tmp_path / "e", 3, PPO_META, settings(4))
+    assert "ppo (2 seeds)" in texts(plot_runs([other, third], tmp_path / "z.svg"))
+
+
+def test_each_environment_has_axes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: drawn.append(self))
+    names = ("E1", "E2", "E1")
+    runs = [make_run(tmp_path / f"r{i}", 1 + i, {"env": env, "algo": f"a{i}"}) for i, env in enumerate(names)]
+    plot_runs(runs, tmp_path / "x.png")
+    rows = [drawn[0].axes[i : i + 2] for i in (0, 2)]
+    assert [row[0].get_title(loc="left") for row in rows] == ["E1", "E2"]
+    assert [[len(axes.lines) for axes in row] for row in rows] == [[n, n] for n in (6, 3)]  # curve, evaluations, data
 
 
 def test_seeds_without_a_common_stretch_are_not_called_a_mean(tmp_path: Path) -> None:
