@@ -43,7 +43,7 @@ def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, s
 
     A function of its arguments: Optuna is asked anew each time, by a study of the trials in memory and a sampler
     seeded by (seed, number of the trial). Trials that ended early count as pruned ones do, by their last milestone and
-    then by the score there.
+    then by the score there; those that failed, or have no score at their last milestone, are the worst of all.
 
     Raises:
         ConfigError: a user's sampler fails, or keeps what no search stores.
@@ -51,9 +51,11 @@ def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, s
     optuna = _optuna()
     number = len(trials)
     own_seed = int(generator(seed, Purpose.SEARCH, number).integers(2**31))
-    study = optuna.create_study(direction="maximize", sampler=_sampler(suggest, own_seed))
+    sampler = _sampler(suggest, own_seed)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = {path: _distribution(dimension) for path, dimension in space.items()}
-    study.add_trials([_told(trial, space, distributions, worth) for trial in trials])
+    worst = None if isinstance(sampler, optuna.samplers.TPESampler) else _worst(trials, worth)
+    study.add_trials([_told(trial, space, distributions, worth, worst) for trial in trials])
     storage, study_id = study._storage, study._study_id
     for name, note in _plain(trials[-1].notes.get("study", {}) if trials else {}, suggest).items():
         storage.set_study_system_attr(study_id, name, note)
@@ -167,14 +169,29 @@ def _known_as(dimension: Dimension, value: Any) -> Any:
     return next(i for i, x in enumerate(dimension.choices) if x == value and type(x) is type(value))
 
 
-def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Worth) -> Any:
-    """A trial as Optuna knows it."""
+def _worst(trials: Sequence[Trial], worth: Worth) -> float:
+    """The worst score of a finished trial, 0 before there is one."""
+    finished = [worth(t.score) for t in trials if t.state == "finished"]
+    return min((x for x in finished if x > -math.inf), default=0.0)
+
+
+def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Worth, worst: float | None) -> Any:
+    """A trial as Optuna knows it.
+
+    No sampler reads trials that Optuna calls failed. TPE ranks pruned ones without a value below all others, by their
+    state alone; most other samplers read complete ones only.
+
+    Args:
+        worst: the score with which a failed trial is complete; None: it is pruned.
+    """
     optuna = _optuna()
     states, value, between = optuna.trial.TrialState, None, dict[int, float]()
-    if trial.state == "finished" and worth(trial.score) > -math.inf:
+    if trial.state == "failed" or (trial.scores and worth(trial.score) == -math.inf):
+        state, value = (states.PRUNED, None) if worst is None else (states.COMPLETE, worst)
+    elif trial.state == "finished":
         state, value = states.COMPLETE, worth(trial.score)
-    elif trial.state == "failed" or not trial.scores:
-        state = states.FAIL  # nothing is known of it
+    elif not trial.scores:
+        state = states.FAIL  # nothing is known of it yet
     else:
         state, between = states.PRUNED, {goal: worth(score) for goal, score in trial.scores.items()}
         between = {goal: score for goal, score in between.items() if score > -math.inf}

@@ -131,7 +131,8 @@ class Pbt:
     """Population based training (Jaderberg et al. 2017): bad members copy good ones and explore other settings.
 
     Nothing is decided before a generation is complete: then each of the worst `quantile`, and each member that failed,
-    goes on from the state of one of the best, drawn at random, with settings near that one's.
+    goes on from the state of one of the best, drawn at random, with settings near that one's. Without a score nobody is
+    among the best; where they all have none, nobody is copied.
     """
 
     name: ClassVar[SchedulerName] = "pbt"
@@ -152,10 +153,11 @@ class Pbt:
         ranked = sorted(alive, key=lambda t: (-worth(t.scores.get(goal)), t.number))
         count = max(int(len(trials) * self.quantile), 1) if len(alive) > 1 else 0
         count = min(count, len(alive) // 2)
-        best = ranked[: max(count, 1)]
-        copying = {t.number for t in ranked[len(ranked) - count :]} | {t.number for t in trials if t.state == "failed"}
+        best = [t for t in ranked[: max(count, 1)] if worth(t.scores.get(goal)) > -math.inf]
+        bad = [*ranked[len(ranked) - count :], *(t for t in trials if t.state == "failed")] if best else []
+        copying = {t.number for t in bad}
         following, decisions = self.goals[generation + 1], list[Decision]()
-        for trial in trials:
+        for trial in trials if best else alive:
             if trial.number not in copying:
                 decisions.append(Decision(trial, following))
                 continue

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -224,6 +225,22 @@ def test_a_member_that_failed_is_replaced_and_a_population_that_failed_ends() ->
     assert found.over
 
 
+def test_pbt_copies_nobody_where_nobody_has_a_score() -> None:
+    found = search(scheduler="pbt", trials=4, steps=30, interval=10)
+    while (trial := found.take()) is not None:
+        found.fail(trial, "died") if trial.number == 1 else found.tell(trial, None)
+    assert states(found) == ["finished", "failed", "finished", "finished"]
+    assert [t.copies for t in found.trials] == [[]] * 4
+    assert found.over
+
+
+def test_pbt_copies_none_of_the_best_without_a_score() -> None:
+    found = search(scheduler="pbt", trials=8, steps=20, interval=10)
+    while (trial := found.take()) is not None and trial.goal == 10:
+        found.tell(trial, 1.0 if trial.number == 5 else None)
+    assert [[c["of"] for c in t.copies] for t in found.trials] == [[]] * 6 + [[5]] * 2
+
+
 def test_pbt_beats_its_worst_start() -> None:
     for seed in range(20):
         found = search(scheduler="pbt", trials=8, seed=seed, steps=100)
@@ -251,8 +268,8 @@ SUGGESTS = ("tpe", "random", f"{TOYS}:quasi_random", f"{TOYS}:genetic")
 )
 def test_a_search_that_is_killed_at_every_step_ends_as_one_that_was_not(scheduler: str, suggest: str) -> None:
     whole, cut = (search(scheduler=scheduler, suggest=suggest, trials=13, seed=3) for _ in range(2))
-    trained(whole)
-    trained(cut, restored=True)
+    trained(whole, fails=(1, 5))
+    trained(cut, restored=True, fails=(1, 5))
     assert cut.trials == whole.trials
     assert whole.over
     assert cut.over
@@ -269,6 +286,64 @@ def test_proposals_follow_seed_number_and_scores() -> None:
         trial.scores = {27: -score(trial.values, 27)}
     assert propose(space, found.trials[:12], found.worth, "tpe", 1) != tpe[1]
     assert all(space[path].holds(value) for path, value in tpe[1].values.items())
+
+
+def tried_in_vain(how: str, **settings: Any) -> int:
+    """How many of the last 20 of 45 proposals fail, where trials of an lr above 1e-3 do and the best one is at 3e-4."""
+
+    def valid(values: Mapping[str, Any]) -> None:
+        if how == "refused" and values["algo.lr"] > 1e-3:
+            raise ConfigError("lr contradicts")
+
+    space = {"algo.lr": "loguniform(1e-6, 1e-1)"}
+    found = search(valid, space=space, steps=90, trials=45, **{"suggest": "tpe", **settings})
+    while (trial := found.take()) is not None:
+        if trial.values["algo.lr"] <= 1e-3:
+            found.tell(trial, trial.goal - (math.log10(trial.values["algo.lr"]) + 3.5) ** 2)
+        elif how == "no score":
+            found.tell(trial, None)
+        elif how == "later" and not trial.scores:
+            found.tell(trial, 1e9)
+        else:
+            found.fail(trial, "learning broke down")
+    assert found.over
+    return sum(t.values["algo.lr"] > 1e-3 for t in found.trials[-20:])
+
+
+@pytest.mark.parametrize(
+    ("how", "scheduler", "suggest"),
+    [
+        ("failed", "none", "tpe"),
+        ("refused", "none", "tpe"),
+        ("no score", "none", "tpe"),
+        ("failed", "asha", "tpe"),
+        ("refused", "asha", "tpe"),
+        ("no score", "asha", "tpe"),
+        ("failed", "median", "tpe"),
+        ("refused", "median", "tpe"),
+        ("later", "median", "tpe"),
+        pytest.param("failed", "none", f"{TOYS}:gaussian", marks=pytest.mark.slow),
+        ("refused", "pbt", f"{TOYS}:estimator"),
+    ],
+)
+def test_a_search_leaves_the_settings_that_fail(how: str, scheduler: str, suggest: str) -> None:
+    assert tried_in_vain(how, scheduler=scheduler, suggest=suggest) <= 7  # 8 by chance; 19 where nothing was learnt
+
+
+def test_samplers_that_read_complete_trials_alone_are_told_of_failed_ones() -> None:
+    found = search(suggest=f"{TOYS}:genetic", trials=6)
+    trained(found, fails=range(4))
+    assert [t.notes["trial"]["NSGAIISampler:generation"] for t in found.trials] == [0, 0, 0, 0, 1, 1]
+
+
+def test_choices_that_are_refused_are_left() -> None:
+    def valid(values: Mapping[str, Any]) -> None:
+        if values["algo.minibatch"] not in (32, 64):
+            raise ConfigError("minibatch must divide T * B")
+
+    found = search(valid, space={"algo.minibatch": [32, 48, 64, 96, 128]}, trials=45, suggest="tpe", seed=1)
+    trained(found, lambda values, goal: values["algo.minibatch"])
+    assert sum(t.values["algo.minibatch"] in (32, 64) for t in found.trials[-20:]) >= 12  # 8 by chance
 
 
 def test_samplers_that_remember_find_what_they_noted() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import optuna
@@ -23,16 +23,17 @@ def score(values: Mapping[str, Any], goal: int) -> float:
     return goal * math.exp(-abs(math.log10(values["algo.lr"]) + 3))
 
 
-def search(**settings: Any) -> Search:
+def search(valid: Callable[[Mapping[str, Any]], object] = lambda values: None, **settings: Any) -> Search:
     given: dict[str, Any] = {"space": SPACE, "steps": STEPS, "scheduler": "none", "trials": 27, "suggest": "random"}
-    return Search(SearchSettings(**{**given, **settings}))
+    return Search(SearchSettings(**{**given, **settings}), valid)
 
 
-def trained(found: Search, of: Score = score, restored: bool = False) -> int:
+def trained(found: Search, of: Score = score, restored: bool = False, fails: Collection[int] = ()) -> int:
     """Carries a search out; returns the steps that it took.
 
     Args:
         restored: the search is thrown away after every event and made again from its JSON, a trial under way included.
+        fails: numbers of the trials that fail before their first milestone.
     """
     steps = 0
     while (trial := found.take()) is not None:
@@ -45,7 +46,10 @@ def trained(found: Search, of: Score = score, restored: bool = False) -> int:
             assert again.number == trial.number
             trial = again
         steps += trial.goal - max(trial.scores, default=0)
-        found.tell(trial, of(trial.values, trial.goal))
+        if trial.number in fails and not trial.scores:
+            found.fail(trial, "learning broke down")
+        else:
+            found.tell(trial, of(trial.values, trial.goal))
     return steps
 
 
@@ -77,6 +81,16 @@ def population(found: Search) -> dict[int, float]:
 def quasi_random(seed: int) -> Any:
     """A sampler whose state Optuna keeps with the study."""
     return optuna.samplers.QMCSampler(seed=seed, warn_independent_sampling=False)
+
+
+def estimator(seed: int) -> Any:
+    """Optuna's own tpe, which a population too asks where it is named so."""
+    return optuna.samplers.TPESampler(seed=seed)
+
+
+def gaussian(seed: int) -> Any:
+    """One that reads complete trials alone."""
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=10)
 
 
 def genetic(seed: int) -> Any:
