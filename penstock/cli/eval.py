@@ -37,6 +37,17 @@ def run(argv: list[str]) -> int:
         help="with --against: agents that the first side plays in the first half, the other side in the second "
         "(default: every second agent)",
     )
+    parser.add_argument(
+        "--exploit",
+        action="store_true",
+        help="say what a player gains who knows the policy: exactly, by a walk over a small game from --episodes starts",
+    )
+    parser.add_argument(
+        "--exploit-steps",
+        type=whole_number,
+        metavar="N",
+        help="the same of an exploiter trained for N steps, as a lower bound, in any environment of many agents",
+    )
     args = parser.parse_args(argv)
     if args.seats and not args.against:
         raise ConfigError(f"--seats {' '.join(args.seats)} without --against; a run by itself plays all agents")
@@ -44,6 +55,8 @@ def run(argv: list[str]) -> int:
     if args.against:
         return _matches(args, env, kwargs)
     require_one_run(Path(args.run))
+    if args.exploit or args.exploit_steps:
+        return _exploit(args, env, kwargs)
     from penstock.run.playing.evaluation import evaluate_run, record_video
     from penstock.run.playing.video import require_ffmpeg
     from penstock.run.progress import print_summary
@@ -73,6 +86,35 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _exploit(args: Any, env: Any, kwargs: Any) -> int:
+    """Says how exploitable the policy of a run is."""
+    from penstock.run.playing.exploiter import exploit_run
+    from penstock.run.progress import print_summary
+
+    if args.video:
+        raise ConfigError("--video with --exploit; a video is of the run's own evaluation: leave one of them out")
+    how: dict[str, Any] = {"which": args.which, "seed": args.seed, "slots": args.slots, "max_steps": args.max_steps}
+    found = exploit_run(
+        args.run,
+        args.episodes,
+        args.exploit_steps,
+        env=env,
+        env_kwargs=kwargs,
+        deterministic=not args.stochastic,
+        trust=args.trust,
+        **how,
+    )
+    trained = f"at least, by an exploiter of {args.exploit_steps:,} steps" if args.exploit_steps else "exact"
+    rows = {
+        "actions": "sampled" if args.stochastic else "deterministic",
+        "exploitability": f"{found.mean:,.4f}, {trained}",
+    }
+    for name, best, own in zip(*found):
+        rows[f"in place of {name}"] = f"{best:,.4f}, the policy itself {own:,.4f}"
+    print_summary(f"exploitability of {args.run}", rows)
+    return 0
+
+
 def _matches(args: Any, env: Any, kwargs: Any) -> int:
     """Plays the run against others, prints a table, and draws a picture where there are several."""
     from rich.console import Console
@@ -80,6 +122,8 @@ def _matches(args: Any, env: Any, kwargs: Any) -> int:
 
     from penstock.run.playing.matches import match_runs
 
+    if args.exploit or args.exploit_steps:
+        raise ConfigError("--exploit with --against; it is of the run alone: leave one of them out")
     if args.video:
         raise ConfigError("--video with --against; a video is of the run's own evaluation: leave one of them out")
     found = match_runs(

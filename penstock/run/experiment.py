@@ -75,6 +75,9 @@ class RunConfig:
     """
     eval_slots: Count = 16
     """Environments side by side in an evaluation, at most: each plays its share of the episodes."""
+    eval_exploitability: bool = False
+    """Evaluations report `eval/exploitability` as well, exactly, over as many starts as they have episodes: of games in
+    turns that are small enough to walk over (docs/self-play.md)."""
     each: str | None = None
     """A function as `module:name`, called with each iteration (`penstock.Iteration`) before it is logged."""
     compile: bool = False
@@ -103,6 +106,8 @@ class RunConfig:
             raise ConfigError(
                 f"run.eval_interval={self.eval_interval} with eval_episodes=0; set eval_episodes, usually 20"
             )
+        if self.eval_exploitability and not self.eval_episodes:
+            raise ConfigError("run.eval_exploitability with eval_episodes=0; set eval_episodes, usually 20")
         if self.learners > 1 and self.learner_threads == "auto":
             raise ConfigError(
                 f"run.learners={self.learners} with learner_threads='auto', which times one learner; give a number"

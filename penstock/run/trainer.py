@@ -16,6 +16,7 @@ import torch
 from penstock.agents.parameters import require_device
 from penstock.core.batch import MultiAgentBatch, SampleBatch, as_arrays
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
+from penstock.core.noise import env_seeds
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
@@ -30,7 +31,9 @@ from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
 from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
 from penstock.run.memory import out_of_memory
+from penstock.run.playing.best_response import exploitability
 from penstock.run.playing.evaluator import Evaluator, check_fits
+from penstock.run.playing.sides import Side
 from penstock.run.suited import check_sources, seated, suited, with_discount
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
@@ -80,7 +83,7 @@ class Trainer:
         self.algo, self.env_config, self.specs = suited(exp, self.report)
         """The experiment's algorithm; in an environment of many agents one that knows who plays whom. And what it is
         built for."""
-        self._held_out = exp.eval_env is not None or bool(exp.eval_env_kwargs)
+        self._held_out, report = exp.eval_env is not None or bool(exp.eval_env_kwargs), self.report
         if self._held_out:
             report = check_apart(exp.eval_env_config, exp.run.seed, settings)
             self._eval_config, specs = seated(self.algo, exp.eval_env_config, report)
@@ -90,6 +93,12 @@ class Trainer:
         if exp.run.eval_episodes and self._eval_config.seating is None:  # else at the first evaluation
             self._check_stop(metric_names(*_EVALUATED, self._eval_config.info_keys))
         self._evaluator: Evaluator | None = None
+        self._agents = report.agents if exp.run.eval_exploitability else None
+        """Those of the game whose positions evaluations walk over."""
+        if exp.run.eval_exploitability and self._agents is None:
+            raise ConfigError(
+                f"run.eval_exploitability with {exp.eval_env_config.name}, an environment of one agent; expected a game"
+            )
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
         self._member, self._init = member, init
@@ -130,6 +139,8 @@ class Trainer:
             if self._init is not None:
                 self.policy.load_parameters(self._init)
             check_sources(exp.algo, settings, self.policy)
+            if self._agents is not None and self._member is None:
+                self._exploitability(exp.run.eval_episodes)  # a game too large is refused before anything is trained
             self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
             settings = with_discount(settings, getattr(exp.algo, "discount", None))
             if self.gang is None:
@@ -224,12 +235,19 @@ class Trainer:
         if give_up is not None and give_up():
             return {}, found
         metrics = found.metrics(*_EVALUATED)
+        if self._agents is not None:
+            metrics["eval/exploitability"] = self._exploitability(count)
         if len(found):
             self._check_stop([*metrics, *metric_names(*_EVALUATED, self._eval_config.info_keys)])
             if cut := found.without_end(run.eval_max_steps):
                 metrics["eval/cut_episodes"] = float(cut)
             self.best_score = max(self.best_score, found.mean_return)
         return metrics, found
+
+    def _exploitability(self, starts: int) -> float:
+        assert self._agents is not None
+        seeds = env_seeds(self.exp.run.seed, 0, 0, starts, evaluation=True)
+        return exploitability(Side("the policy", self.policy), self.exp.eval_env_config, self._agents, seeds).mean
 
     def _check_stop(self, evaluated: Sequence[str]) -> None:
         """Raises ConfigError for a metric of evaluations in `run.stop` that is none of these."""

@@ -91,6 +91,17 @@ def test_matches(cli: Cli, players: Path) -> None:
     assert "--seats agent_1 without --against" in cli("eval", str(players), "--seats", "agent_1").err
 
 
+def test_exploitability(cli: Cli, players: Path) -> None:
+    said = cli("eval", str(players), "--exploit", "--episodes", "3")
+    assert said.code == 0
+    assert re.search(r"exploitability .*\d\.\d{4}, exact", said.out)
+    assert re.search(r"in place of agent_1 .*\d\.\d{4}, the policy itself -?\d\.\d{4}", said.out)
+    said = cli("eval", str(players), "--exploit-steps", "32", "--episodes", "3", "--stochastic")
+    assert said.code == 0 and "at least, by an exploiter of 32 steps" in said.out
+    for other in (("--against", "random"), ("--video",)):
+        assert "--exploit" in cli("eval", str(players), "--exploit", *other).err
+
+
 def test_an_environment_of_many_agents_is_told_agent_by_agent(cli: Cli, players: Path, trained: Path) -> None:
     said = cli("eval", str(players), "--episodes", "4")
     assert said.code == 0 and "return, agent agent_0" in said.out and "return, policy" not in said.out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +12,12 @@ import numpy as np
 from penstock.agents.agent import Agent
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
-from penstock.core.spec import EnvSpec, describe
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, seat_agents
-from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.entry import open_policy
 from penstock.run.playing.evaluation import opened
-from penstock.run.playing.opponents import RandomAgent, Script, ScriptedAgent, WithoutState
+from penstock.run.playing.opponents import Script, placed
+from penstock.run.playing.sides import Side
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
@@ -64,37 +61,6 @@ class Match:
             (self.returns[1], self.returns[0]),
             (1.0 - second, 1.0 - first),
         )
-
-
-@dataclass(frozen=True)
-class Side:
-    """One who plays: the policies of a run, or an opponent without one."""
-
-    name: str
-    policy: AnyPolicy | None = None
-    script: Any = None
-    """The function of a scripted one; None with no policy: it acts at random."""
-
-    def agent(self, name: str, spec: EnvSpec) -> tuple[str, Agent]:
-        """The policy that plays an agent, by a name of its own, and what acts for it.
-
-        Raises:
-            ConfigError: it was built for other observations or actions.
-        """
-        if self.policy is None:
-            own = RandomAgent(spec) if self.script is None else ScriptedAgent(spec, self.script, self.name)
-            return f"{describe(spec.obs)}, {describe(spec.action)}", own
-        id_, policy = _playing(self.policy, name)
-        shown = WithoutState.shown(policy.agent, policy.spec)
-        if policy.spec.obs != spec.obs and (shown, policy.spec.action) == (spec.obs, spec.action):
-            return id_, WithoutState(policy.agent, spec)
-        if (policy.spec.obs, policy.spec.action) != (spec.obs, spec.action):
-            raise ConfigError(
-                f"{self.name} was built for observation {describe(policy.spec.obs)}, action "
-                f"{describe(policy.spec.action)}, and agent {name!r} has {describe(spec.obs)}, {describe(spec.action)}"
-                f"{_chosen(self.policy, name)}"
-            )
-        return id_, policy.agent
 
 
 def open_side(named: str | Script, which: str = "last", trust: bool = False) -> Side:
@@ -240,10 +206,7 @@ def _returns(
         mapping[name] = f"{'AB'[side]} {id_}"
         acting[mapping[name]] = agent
     seating = seat_agents(agents, tuple(acting), mapping)
-    copies: dict[str, Agent] = {}
-    for spec, (id_, agent) in zip(seating.specs, acting.items()):
-        copies[id_] = copy.deepcopy(agent)
-        copies[id_].spec = spec  # it plays other seats than it was trained in, which says nothing of what it sees
+    copies = {id_: placed(agent, spec) for spec, (id_, agent) in zip(seating.specs, acting.items())}
     sampler = SerialSampler(T=1, B=1).build(replace(config, seating=seating), seed)
     try:
         sampler.initialize(copies)
@@ -253,26 +216,3 @@ def _returns(
     assert found.parts is not None
     own = np.array(side_of)
     return np.stack([found.parts.return_[:, own == side].sum(1) for side in (0, 1)], 1)
-
-
-def _playing(policy: AnyPolicy, agent: str) -> tuple[str, Policy]:
-    """Who of a run plays an agent, by its id: by the run's mapping where it is a dict, else the first that learns."""
-    if not isinstance(policy, PolicySet):
-        return "", policy
-    mapping = getattr(policy.settings, "policy_mapping_fn", None)
-    if isinstance(mapping, Mapping) and agent in mapping:
-        return mapping[agent], policy[mapping[agent]]
-    return next(iter(policy.trained.items()))
-
-
-def _chosen(policy: AnyPolicy, agent: str) -> str:
-    """How an error ends where one of several policies was chosen for an agent that no mapping as a dict names."""
-    if not isinstance(policy, PolicySet) or len(policy) < 2 or not hasattr(policy.settings, "policy_mapping_fn"):
-        return ""
-    mapping = policy.settings.policy_mapping_fn
-    if isinstance(mapping, Mapping) and agent in mapping:
-        return ""
-    return (
-        f": only a policy_mapping_fn that is a dict says here which of {list(policy)} plays an agent, else the first "
-        "that learns does; train with a dict"
-    )

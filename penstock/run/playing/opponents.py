@@ -1,7 +1,8 @@
-"""Opponents of a match: one that acts at random, a function of the user's own, a policy trained with a team's state."""
+"""Opponents: random play, a function of the user's own, likeliest moves, a policy trained with a team's state."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,37 @@ class ScriptedAgent(Agent):
         if len(tree_leaves(found)) != len(tree_leaves(self.spec.action)):
             raise ConfigError(f"{self._name}(obs) returned {found!r:.80}; expected one action")
         return found
+
+
+class Deterministic(Agent):
+    """Makes the likeliest moves of an agent wherever it acts, as deterministic evaluations do; random play stays."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.spec, self.agent = agent.spec, agent
+        self._noisy = agent.evaluates_with_noise
+        self.noise_size = agent.noise_size if self._noisy else 0
+        self.env_ranks, self.evaluates_with_noise = agent.env_ranks and self._noisy, self._noisy
+
+    def initial_state(self, B: int) -> Tree:
+        return self.agent.initial_state(B)
+
+    def set_slots(self, B: int) -> None:
+        self.agent.set_slots(B)
+
+    def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        return self.agent.act(inputs, state, noise if self._noisy else None)
+
+    def forward(self, inputs: Inputs, state: Tree = None) -> Any:
+        """Raises ConfigError: it learns nothing."""
+        raise ConfigError("an opponent learns nothing")
+
+
+def placed(agent: Agent, spec: EnvSpec) -> Agent:
+    """A copy that plays other seats than it was trained in, which say nothing of what it sees."""
+    found = copy.deepcopy(agent)
+    found.spec = spec
+    return found
 
 
 class WithoutState(Agent):

@@ -13,8 +13,9 @@ from penstock.core.errors import ConfigError
 from penstock.envs.make import as_env_config
 from penstock.run.playing import evaluation
 from penstock.run.playing.evaluation import record_video
-from penstock.run.playing.matches import Match, Side, match_runs, open_side, play, play_all
+from penstock.run.playing.matches import Match, match_runs, open_side, play, play_all
 from penstock.run.playing.matrix import draw_matrix, points_of
+from penstock.run.playing.sides import Side
 
 NIM, BITS = "penstock.envs.toy:Nim", "penstock.envs.toy:TeamBits"
 NET = ps.Net(hidden=(8,))

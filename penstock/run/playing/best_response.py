@@ -1,0 +1,333 @@
+"""Exact exploitability: what a player gains who knows a policy, by a walk over every position of a small game.
+
+The best response to a policy knows how it moves, and no more of the game than the agent whose place it takes: it
+chooses by the observations and rewards of that agent so far. Positions that the agent cannot tell apart are walked
+together, each with its chance (a belief); beliefs that are equal are walked once, whatever led to them.
+
+Exploitability is the mean over the agents of what the best response gains there beyond the policy itself while the
+policy plays all others: NashConv / n (Lanctot et al. 2017, "A unified game-theoretic approach to multiagent
+reinforcement learning", section 2). Of two players whose gains add up to 0 it is OpenSpiel's `exploitability`. 0: nobody
+gains by playing otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import hashlib
+import io
+import pickle
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.agents.distributions import Categorical
+from penstock.core.batch import Inputs, padded_rows
+from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError, words_of
+from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, describe
+from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.closing import close_env
+from penstock.envs.make import EnvConfig
+from penstock.envs.seats import AgentSpecs
+from penstock.envs.shown import Showing
+from penstock.run.playing.opponents import RandomAgent
+from penstock.run.playing.sides import Side
+
+POSITIONS = 200_000
+"""Moves that a walk tries at most; at 50 to 200 us each."""
+TRAINED = "train an exploiter instead: --exploit-steps 100000"
+
+
+class Exploitability(NamedTuple):
+    """Mean undiscounted returns in the place of each agent, where the policy plays all others."""
+
+    agents: tuple[str, ...]
+    best: tuple[float, ...]
+    """Of the best response, or of a trained exploiter."""
+    own: tuple[float, ...]
+    """Of the policy itself."""
+
+    @property
+    def mean(self) -> float:
+        """The exploitability; of a trained exploiter a lower bound, up to the noise of its episodes."""
+        return fmean(best - own for best, own in zip(self.best, self.own))
+
+
+def exploitability(
+    side: Side,
+    config: EnvConfig,
+    agents: AgentSpecs,
+    seeds: Sequence[int],
+    *,
+    deterministic: bool = True,
+    positions: int = POSITIONS,
+) -> Exploitability:
+    """The exact exploitability of who plays all agents, over the episodes of these seeds, each as likely.
+
+    All chance must come from the seed. Where cards are hidden, few seeds tell the best response more than a player
+    could know: the result is too large, and right with one seed for each deal.
+
+    Args:
+        side: a memoryless policy, a script, or random play. agents: of `penstock.check_env(config)`.
+        deterministic: the policy's likeliest moves; False: it draws them.
+        positions: moves to try in one agent's place.
+
+    Raises:
+        ConfigError: agents that act at once, a recurrent policy, actions that are no Discrete, an environment that
+            cannot be copied or draws from elsewhere, a game too large. EnvWorkerError: its own code raised.
+    """
+    if not agents.turns:
+        raise ConfigError(f"{config.name}: agents act at once, and a walk takes games in turns; {TRAINED}")
+    names = tuple(agents.specs)
+    players = {
+        name: _Player(name, side.agent(name, spec)[1], spec, deterministic) for name, spec in agents.specs.items()
+    }
+    env: Any = config.make()
+    try:
+        showing = Showing(env, agents.specs, config.state, config.mask_key or MASK_KEY)
+        walk = _Walk(env, config.name, players, showing, positions)
+        walk.check_copies(seeds[0])
+        best, own = zip(*(walk.values(name, seeds) for name in names))
+        return Exploitability(names, best, own)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise EnvWorkerError(f"{config.name} in a walk over its positions: {words_of(error)}") from error
+    finally:
+        close_env(env, config.name)
+
+
+class _Player:
+    """The moves of one agent by what it is shown, and their chances."""
+
+    def __init__(self, name: str, agent: Agent, spec: EnvSpec, deterministic: bool) -> None:
+        if not isinstance(spec.action, LeafSpec) or spec.action.kind != "discrete":
+            raise ConfigError(f"agent {name!r} has {describe(spec.action)}; a walk needs a Discrete action; {TRAINED}")
+        if agent.initial_state(1) is not None:
+            raise ConfigError(f"{type(agent).__name__} of agent {name!r} is recurrent: a walk forgets paths; {TRAINED}")
+        self._agent, self._spec, self._leaf = copy.deepcopy(agent).cpu(), spec, spec.action
+        self._deterministic = deterministic
+        self._known: dict[bytes, list[tuple[int, float]]] = {}
+
+    def legal(self, obs: Tree) -> list[int]:
+        """Every move that the mask allows, if there is one."""
+        moves = np.arange(self._leaf.sizes[0])
+        if isinstance(obs, dict) and MASK_KEY in obs:
+            moves = np.flatnonzero(np.asarray(obs[MASK_KEY]))
+        return [int(move) + int(self._leaf.start) for move in moves]  # pyright: ignore[reportArgumentType]
+
+    def moves(self, obs: Tree) -> list[tuple[int, float]]:
+        """The moves that it may make, each with its chance."""
+        key = _bytes(obs)
+        if key not in self._known:
+            self._known[key] = self._asked(obs)
+        return self._known[key]
+
+    def _asked(self, obs: Tree) -> list[tuple[int, float]]:
+        legal = self.legal(obs)
+        if isinstance(self._agent, RandomAgent):
+            return [(move, 1.0 / len(legal)) for move in legal]
+        rows = padded_rows(1)
+
+        def repeated(leaf: LeafSpec, x: Any) -> torch.Tensor:
+            array = np.asarray(x, leaf.dtype).reshape(leaf.shape)
+            return torch.from_numpy(np.broadcast_to(array, (rows, *leaf.shape)).copy())
+
+        null = repeated(self._leaf, self._leaf.null())
+        inputs = Inputs(tree_map(repeated, self._spec.obs, obs), null, torch.zeros(rows), torch.ones(rows).bool())
+        with torch.inference_mode():
+            if self._deterministic or self._agent.noise_size == 0:
+                return [(int(self._agent.act(inputs, None, None)[0][0]), 1.0)]
+            dist = getattr(self._agent(inputs), "dist", None)
+        if not isinstance(dist, Categorical):
+            raise ConfigError(
+                f"{type(self._agent).__name__} does not say the chances of its moves: leave out --stochastic, or {TRAINED}"
+            )
+        chances = dist.logp[0].double().exp()
+        return [(move, p) for move in legal if (p := float(chances[move - dist.start])) > 0.0]
+
+
+class _Values(NamedTuple):
+    """Mean returns from somewhere on: of the best response, and of the policy itself."""
+
+    best: float
+    own: float
+
+
+class _Outcome(NamedTuple):
+    """What may come of a move: the return until the agent's next turn, and its position there."""
+
+    chance: float
+    earned: float
+    obs: Tree = None
+    env: Any = None
+    """None: its episode is over."""
+
+
+class _Walk:
+    """Values of a game for one agent after the other."""
+
+    def __init__(self, env: Any, name: str, players: dict[str, _Player], showing: Showing, positions: int) -> None:
+        self._env, self._name, self._players, self._showing, self._most = env, name, players, showing, positions
+        self._agent, self._tried = "", 0
+        self._known: dict[tuple[tuple[bytes, float], ...], _Values] = {}
+        self._spaces: dict[int, Any] = {}
+
+    def check_copies(self, seed: int) -> None:
+        """Raises ConfigError unless an episode of first legal moves is the same in a copy."""
+        self._env.reset(seed=seed)
+        copied = self._copy(self._stored(self._env))
+        while self._env.agents:
+            seen, again = (self._turn(env) for env in (self._env, copied))
+            if [_bytes(x[0]) for x in (seen, again)].count(_bytes(seen[0])) < 2 or seen[1:] != again[1:]:
+                raise ConfigError(
+                    f"a copy of {self._name} goes on otherwise than it does: some of its state, or of its chance, lies "
+                    f"outside of it; draw from a generator of its own that reset(seed=) seeds, or {TRAINED}"
+                )
+            move = None if seen[3] else self._players[seen[2]].legal(seen[0])[0]
+            for env in (self._env, copied):
+                env.step(move)
+
+    def values(self, agent: str, seeds: Sequence[int]) -> _Values:
+        """The mean returns in the place of an agent."""
+        self._agent, self._tried = agent, 0
+        self._known.clear()
+        outcomes: list[_Outcome] = []
+        for seed in seeds:
+            self._env.reset(seed=seed)
+            self._play_on(self._copy(self._stored(self._env)), 1.0 / len(seeds), 0.0, outcomes)
+        try:
+            return self._worth(outcomes)
+        except RecursionError as error:
+            raise ConfigError(f"{self._name}: a game of too many moves for a walk; {TRAINED}") from error
+
+    def _worth(self, outcomes: list[_Outcome]) -> _Values:
+        best = own = sum(x.chance * x.earned for x in outcomes)
+        groups: dict[tuple[bytes, float], list[_Outcome]] = {}
+        for x in outcomes:
+            if x.env is not None:
+                groups.setdefault((_bytes(x.obs), x.earned), []).append(x)
+        for alike in groups.values():
+            chance = sum(x.chance for x in alike)
+            found = self._valued(alike, chance)
+            best, own = best + chance * found.best, own + chance * found.own
+        return _Values(best, own)
+
+    def _valued(self, alike: list[_Outcome], chance: float) -> _Values:
+        """Returns from positions that the agent cannot tell apart, which have this chance together."""
+        belief: dict[bytes, list[Any]] = {}
+        for x in alike:
+            stored = self._stored(x.env)
+            belief.setdefault(hashlib.blake2b(stored, digest_size=16).digest(), [stored, 0.0])[1] += x.chance / chance
+        key = tuple(sorted((at, round(p, 12)) for at, (_, p) in belief.items()))
+        if key not in self._known:
+            player, obs = self._players[self._agent], alike[0].obs
+            legal, chosen, worths = player.legal(obs), player.moves(obs), dict[int, _Values]()
+            for move in {*legal, *(move for move, _ in chosen)}:
+                outcomes: list[_Outcome] = []
+                for stored, of_position in belief.values():
+                    self._after(stored, move, of_position, 0.0, outcomes)
+                worths[move] = self._worth(outcomes)
+            best = max(worths[move].best for move in legal or worths)
+            self._known[key] = _Values(best, sum(p * worths[move].own for move, p in chosen))
+        return self._known[key]
+
+    def _after(self, stored: bytes, move: int, chance: float, earned: float, outcomes: list[_Outcome]) -> None:
+        self._tried += 1
+        if self._tried > self._most:
+            raise ConfigError(
+                f"{self._name} has more than {self._most:,} positions to walk over: fewer starts (--episodes) if its "
+                f"deals differ, the likeliest moves instead of --stochastic, or {TRAINED}"
+            )
+        env = self._copy(stored)
+        env.step(move)
+        self._play_on(env, chance, earned, outcomes)
+
+    def _play_on(self, env: Any, chance: float, earned: float, outcomes: list[_Outcome]) -> None:
+        """Lets the others move until the agent's next turn, by every way that has a chance."""
+        while env.agents:
+            obs, reward, agent, ended = self._turn(env)
+            earned += reward if agent == self._agent else 0.0
+            if ended:
+                env.step(None)
+            elif agent == self._agent:
+                outcomes.append(_Outcome(chance, earned, obs, env))
+                return
+            else:
+                stored = self._stored(env)
+                for move, p in self._players[agent].moves(obs):
+                    self._after(stored, move, chance * p, earned, outcomes)
+                return
+        outcomes.append(_Outcome(chance, earned))
+
+    def _turn(self, env: Any) -> tuple[Tree, float, str, bool]:
+        """What the agent whose turn it is is shown and has earned since its last one, its name, and if it has ended."""
+        agent = env.agent_selection
+        obs, reward, terminated, truncated, info = env.last()
+        ended = bool(terminated or truncated)
+        if self._showing.anything and not ended:
+            joint = {a: env.observe(a) for a in env.agents} if self._showing.state == "joint" else {}
+            obs = self._showing.show(
+                agent, obs, info, self._showing.state_of(env, joint) if self._showing.state else None
+            )
+        return obs, float(reward), agent, ended
+
+    def _stored(self, env: Any) -> bytes:
+        out = io.BytesIO()
+        try:
+            _Pickler(out, self._spaces).dump(env)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{self._name} cannot be copied: {words_of(error)}; let pickle copy it (no lambdas, files or handles in "
+                f"it), or {TRAINED}"
+            ) from error
+        return out.getvalue()
+
+    def _copy(self, stored: bytes) -> Any:
+        return _Unpickler(stored, self._spaces).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles an environment's state, but not its spaces, which copies share.
+
+    Of classes with `EzPickle` pickle by itself keeps the arguments of the constructor alone.
+    """
+
+    def __init__(self, file: io.BytesIO, spaces: dict[int, Any]) -> None:
+        super().__init__(file, protocol=5)
+        self._spaces = spaces
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, gymnasium.Space):
+            return None
+        self._spaces[id(obj)] = obj
+        return id(obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if any(cls.__name__ == "EzPickle" for cls in type(obj).__mro__):
+            return copyreg.__newobj__, (type(obj),), obj.__dict__, None, None, _set_members  # pyright: ignore
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes a copy out of what a `_Pickler` of the same process has written."""
+
+    def __init__(self, stored: bytes, spaces: dict[int, Any]) -> None:
+        super().__init__(io.BytesIO(stored))
+        self._spaces = spaces
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._spaces[pid]
+
+
+def _set_members(obj: Any, members: dict[str, Any]) -> None:
+    obj.__dict__.update(members)
+
+
+def _bytes(obs: Tree) -> bytes:
+    return b"".join(np.asarray(x).tobytes() for x in tree_leaves(obs))
