@@ -54,6 +54,7 @@ MAY_UNPICKLE = {
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
     ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
     ("penstock/distributed/learners.py", "cloudpickle.loads"): "the same, of a learner",
+    ("penstock/run/playing/copies.py", "pickle"): "copies of an environment in the memory of the process that made it",
 }
 CHANGING = {"weights_only", "allow_pickle", "shell"}
 """Arguments that make a call run data, or keep it from that."""

@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--exploit",
         action="store_true",
-        help="say what a player gains who knows the policy: exactly, by a walk over a small game from --episodes starts",
+        help="what a player gains who knows the policy, exactly, by a walk over a small game from --episodes starts",
     )
     parser.add_argument(
         "--exploit-steps",

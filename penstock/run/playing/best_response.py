@@ -6,22 +6,18 @@ together, each with its chance (a belief); beliefs that are equal are walked onc
 
 Exploitability is the mean over the agents of what the best response gains there beyond the policy itself while the
 policy plays all others: NashConv / n (Lanctot et al. 2017, "A unified game-theoretic approach to multiagent
-reinforcement learning", section 2). Of two players whose gains add up to 0 it is OpenSpiel's `exploitability`. 0: nobody
-gains by playing otherwise.
+reinforcement learning", section 2). Of two players whose gains add up to 0 it is OpenSpiel's `exploitability`. At 0
+nobody gains by playing otherwise.
 """
 
 from __future__ import annotations
 
 import copy
-import copyreg
 import hashlib
-import io
-import pickle
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 import torch
 
@@ -35,6 +31,7 @@ from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs
 from penstock.envs.shown import Showing
+from penstock.run.playing.copies import Copies
 from penstock.run.playing.opponents import RandomAgent
 from penstock.run.playing.sides import Side
 
@@ -115,9 +112,9 @@ class _Player:
         self._known: dict[bytes, list[tuple[int, float]]] = {}
 
     def legal(self, obs: Tree) -> list[int]:
-        """Every move that the mask allows, if there is one."""
+        """Every move that the mask allows; all of them where it allows none, or there is none."""
         moves = np.arange(self._leaf.sizes[0])
-        if isinstance(obs, dict) and MASK_KEY in obs:
+        if isinstance(obs, dict) and MASK_KEY in obs and np.any(obs[MASK_KEY]):
             moves = np.flatnonzero(np.asarray(obs[MASK_KEY]))
         return [int(move) + int(self._leaf.start) for move in moves]  # pyright: ignore[reportArgumentType]
 
@@ -146,7 +143,8 @@ class _Player:
             dist = getattr(self._agent(inputs), "dist", None)
         if not isinstance(dist, Categorical):
             raise ConfigError(
-                f"{type(self._agent).__name__} does not say the chances of its moves: leave out --stochastic, or {TRAINED}"
+                f"{type(self._agent).__name__} does not say the chances of its moves: leave out --stochastic, or "
+                f"{TRAINED}"
             )
         chances = dist.logp[0].double().exp()
         return [(move, p) for move in legal if (p := float(chances[move - dist.start])) > 0.0]
@@ -176,22 +174,26 @@ class _Walk:
         self._env, self._name, self._players, self._showing, self._most = env, name, players, showing, positions
         self._agent, self._tried = "", 0
         self._known: dict[tuple[tuple[bytes, float], ...], _Values] = {}
-        self._spaces: dict[int, Any] = {}
+        self._copies = Copies(name, TRAINED)
 
     def check_copies(self, seed: int) -> None:
-        """Raises ConfigError unless an episode of first legal moves is the same in a copy."""
-        self._env.reset(seed=seed)
-        copied = self._copy(self._stored(self._env))
-        while self._env.agents:
-            seen, again = (self._turn(env) for env in (self._env, copied))
-            if [_bytes(x[0]) for x in (seen, again)].count(_bytes(seen[0])) < 2 or seen[1:] != again[1:]:
+        """Raises ConfigError unless every move of an episode of first legal moves does to a copy what it does here."""
+        env, moves = self._env, 0
+        env.reset(seed=seed)
+        while env.agents and moves < self._most:
+            obs, _, agent, ended = self._turn(env)
+            copied, moves = self._copies.copy(self._copies.stored(env)), moves + 1
+            for each in (env, copied):
+                each.step(None if ended else self._players[agent].legal(obs)[0])
+            if list(env.agents) != list(copied.agents) or (env.agents and self._seen(env) != self._seen(copied)):
                 raise ConfigError(
                     f"a copy of {self._name} goes on otherwise than it does: some of its state, or of its chance, lies "
                     f"outside of it; draw from a generator of its own that reset(seed=) seeds, or {TRAINED}"
                 )
-            move = None if seen[3] else self._players[seen[2]].legal(seen[0])[0]
-            for env in (self._env, copied):
-                env.step(move)
+
+    def _seen(self, env: Any) -> tuple[Any, ...]:
+        obs, *rest = self._turn(env)
+        return _bytes(obs), *rest
 
     def values(self, agent: str, seeds: Sequence[int]) -> _Values:
         """The mean returns in the place of an agent."""
@@ -200,7 +202,7 @@ class _Walk:
         outcomes: list[_Outcome] = []
         for seed in seeds:
             self._env.reset(seed=seed)
-            self._play_on(self._copy(self._stored(self._env)), 1.0 / len(seeds), 0.0, outcomes)
+            self._play_on(self._copies.copy(self._copies.stored(self._env)), 1.0 / len(seeds), 0.0, outcomes)
         try:
             return self._worth(outcomes)
         except RecursionError as error:
@@ -222,7 +224,7 @@ class _Walk:
         """Returns from positions that the agent cannot tell apart, which have this chance together."""
         belief: dict[bytes, list[Any]] = {}
         for x in alike:
-            stored = self._stored(x.env)
+            stored = self._copies.stored(x.env)
             belief.setdefault(hashlib.blake2b(stored, digest_size=16).digest(), [stored, 0.0])[1] += x.chance / chance
         key = tuple(sorted((at, round(p, 12)) for at, (_, p) in belief.items()))
         if key not in self._known:
@@ -233,7 +235,7 @@ class _Walk:
                 for stored, of_position in belief.values():
                     self._after(stored, move, of_position, 0.0, outcomes)
                 worths[move] = self._worth(outcomes)
-            best = max(worths[move].best for move in legal or worths)
+            best = max(worths[move].best for move in legal)
             self._known[key] = _Values(best, sum(p * worths[move].own for move, p in chosen))
         return self._known[key]
 
@@ -244,7 +246,7 @@ class _Walk:
                 f"{self._name} has more than {self._most:,} positions to walk over: fewer starts (--episodes) if its "
                 f"deals differ, the likeliest moves instead of --stochastic, or {TRAINED}"
             )
-        env = self._copy(stored)
+        env = self._copies.copy(stored)
         env.step(move)
         self._play_on(env, chance, earned, outcomes)
 
@@ -259,7 +261,7 @@ class _Walk:
                 outcomes.append(_Outcome(chance, earned, obs, env))
                 return
             else:
-                stored = self._stored(env)
+                stored = self._copies.stored(env)
                 for move, p in self._players[agent].moves(obs):
                     self._after(stored, move, chance * p, earned, outcomes)
                 return
@@ -276,57 +278,6 @@ class _Walk:
                 agent, obs, info, self._showing.state_of(env, joint) if self._showing.state else None
             )
         return obs, float(reward), agent, ended
-
-    def _stored(self, env: Any) -> bytes:
-        out = io.BytesIO()
-        try:
-            _Pickler(out, self._spaces).dump(env)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{self._name} cannot be copied: {words_of(error)}; let pickle copy it (no lambdas, files or handles in "
-                f"it), or {TRAINED}"
-            ) from error
-        return out.getvalue()
-
-    def _copy(self, stored: bytes) -> Any:
-        return _Unpickler(stored, self._spaces).load()
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles an environment's state, but not its spaces, which copies share.
-
-    Of classes with `EzPickle` pickle by itself keeps the arguments of the constructor alone.
-    """
-
-    def __init__(self, file: io.BytesIO, spaces: dict[int, Any]) -> None:
-        super().__init__(file, protocol=5)
-        self._spaces = spaces
-
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, gymnasium.Space):
-            return None
-        self._spaces[id(obj)] = obj
-        return id(obj)
-
-    def reducer_override(self, obj: Any) -> Any:
-        if any(cls.__name__ == "EzPickle" for cls in type(obj).__mro__):
-            return copyreg.__newobj__, (type(obj),), obj.__dict__, None, None, _set_members  # pyright: ignore
-        return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes a copy out of what a `_Pickler` of the same process has written."""
-
-    def __init__(self, stored: bytes, spaces: dict[int, Any]) -> None:
-        super().__init__(io.BytesIO(stored))
-        self._spaces = spaces
-
-    def persistent_load(self, pid: int) -> Any:
-        return self._spaces[pid]
-
-
-def _set_members(obj: Any, members: dict[str, Any]) -> None:
-    obj.__dict__.update(members)
 
 
 def _bytes(obs: Tree) -> bytes:
