@@ -16,7 +16,6 @@ import torch
 from penstock.agents.parameters import require_device
 from penstock.core.batch import MultiAgentBatch, SampleBatch, as_arrays
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
-from penstock.core.noise import env_seeds
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
@@ -31,7 +30,7 @@ from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
 from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
 from penstock.run.memory import out_of_memory
-from penstock.run.playing.best_response import exploitability
+from penstock.run.playing.best_response import exploitability, starts
 from penstock.run.playing.evaluator import Evaluator, check_fits
 from penstock.run.playing.sides import Side
 from penstock.run.suited import check_sources, seated, suited, with_discount
@@ -244,9 +243,9 @@ class Trainer:
             self.best_score = max(self.best_score, found.mean_return)
         return metrics, found
 
-    def _exploitability(self, starts: int) -> float:
+    def _exploitability(self, count: int) -> float:
         assert self._agents is not None
-        seeds = env_seeds(self.exp.run.seed, 0, 0, starts, evaluation=True)
+        seeds = starts(self.exp.run.seed, count)
         return exploitability(Side("the policy", self.policy), self.exp.eval_env_config, self._agents, seeds).mean
 
     def _check_stop(self, evaluated: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.distributions import Categorical
 from penstock.core.batch import Inputs, padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError, words_of
+from penstock.core.noise import env_seed
 from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.closing import close_env
@@ -53,6 +54,13 @@ class Exploitability(NamedTuple):
     def mean(self) -> float:
         """The exploitability; of a trained exploiter a lower bound, up to the noise of its episodes."""
         return fmean(best - own for best, own in zip(self.best, self.own))
+
+
+def starts(seed: int, count: int) -> list[int]:
+    """Seeds of the episodes that a walk is over. Raises ConfigError for none."""
+    if count < 1:
+        raise ConfigError(f"--episodes {count}; a walk, and an exploiter, need 1 or more")
+    return [env_seed(seed, 0, episode, evaluation=True) for episode in range(count)]
 
 
 def exploitability(
