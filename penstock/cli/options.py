@@ -57,16 +57,23 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG", help=text)
 
     def add_environment(self) -> None:
-        """Adds --import, --env-kwargs, --wrappers, --env-drop, --env-text, --env-mask: how an environment is made."""
+        """Adds --import, --wrappers and --env-kwargs, -options, -drop, -text, -mask: how an environment is made."""
         self.add_import(", because it registers environments; may be repeated")
         self.add_argument(
             "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
         )
         self.add_argument(
+            "--env-options", nargs="+", default=[], metavar="K=V", help="options that every reset of it is given"
+        )
+        self.add_argument(
             "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
         )
         self.add_argument(
-            "--env-drop", nargs="+", default=[], metavar="KEY", help="keys of a Dict observation to leave out"
+            "--env-drop",
+            nargs="+",
+            default=[],
+            metavar="KEY",
+            help="keys of a Dict observation to leave out; a/b for b in a",
         )
         self.add_argument(
             "--env-text", type=whole_number, default=0, metavar="N", help="show text in observations as N bytes"
@@ -195,7 +202,9 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
 
     import_modules(args.imports, args.run, args.trust)
     kwargs = key_values(args.env_kwargs, "--env-kwargs")
+    options = key_values(args.env_options, "--env-options")
     made = {
+        "--env-options": args.env_options,
         "--wrappers": args.wrappers,
         "--env-drop": args.env_drop,
         "--env-text": [args.env_text] if args.env_text else [],
@@ -208,6 +217,7 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
         return None, kwargs
     search_here()
     shown: dict[str, Any] = {"drop": tuple(args.env_drop), "text": args.env_text, "mask_key": args.env_mask}
+    shown["options"] = options
     return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports), **shown), kwargs
 
 

@@ -140,6 +140,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
         sampler=settings.sampler,
         run=settings.run,
         env_kwargs={**exp.env_kwargs, **kwargs},
+        env_options={**exp.env_options, **key_values(args.env_options, "--env-options")},
         wrappers=(*exp.wrappers, *args.wrappers),
         info_keys=(*exp.info_keys, *args.info_keys),
         imports=(*exp.imports, *args.imports),

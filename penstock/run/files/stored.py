@@ -29,6 +29,7 @@ _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "
 """What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
 _DROPPED = (
     "env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text", "env_mask", "env_state",
+    "env_options",
 )  # fmt: skip
 _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
