@@ -16,7 +16,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,19 @@ from penstock.core.errors import CheckpointError, ConfigError, MissingExtraError
 from penstock.core.files import open_stored, read_stored
 from penstock.core.machine import free_memory
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree
-from penstock.datasets.episode import ENV, Episode, EpisodeSource, check_episode, clipped
+from penstock.core.tree import Tree, tree_leaves
+from penstock.datasets.episode import (
+    ENV,
+    Episode,
+    EpisodeSource,
+    check_episode,
+    clipped,
+    obs_outside,
+    say_outside,
+)
 from penstock.datasets.minari_spaces import space_to_plain, stored_spec
+from penstock.envs.contract import Checks
+from penstock.envs.wrappers import bytes_of
 
 _MAIN, _METADATA = "main_data.hdf5", "metadata.json"
 _VERSION = "0.5.4"
@@ -51,19 +61,20 @@ class MinariEpisodes:
 
     Args:
         directory: that of the dataset, or its folder `data`.
+        drop: keys of the observation to leave out, as far as it has them. text: bytes that texts are shown as.
 
     Raises:
         MissingExtraError: h5py is not installed. ConfigError: half-written, damaged, or not of this layout.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, drop: Sequence[str] = (), text: int = 0) -> None:
         self.path = _data(Path(directory))
         self.name = str(self.path)
         h5py = import_h5py()
         metadata = _read_metadata(self.path)
         self._metadata = metadata
         self._fingerprint: str | None = None
-        self.spec = stored_spec(metadata, str(self.path / _METADATA))
+        self.spec = stored_spec(metadata, str(self.path / _METADATA), drop, text)
         try:
             with open_stored(self.path / _MAIN, self.path):
                 self._file: Any = h5py.File(self.path / _MAIN, "r")
@@ -107,8 +118,8 @@ class MinariEpisodes:
             infos = group.get("infos", {})
             terminated = bool(ends["terminations"][-1])
             found = Episode(
-                _tree(group["observations"], self.spec.obs),
-                _tree(group["actions"], self.spec.action),
+                _tree(group["observations"], self.spec.obs, where),
+                _tree(group["actions"], self.spec.action, where),
                 np.asarray(_read(group["rewards"]), np.float32),
                 terminated,
                 bool(ends["truncations"][-1]) or not terminated,  # a recording that stops without an end was cut there
@@ -121,10 +132,13 @@ class MinariEpisodes:
         check_episode(found, self.spec, where)
         return found
 
-    def verify(self) -> None:
+    def verify(self, checks: Checks = "sampled") -> None:
         _ = self.fingerprint  # of the file that is read here, should another take its name during a run
         for i in range(len(self.lengths)):
-            self.episode(i)
+            found = self.episode(i)
+            if checks in ("sampled", "always") and (outside := obs_outside(tree_leaves(found.obs), self.spec)):
+                say_outside(f"{self.path / _MAIN}: episode_{i}, row {outside[0]}: {outside[1]}", checks)
+                checks = "off"
 
     def close(self) -> None:
         self._file.close()
@@ -220,12 +234,14 @@ def _write_tree(group: Any, name: str, tree: Tree) -> None:
         group.create_dataset(name, data=tree)
 
 
-def _tree(node: Any, spec: Tree) -> Tree:
+def _tree(node: Any, spec: Tree, where: str) -> Tree:
     if isinstance(spec, dict):
-        return {key: _tree(node[key], leaf) for key, leaf in spec.items()}
+        return {key: _tree(node[key], leaf, where) for key, leaf in spec.items()}
     if isinstance(spec, tuple):
-        return tuple(_tree(node[f"_index_{i}"], leaf) for i, leaf in enumerate(spec))
+        return tuple(_tree(node[f"_index_{i}"], leaf, where) for i, leaf in enumerate(spec))
     x = _read(node)
+    if x.ndim == 1 and x.dtype.kind in "SO" and len(spec.shape) == 1:
+        return np.stack([bytes_of(bytes(text), spec.shape[0], f"{where}, row {t}: ") for t, text in enumerate(x)])
     if spec.dtype == "uint8" and len(spec.shape) in (2, 3) and x.shape[1:] != spec.shape:  # each row is a JPEG file
         if not all(bytes(row[:3]) == _JPEG for row in x):
             raise ValueError("a row is no JPEG file")  # other formats have readers that start programs

@@ -65,8 +65,8 @@ def is_text(space: Any) -> bool:
 def _cure(space: Any, where: str) -> str:
     """What makes such a space one that fits."""
     _, _, key = where.partition("['")
-    key = key.removesuffix("']")
-    ways = [f"leave it out by env_drop=({key!r},) (--env-drop {key})"] if key and "['" not in key else []
+    key = key.removesuffix("']").replace("']['", "/")
+    ways = [f"leave it out by env_drop=({key!r},) (--env-drop {key})"] if key and "[" not in key else []
     if where.startswith("action"):
         ways = []
     elif is_text(space):

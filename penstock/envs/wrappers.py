@@ -13,11 +13,12 @@ from gymnasium import spaces
 
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import MASK_KEY
+from penstock.core.tree import tree_without
 from penstock.envs.spaces import is_text
 
 
 class DropKeys(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows a Dict observation without some of its keys.
+    """Shows a Dict observation without some of its keys; `a/b` is the key b of the Dict a.
 
     Raises:
         ConfigError: the observation is no Dict, has no such key, or would be empty.
@@ -28,17 +29,18 @@ class DropKeys(gym.ObservationWrapper[Any, Any, Any]):
         space = env.observation_space
         if not isinstance(space, spaces.Dict):
             raise ConfigError(f"drop={tuple(keys)} with the observation space {space!r}; expected a Dict")
+        known = key_paths(space)
         for key in keys:
-            if key not in space.spaces:
-                raise ConfigError(f"drop={tuple(keys)}: the observation has no {key!r}; {nearest(key, space.spaces)}")
-        self._kept = [key for key in space.spaces if key not in keys]
-        if not self._kept:
+            if key not in known:
+                raise ConfigError(f"drop={tuple(keys)}: the observation has no {key!r}; {nearest(key, known)}")
+        self._keys = tuple(keys)
+        self.observation_space = without_keys(space, keys)
+        if not self.observation_space.spaces:
             raise ConfigError(f"drop={tuple(keys)} leaves nothing of the observation; keep one of its keys")
-        self.observation_space = spaces.Dict({key: space.spaces[key] for key in self._kept})
 
     def observation(self, observation: Any) -> dict[str, Any]:
         """The keys that are kept."""
-        return {key: observation[key] for key in self._kept}
+        return tree_without(observation, self._keys)
 
 
 class TextBytes(gym.ObservationWrapper[Any, Any, Any]):
@@ -52,27 +54,64 @@ class TextBytes(gym.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], size: int) -> None:
         super().__init__(env)
         self._size = size
-        self.observation_space = self._shown_space(env.observation_space)
+        self.observation_space = text_as_bytes(env.observation_space, size)
         if self.observation_space == env.observation_space:
             raise ConfigError(f"text={size} with the observation space {env.observation_space!r}, which has no text")
 
     def observation(self, observation: Any) -> Any:
         """The observation with bytes in place of text."""
         if isinstance(observation, str):
-            code = observation.encode()
-            if len(code) > self._size:
-                raise EnvWorkerError(f"text {observation!r} is {len(code)} bytes long; set text={len(code)} or more")
-            return np.frombuffer(code.ljust(self._size, b"\0"), np.uint8).copy()
+            return bytes_of(observation.encode(), self._size)
         if isinstance(observation, dict):
             return {key: self.observation(below) for key, below in observation.items()}
         return tuple(map(self.observation, observation)) if isinstance(observation, tuple) else observation
 
-    def _shown_space(self, space: Any) -> Any:
-        if isinstance(space, spaces.Dict):
-            return spaces.Dict({key: self._shown_space(below) for key, below in space.spaces.items()})
-        if isinstance(space, spaces.Tuple):
-            return spaces.Tuple([self._shown_space(below) for below in space.spaces])
-        return spaces.Box(0, 255, (self._size,), np.uint8) if is_text(space) else space
+
+def bytes_of(text: bytes, size: int, of_dataset: str = "") -> npt.NDArray[np.uint8]:
+    """[size] uint8 of a text in UTF-8, zeros behind.
+
+    Args:
+        of_dataset: the place in a dataset that it is from; else it is an environment's.
+
+    Raises:
+        ConfigError, EnvWorkerError: the text is longer, in a dataset or of an environment.
+    """
+    if len(text) > size:
+        said = f"text {text.decode(errors='replace')!r} is {len(text)} bytes long; set text={len(text)} or more"
+        raise (ConfigError if of_dataset else EnvWorkerError)(f"{of_dataset}{said} (--env-text {len(text)})")
+    return np.frombuffer(text.ljust(size, b"\0"), np.uint8).copy()
+
+
+def text_as_bytes(space: Any, size: int) -> Any:
+    """The space in which every text is an uint8 array [size]; 0 leaves texts as they are."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: text_as_bytes(below, size) for key, below in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([text_as_bytes(below, size) for below in space.spaces])
+    return spaces.Box(0, 255, (size,), np.uint8) if size and is_text(space) else space
+
+
+def without_keys(space: Any, keys: Sequence[str]) -> Any:
+    """The space of an observation of which `tree_without` leaves out these keys."""
+    kept = tree_without(_as_dict(space), keys)
+    return _as_space(kept) if isinstance(kept, dict) else kept
+
+
+def key_paths(space: spaces.Dict, before: str = "") -> list[str]:
+    """Its keys and those of Dicts in it, as `drop` names them: `a`, `a/b`."""
+    out: list[str] = []
+    for key, below in space.spaces.items():
+        out.append(f"{before}{key}")
+        out += key_paths(below, f"{before}{key}/") if isinstance(below, spaces.Dict) else []
+    return out
+
+
+def _as_dict(space: Any) -> Any:
+    return {key: _as_dict(below) for key, below in space.spaces.items()} if isinstance(space, spaces.Dict) else space
+
+
+def _as_space(tree: Any) -> Any:
+    return spaces.Dict({key: _as_space(below) for key, below in tree.items()}) if isinstance(tree, dict) else tree
 
 
 class WeightedReward(gym.Wrapper[Any, Any, Any, Any]):

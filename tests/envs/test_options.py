@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -49,7 +49,7 @@ class Told(gym.Env[Any, Any]):
 class ToldAgents(EchoAgents):
     """Two agents that remember what their environment was told."""
 
-    told: list[Any] = []
+    told: ClassVar[list[Any]] = []
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.told.append(options)
