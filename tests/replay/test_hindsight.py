@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -42,17 +43,18 @@ class NoReward:
     """Has no compute_reward."""
 
 
-def line() -> SampleBatch:
+def line(pay: Any = distance, goal: float = -1.0) -> SampleBatch:
     """One slot: rows 0..4 are an episode, row 5 resets, rows 6 and 7 are another; `achieved_goal` counts the rows."""
     batch = allocate_batch(SPEC, BatchSpec(8, 1))
     obs: Any = batch.obs
     obs["achieved_goal"][:, 0, 0] = np.arange(9)
-    obs["desired_goal"][:] = -1.0
+    obs["desired_goal"][:] = goal
     batch.valid[:] = True
     batch.valid[5] = False
     batch.terminated[4] = True
     batch.first[[0, 6]] = True
-    batch.reward[:] = 0.25
+    paid = pay(obs["achieved_goal"][1:], obs["desired_goal"][1:], {})
+    batch.reward[:] = paid[0] if isinstance(paid, tuple) else paid
     return batch
 
 
@@ -88,7 +90,7 @@ def test_rewards_are_computed_anew_and_ends_stay_where_nothing_is_said_about_the
     obs: Any = shown.inputs.obs
     goal = obs["desired_goal"][:, 0]
     changed = goal != -1.0
-    expected = np.where(changed, -5.0 * np.abs(drawing.unit + 1 - goal), 0.25)
+    expected = -5.0 * np.abs(drawing.unit + 1 - np.where(changed, goal, -1.0))
     np.testing.assert_allclose(shown.rows["return"], np.sign(expected) if clip else expected)
     np.testing.assert_array_equal(shown.rows["discount"], np.where(drawing.unit == 4, 0.0, 0.5))
 
@@ -97,12 +99,9 @@ def test_rewards_are_computed_anew_and_ends_stay_where_nothing_is_said_about_the
 def test_reaching_the_goal_ends_an_episode_if_the_function_says_so(desired: float) -> None:
     """Row 4 ends its episode since it reached 5, or fell; its only other goal is 5 as well."""
     replay = replay_of(reward_fn=f"{__name__}:reward_and_end")
-    batch = line()
-    obs: Any = batch.obs
-    obs["desired_goal"][:] = desired
-    replay.append(batch)
+    replay.append(line(reward_and_end, desired))
     drawing, shown = replay.sample(2_000, np.random.default_rng(0))
-    obs = shown.inputs.obs
+    obs: Any = shown.inputs.obs
     changed, reached = obs["desired_goal"][:, 0] != desired, obs["desired_goal"][:, 0] == drawing.unit + 1
     np.testing.assert_array_equal(shown.rows["return"][changed], reached[changed] - 1.0)
     at_end = drawing.unit == 4
@@ -217,6 +216,82 @@ def test_each_algorithm_of_transitions_learns_in_hindsight(name: str) -> None:
     _, shown = schedule.replay.sample(400, np.random.default_rng(0))
     reached = (shown.rows["next"].obs["achieved_goal"] == shown.inputs.obs["desired_goal"]).all(-1)
     assert reached.mean() > 0.1  # its own goal is next to never reached
+
+
+class Tolerant(Reach):
+    """Near is `tolerance`, which every instance must be told."""
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__()
+        self.tolerance = tolerance
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return -(np.abs(achieved_goal - desired_goal)[..., 0] > self.tolerance).astype(np.float32)
+
+
+class Energetic(Reach):
+    """Its reward reads the info."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return super().compute_reward(achieved_goal, desired_goal, info) - info["energy"]
+
+
+class TenTimes(gym.Wrapper[Any, Any, Any, Any]):
+    """Pays ten times, and does not say what other goals would be worth."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = self.env.step(action)
+        return obs, 10 * float(reward), *rest
+
+
+class TenTimesAlike(TenTimes):
+    """Says it."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        env: Any = self.env
+        return 10 * env.compute_reward(achieved_goal, desired_goal, info)
+
+
+def trained(env: Any, reward_fn: Any, **settings: Any) -> Any:
+    """The rewards of 400 samples of a short run."""
+    algo = ps.SAC(**CONTROL | {"replay": replace(MEMORY, reward_fn=f"{__name__}:{reward_fn.__name__}")})
+    run = ps.RunConfig(steps=112, eval_episodes=0, progress="off")
+    trainer = Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), run, **settings))
+    for _ in trainer:
+        pass
+    _, shown = trainer.policy.replay_schedule.replay.sample(400, np.random.default_rng(0))  # type: ignore
+    far = np.abs(shown.rows["next"].obs["achieved_goal"] - shown.rows["next"].obs["desired_goal"])[:, 0]
+    return shown.rows["return"], far
+
+
+@pytest.mark.parametrize("tolerance", [0.02, 0.5])
+def test_goals_are_rewarded_by_the_environment_of_the_run(tolerance: float) -> None:
+    reward, far = trained(Tolerant, Tolerant, env_kwargs={"tolerance": tolerance})
+    sure = np.abs(far - tolerance) > 1e-4
+    np.testing.assert_array_equal(reward[sure], np.where(far <= tolerance, 0.0, -1.0)[sure])
+    assert len({*reward.tolist()}) == 2
+
+
+def test_a_wrapper_is_asked_what_it_pays_and_one_that_does_not_say_is_refused() -> None:
+    reward, far = trained(Reach, Reach, wrappers=(TenTimesAlike,))
+    sure = np.abs(far - 0.1) > 1e-4
+    np.testing.assert_array_equal(reward[sure], np.where(far <= 0.1, 0.0, -10.0)[sure])
+    with pytest.raises(
+        ConfigError, match=r"pays -1 for achieved_goal .* where the environment paid -10; \d+ of 16 rows"
+    ):
+        trained(Reach, Reach, wrappers=(TenTimes,))
+
+
+def test_rewards_that_cannot_be_asked_for_say_why() -> None:
+    with pytest.raises(ConfigError, match=r"raised KeyError: 'energy' for .* no info is known of goals that were not"):
+        trained(Reach, Energetic)
+    with pytest.raises(ConfigError, match=r":Tolerant' needs arguments, .* that one is a Reach; name a function"):
+        trained(Reach, Tolerant)
+    settings = replace(MEMORY, reward_fn=f"{__name__}:Tolerant")
+    replay = Replay(SPEC, settings, make_view(settings, SPEC, fed=FED))
+    replay.append(line())
+    with pytest.raises(ConfigError, match="there is none yet"):
+        replay.sample(4, np.random.default_rng(0))
 
 
 def solved(hindsight: int) -> float:
