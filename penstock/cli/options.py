@@ -78,7 +78,11 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--env-text", type=whole_number, default=0, metavar="N", help="show text in observations as N bytes"
         )
-        self.add_argument("--env-mask", metavar="KEY", help="key of the info that holds an action mask")
+        self.add_argument(
+            "--env-mask",
+            metavar="KEY",
+            help="key of the info that holds an action mask; '' for none (default: a method action_masks(), if any)",
+        )
 
     def add_trust(self, of: str = "RUN") -> None:
         """Adds --trust, which `open_run` and all that opens a run take."""
@@ -208,7 +212,7 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
         "--wrappers": args.wrappers,
         "--env-drop": args.env_drop,
         "--env-text": [args.env_text] if args.env_text else [],
-        "--env-mask": [args.env_mask] if args.env_mask else [],
+        "--env-mask": [args.env_mask] if args.env_mask is not None else [],
     }
     if args.env is None:
         for option, values in made.items():

@@ -147,7 +147,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
         env_checks=args.env_checks or exp.env_checks,
         env_drop=(*exp.env_drop, *args.env_drop),
         env_text=args.env_text or exp.env_text,
-        env_mask=args.env_mask or exp.env_mask,
+        env_mask=exp.env_mask if args.env_mask is None else args.env_mask,
         env_state=args.env_state or exp.env_state,
         eval_env=args.eval_env or exp.eval_env,
         eval_env_kwargs={**exp.eval_env_kwargs, **key_values(args.eval_env_kwargs, "--eval-env-kwargs")},

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from penstock.envs.contract import (
     refused_values,
 )
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
+from penstock.envs.notes import mask_note, stateful_note
 from penstock.envs.pettingzoo import is_agents_env
 from penstock.envs.seats import AgentSpecs
 from penstock.envs.shown import read_agents
@@ -61,6 +62,10 @@ class EnvReport:
     """The first value seen outside its space, as a message; None if there was none, or `checks` looks at no bounds."""
     agents: AgentSpecs | None = None
     """What each agent sees and does; None in an environment of one."""
+    note: str = ""
+    """What is done to it without being asked, for the first lines of a run."""
+    warning: str = ""
+    """What its wrappers do to a run, as they remember more than an episode."""
 
 
 @dataclass
@@ -90,10 +95,11 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
     checks = config.checks
     made = config.make()
     try:
+        remarks = {"note": mask_note(config, made), "warning": stateful_note(config, made)}
         if isinstance(made, gym.vector.VectorEnv):
-            return check_vector_env(made)
+            return replace(check_vector_env(made), **remarks)
         if is_agents_env(made):
-            return _report_on_agents(config, seed, steps)
+            return replace(_report_on_agents(config, seed, steps), **remarks)
         spec = env_spec(made)
         record = _Record()
         _play(made, spec, checks, seed, 0, steps, record)
@@ -108,7 +114,7 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
         close_env(again, config.name)
     step_s = statistics.median(record.step_s or [0.0])
     reset_s = statistics.median(record.reset_s)
-    return EnvReport(spec, reproducible, has_state, steps, reset_s, step_s, record.out_of_bounds)
+    return EnvReport(spec, reproducible, has_state, steps, reset_s, step_s, record.out_of_bounds, None, **remarks)
 
 
 def _report_on_agents(config: EnvConfig, seed: int, steps: int) -> EnvReport:

@@ -40,7 +40,7 @@ from penstock.envs.ids import (
 from penstock.envs.options import give_options
 from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
-from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
+from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes, masks_itself, why_unmasked
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
 StateOf: TypeAlias = Literal["", "env", "joint"]
@@ -93,7 +93,10 @@ class EnvConfig:
     text: int = 0
     """Bytes of every text in the observation, shown as an array of that length by `TextBytes`; 0: text is refused."""
     mask_key: str | None = None
-    """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper."""
+    """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper.
+
+    None: the method `action_masks()` is asked, if the environment has it and no mask in its observation. "": no mask.
+    """
     state: StateOf = ""
     """A state for critics that see more than an agent does, under `state` in every agent's observation.
 
@@ -213,7 +216,10 @@ class EnvConfig:
             changed = DropKeys(changed, self.drop)
         if self.text:
             changed = TextBytes(changed, self.text)
-        return changed if self.mask_key is None else ActionMask(changed, self.mask_key)
+        if self.mask_key is None:
+            ask = isinstance(changed, gym.Env) and masks_itself(changed) and not why_unmasked(changed)
+            return ActionMask(changed, None) if ask else changed
+        return ActionMask(changed, self.mask_key) if self.mask_key else changed
 
     def _factory(self) -> Callable[..., Any]:
         if not isinstance(self.env, str):

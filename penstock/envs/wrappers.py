@@ -34,8 +34,8 @@ class DropKeys(gym.ObservationWrapper[Any, Any, Any]):
             if key not in known:
                 raise ConfigError(f"drop={tuple(keys)}: the observation has no {key!r}; {nearest(key, known)}")
         self._keys = tuple(keys)
-        self.observation_space = without_keys(space, keys)
-        if not self.observation_space.spaces:
+        self.observation_space = shown = without_keys(space, keys)
+        if not shown.spaces:
             raise ConfigError(f"drop={tuple(keys)} leaves nothing of the observation; keep one of its keys")
 
     def observation(self, observation: Any) -> dict[str, Any]:
@@ -141,15 +141,16 @@ class WeightedReward(gym.Wrapper[Any, Any, Any, Any]):
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
     """Shows `info[key]` as `obs["action_mask"]`, an int8 array [sum of action sizes] in which 1 is a legal action.
 
+    Without a key it shows what the environment's method `action_masks()` returns, as sb3-contrib's MaskablePPO asks it.
     The observation becomes `{"obs": obs, "action_mask": mask}`; a Dict observation keeps its keys and gains the mask.
     A MultiDiscrete mask is the concatenation over its dimensions; the info may also hold a tuple of arrays.
 
     Raises:
         ConfigError: the action space is neither Discrete nor MultiDiscrete, or "action_mask" is observed already.
-        EnvWorkerError: a reset or step gave no `info[key]`, or one of another length.
+        EnvWorkerError: a reset or step gave no mask, or one of another length.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], key: str = MASK_KEY) -> None:
+    def __init__(self, env: gym.Env[Any, Any], key: str | None = MASK_KEY) -> None:
         super().__init__(env)
         self._key = key
         self._size = _choices(env.action_space)
@@ -171,18 +172,39 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         return self._shown(obs, info, "step"), reward, terminated, truncated, info
 
     def _shown(self, obs: Any, info: dict[str, Any], method: str) -> dict[str, Any]:
-        if self._key not in info:
+        if self._key is None:
+            found, place = self.env.get_wrapper_attr("action_masks")(), "action_masks()"
+        elif self._key in info:
+            found, place = info[self._key], f"info[{self._key!r}]"
+        else:
             raise EnvWorkerError(
                 f"{method} gave no info[{self._key!r}]; its keys are {sorted(map(str, info))}; give the action mask "
                 "there in reset and in every step, or name its key in mask_key"
             )
-        mask = _flat(info[self._key])
+        mask = _flat(found)
         if mask.size != self._size:
             raise EnvWorkerError(
-                f"{method} gave info[{self._key!r}] of {mask.size} elements; expected {self._size}, one for each "
-                "choice of the action space"
+                f"{method} gave {place} of {mask.size} elements; expected {self._size}, one for each choice of the "
+                "action space"
             )
         return {**(obs if self._merge else {"obs": obs}), MASK_KEY: mask}
+
+
+def masks_itself(env: gym.Env[Any, Any]) -> bool:
+    """True for an environment, or a wrapper, with a method `action_masks()`."""
+    return env.has_wrapper_attr("action_masks") and callable(env.get_wrapper_attr("action_masks"))
+
+
+def why_unmasked(env: gym.Env[Any, Any]) -> str:
+    """The reason for which what `action_masks()` returns cannot be shown; "" if it can be."""
+    shown = env.observation_space
+    if isinstance(shown, spaces.Dict) and MASK_KEY in shown.spaces:
+        return f"the observation has a key {MASK_KEY!r} already"
+    try:
+        _choices(env.action_space)
+    except ConfigError:
+        return f"masks are not known of the action space {env.action_space!r}"
+    return ""
 
 
 def copy_obs(env: Any) -> Any:

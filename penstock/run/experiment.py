@@ -149,7 +149,8 @@ class Experiment:
     env_text: Whole = 0
     """Bytes that every text in the observation is shown as; 0: text is refused."""
     env_mask: str | None = None
-    """Key of the `info` that holds an action mask, which is moved into the observation."""
+    """Key of the `info` that holds an action mask, which is moved into the observation. None: `action_masks()` is asked
+    where the environment has it; "": no mask."""
     env_state: StateOf = ""
     """Of many agents a state that critics see under `state`: `env`, the environment's own, or `joint`, what all see."""
     eval_env: str | Callable[..., Any] | EnvConfig | None = None

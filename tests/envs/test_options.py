@@ -92,7 +92,8 @@ def test_every_reset_has_the_options_and_every_factory_its_slot(sampler: Any) ->
 
 
 def test_a_slot_that_is_given_stays_and_ids_and_partials_are_asked_too() -> None:
-    gym.register("Told-v3", entry_point=Told)
+    entry: Any = Told
+    gym.register("Told-v3", entry_point=entry)
     try:
         assert EnvConfig("Told-v3").make(7).unwrapped.slot == 7  # pyright: ignore
         assert EnvConfig(f"{__name__}:Told").make(7).slot == 7  # pyright: ignore

@@ -112,7 +112,7 @@ class StoredConfig:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
         plain = _without({key: item for key, item in plain.items() if key not in dropped}, of_algo)
-        plain = {**plain, "env": ""} if env is not None else as_before_ids(plain)
+        plain = {**plain, "env": ""} if env is not None else as_before_masks(as_before_ids(plain))
         if eval_env is not None:
             plain = {**plain, "eval_env": None, "eval_env_kwargs": {}}
         plain = {**plain, "run": {**_BEFORE, **plain["run"]}}
@@ -257,6 +257,14 @@ def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The plain experiment without a policy_mapping_fn that could not be stored."""
     lost = "unstorable" in (plain["algo"].get("policy_mapping_fn") or {})
     return {**plain, "algo": {**plain["algo"], "policy_mapping_fn": None}} if lost else dict(plain)
+
+
+def as_before_masks(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A stored experiment whose policies see no mask that versions without options, which stored it, did not ask for."""
+    if isinstance(env := plain.get("env"), Mapping):
+        env = env if "options" in env else {**env, "mask_key": env.get("mask_key") or ""}
+        return {**plain, "env": env}
+    return plain if "env_options" in plain else {**plain, "env_mask": plain.get("env_mask") or ""}
 
 
 def _without(plain: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
