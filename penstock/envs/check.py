@@ -24,6 +24,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tr
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.check_agents import check_agents
 from penstock.envs.closing import close_env
+from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.contract import (
     Checks,
     describe_reset_violation,
@@ -199,7 +200,7 @@ def _check_memory(before: Any, after: Any, spec: EnvSpec, where: str) -> None:
         if np.asarray(old).tobytes() != np.asarray(new).tobytes():
             raise EnvContractError(
                 f"{where}: observation{path}: got the memory of the observation before, whose content has changed, "
-                "expected a new array; return obs.copy()"
+                f"expected a new array; return obs.copy(){NOT_YOURS}"
             )
 
 

@@ -37,10 +37,9 @@ from penstock.envs.ids import (
     own_factory,
     unknown_id,
 )
-from penstock.envs.options import give_options
 from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
-from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes, masks_itself, why_unmasked
+from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes, give_options, masks_itself, why_unmasked
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
 StateOf: TypeAlias = Literal["", "env", "joint"]

@@ -1,4 +1,4 @@
-"""Remarks on an environment for the first lines of a run: its masks, and wrappers that remember more than an episode."""
+"""Remarks on an environment for the first lines of a run: its masks, and wrappers with running statistics."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def stateful_note(config: EnvConfig, env: Any) -> str:
     ours = list(dict.fromkeys(found.values()))
     options = ", ".join(f"--algo.net.{name.replace('_', '-')} True" for name in ours)
     return (
-        f"{config.name} is wrapped in {' and '.join(found)}, whose statistics outlive episodes: every slot has its own, "
-        "no checkpoint keeps them, and each evaluation begins with empty ones, so that eval/mean_reward, the best "
+        f"{config.name} is wrapped in {' and '.join(found)}, whose statistics outlive episodes: every slot has its "
+        "own, no checkpoint keeps them, and each evaluation begins with empty ones, so that eval/mean_reward, the best "
         "checkpoint and a resumed run are of another environment than the one that was learned; take it out and use "
         f"{' and '.join(f'net.{name}=True' for name in ours)} ({options}), which is saved with the networks"
     )

@@ -1,8 +1,8 @@
-"""Wrappers that change what one environment shows."""
+"""Wrappers that change what one environment shows, or how it is reset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +14,10 @@ from gymnasium import spaces
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import tree_without
+from penstock.envs.conform.agents import ConformParallel, ConformTurns
+from penstock.envs.conform.observations import conform_space, conformer
+from penstock.envs.conform.values import conform_flag, conform_info, conform_reward
+from penstock.envs.pettingzoo import is_agents_env, takes_turns
 from penstock.envs.spaces import is_text
 
 
@@ -190,6 +194,52 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         return {**(obs if self._merge else {"obs": obs}), MASK_KEY: mask}
 
 
+class Conform(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment that is not yours, in the form that the contract wants.
+
+    Rewards and flags in arrays, lists or tensors become a float and bools (flags that are 0 or 1), lists arrays, and
+    arrays the space's dtype and shape where that changes no value but by the rounding of floats. Observations are
+    copies; an info that is None is {}. Where `step` still returns `done`, `TimeLimit.truncated` of the info says which
+    end it was. Keys of Dicts are text. Of many agents it is a `ConformAgents`, whose agents have text for names, and
+    which leaves late rewards out. What means something else is left as it is, for the contract to refuse.
+
+    Raises:
+        ConfigError: a vector environment.
+    """
+
+    def __new__(cls, env: Any) -> Any:
+        if is_agents_env(env):
+            return ConformTurns(env) if takes_turns(env) else ConformParallel(env)
+        return super().__new__(cls)
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        if isinstance(env, gym.vector.VectorEnv):
+            raise ConfigError(f"Conform around {type(env).__name__}, a batch of environments; wrap each inside it")
+        super().__init__(env)
+        self.observation_space = conform_space(env.observation_space)
+        self._conform = conformer(env.observation_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """The conformed observation and the info, {} where the environment returns the observation alone."""
+        found: Any = self.env.reset(seed=seed, options=options)
+        if isinstance(found, (tuple, list)) and len(found) == 2 and (found[1] is None or isinstance(found[1], Mapping)):
+            return self._conform(found[0]), conform_info(found[1])
+        return self._conform(found), {}
+
+    def step(self, action: Any) -> Any:
+        """The five values, conformed."""
+        found: Any = self.env.step(action)
+        if isinstance(found, (tuple, list)) and len(found) == 4:
+            obs, reward, done, info = found
+            cut = bool(conform_info(info).get("TimeLimit.truncated", False)) and bool(done)
+            found = obs, reward, conform_flag(done) if not cut else False, cut, info
+        if not isinstance(found, (tuple, list)) or len(found) != 5:
+            return found
+        obs, reward, terminated, truncated, info = found
+        flags = conform_flag(terminated), conform_flag(truncated)
+        return self._conform(obs), conform_reward(reward), *flags, conform_info(info)
+
+
 def masks_itself(env: gym.Env[Any, Any]) -> bool:
     """True for an environment, or a wrapper, with a method `action_masks()`."""
     return env.has_wrapper_attr("action_masks") and callable(env.get_wrapper_attr("action_masks"))
@@ -205,6 +255,33 @@ def why_unmasked(env: gym.Env[Any, Any]) -> str:
     except ConfigError:
         return f"masks are not known of the action space {env.action_space!r}"
     return ""
+
+
+def give_options(env: Any, options: Mapping[str, Any]) -> None:
+    """Has every `reset` of an environment, of one agent, of many or batched, get a copy of these options.
+
+    Options that a caller of `reset` gives himself come on top.
+
+    Raises:
+        ConfigError: Gymnasium's AsyncVectorEnv, whose processes reset their environments themselves, without options.
+    """
+    inner = env.unwrapped if isinstance(env, gym.vector.VectorEnv) else env
+    if isinstance(inner, gym.vector.AsyncVectorEnv):
+        raise ConfigError(
+            f"options={dict(options)} with AsyncVectorEnv, whose processes reset their environments without options; "
+            "use vectorized=sync, or give them to the environment's constructor (env_kwargs)"
+        )
+    for part in getattr(inner, "envs", ()) if isinstance(inner, gym.vector.SyncVectorEnv) else ():
+        part.reset = _with_options(part.reset, options)
+    env.reset = _with_options(env.reset, options)
+
+
+def _with_options(call: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    def reset(seed: Any = None, options: Any = None) -> Any:
+        return call(seed=seed, options={**deepcopy(fixed), **(options or {})})
+
+    fixed = dict(options)
+    return reset
 
 
 def copy_obs(env: Any) -> Any:

@@ -260,7 +260,7 @@ def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_before_masks(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A stored experiment whose policies see no mask that versions without options, which stored it, did not ask for."""
+    """A stored experiment without masks that versions without options, which stored it, did not ask for."""
     if isinstance(env := plain.get("env"), Mapping):
         env = env if "options" in env else {**env, "mask_key": env.get("mask_key") or ""}
         return {**plain, "env": env}

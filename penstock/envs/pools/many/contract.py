@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.contract import describe_step_violation
 
 Violation: TypeAlias = "tuple[str | None, str] | None"
@@ -60,7 +61,7 @@ def parallel_step_violation(result: Any, names: Sequence[str]) -> Violation:
         if agent not in names and np.any(reward):
             return agent, (
                 f"rewards it with {reward} though it is not there; agents that acted: {list(names)}: a reward after an "
-                "agent's end reaches nobody, give it with its last step"
+                f"agent's end reaches nobody, give it with its last step{NOT_YOURS}, which leaves such rewards out"
             )
     return None
 

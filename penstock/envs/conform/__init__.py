@@ -1,0 +1,1 @@
+"""What environments of others return, as the contract wants it: single values, and whole environments of many agents."""
