@@ -224,7 +224,8 @@ class Conform(gym.Wrapper[Any, Any, Any, Any]):
         found: Any = self.env.reset(seed=seed, options=options)
         if isinstance(found, (tuple, list)) and len(found) == 2 and (found[1] is None or isinstance(found[1], Mapping)):
             return self._conform(found[0]), conform_info(found[1])
-        return self._conform(found), {}
+        bare = not isinstance(found, tuple) or isinstance(self.observation_space, spaces.Tuple)
+        return (self._conform(found), {}) if bare else found
 
     def step(self, action: Any) -> Any:
         """The five values, conformed."""

@@ -1,4 +1,4 @@
-"""Values that mean what the contract wants in another form, in its form; those that mean something else, as they were."""
+"""Values in the form that the contract wants, where another form means the same; others as they were."""
 
 from __future__ import annotations
 

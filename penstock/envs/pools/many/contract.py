@@ -33,7 +33,8 @@ def parallel_reset_violation(result: Any) -> Violation:
         return None, f"got {_brief(result)}, expected a tuple (observations, infos) of two dicts by agent"
     for agent, info in result[1].items():
         if not isinstance(info, Mapping):
-            return agent, f"info: got {_brief(info)}, expected a dict; return {{}} if there is nothing to say"
+            cure = NOT_YOURS if info is None else ""
+            return agent, f"info: got {_brief(info)}, expected a dict; return {{}} if there is nothing to say{cure}"
     return None
 
 
