@@ -219,7 +219,7 @@ class Conform(gym.Wrapper[Any, Any, Any, Any]):
         self.observation_space = conform_space(env.observation_space)
         self._conform = conformer(env.observation_space)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """The conformed observation and the info, {} where the environment returns the observation alone."""
         found: Any = self.env.reset(seed=seed, options=options)
         if isinstance(found, (tuple, list)) and len(found) == 2 and (found[1] is None or isinstance(found[1], Mapping)):

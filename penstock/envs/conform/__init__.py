@@ -1,1 +1,1 @@
-"""What environments of others return, as the contract wants it: single values, and whole environments of many agents."""
+"""Environments of others in the form of the contract: single values, observations, and those of many agents."""
