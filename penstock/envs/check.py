@@ -33,7 +33,7 @@ from penstock.envs.contract import (
     refused_values,
 )
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
-from penstock.envs.notes import mask_note, stateful_note
+from penstock.envs.conform.notes import mask_note, stateful_note
 from penstock.envs.pettingzoo import is_agents_env
 from penstock.envs.seats import AgentSpecs
 from penstock.envs.shown import read_agents

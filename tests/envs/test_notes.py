@@ -157,6 +157,28 @@ def test_statistics_that_outlive_episodes_are_told(env: Any, wrappers: Any, name
     assert named in said and cures in said
 
 
+class Own(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps its statistics itself, and a table whose methods are called alike."""
+
+    def __init__(self, env: Any, keeps: bool = True) -> None:
+        super().__init__(env)
+        self.table = Table()
+        if keeps:
+            self.mean, self.std, self.count = np.zeros(4), np.ones(4), 1
+
+
+class Table:
+    def mean(self) -> float:
+        return 0.0
+
+    var = count = update = mean
+
+
+def test_statistics_of_ones_own_wrappers_are_told_and_tables_are_none() -> None:
+    assert "is wrapped in Own," in check_env(EnvConfig("CartPole-v1", wrappers=(Own,))).warning
+    assert check_env(EnvConfig("CartPole-v1", wrappers=(lambda env: Own(env, keeps=False),))).warning == ""
+
+
 def test_they_are_a_warning_of_the_check_and_none_is_for_frozen_ones() -> None:
     with pytest.warns(UserWarning, match="CartPole-v1 is wrapped in NormalizeObservation, whose statistics outlive"):
         check_apart(EnvConfig("CartPole-v1", wrappers=("gymnasium.wrappers:NormalizeObservation",), checks="off"))

@@ -1,1 +1,1 @@
-"""Environments of others in the form of the contract: single values, observations, and those of many agents."""
+"""Environments of others: brought into the form of the contract, and remarks on what they do to a run."""

@@ -26,7 +26,7 @@ class ConformAgents:
         self._told = False
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name == "env":  # of a copy that is not whole yet
             raise AttributeError(name)
         return getattr(self.env, name)
 

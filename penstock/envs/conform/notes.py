@@ -39,10 +39,10 @@ def stateful_note(config: EnvConfig, env: Any) -> str:
     """
     found: dict[str, str] = {}
     for layer in _layers(env):
-        for name, value in vars(layer).items() if hasattr(layer, "__dict__") else ():
-            running = all(hasattr(value, part) for part in ("mean", "var", "count", "update"))
-            if running and getattr(layer, "update_running_mean", True):
-                found[type(layer).__name__] = "normalize_reward" if "ret" in name or "rew" in name else "normalize_obs"
+        own = vars(layer) if hasattr(layer, "__dict__") else {}
+        running = [name for name, value in {**own, "": layer}.items() if _is_running(value)]
+        for name in running if getattr(layer, "update_running_mean", True) else ():
+            found[type(layer).__name__] = "normalize_reward" if "ret" in name or "rew" in name else "normalize_obs"
     if not found:
         return ""
     ours = list(dict.fromkeys(found.values()))
@@ -53,6 +53,12 @@ def stateful_note(config: EnvConfig, env: Any) -> str:
         "checkpoint and a resumed run are of another environment than the one that was learned; take it out and use "
         f"{' and '.join(f'net.{name}=True' for name in ours)} ({options}), which is saved with the networks"
     )
+
+
+def _is_running(value: Any) -> bool:
+    """True for an object with a running mean, as numbers: arrays and tables have methods of these names."""
+    own = getattr(value, "__dict__", {})
+    return {"mean", "count"} <= own.keys() and ("var" in own or "std" in own) and not callable(own["mean"])
 
 
 def _layers(env: Any) -> Iterator[Any]:
