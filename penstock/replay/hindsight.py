@@ -39,8 +39,8 @@ class HindsightTransitions:
 
     Raises:
         ConfigError: more than one step, or previous rewards are fed, which belong to the old goal; no such
-            observation; or `reward_fn` does not return [N] for zeros. By the first `read`: it rewards the goals of
-            real rows otherwise than the environment did.
+            observation; or `reward_fn` does not return [N] for zeros. From the first `read` for a policy: it rewards
+            the goals of real rows otherwise than the environment did.
     """
 
     stride, episodes, seats = 1, True, 1
@@ -69,7 +69,8 @@ class HindsightTransitions:
                 "arrays of one shape"
             )
         self._plain, self.span, self._share, self._reward_fn = plain, plain.span, k / (k + 1), reward_fn
-        self._compared = False
+        self.compares = False
+        """The next `read` compares the rewards of real rows with those of `reward_fn`; once."""
         self._zeros = [allocate(leaf, 2) for leaf in goals]
         if not isinstance(reward_fn, EnvReward) or reward_fn.ready:
             self._rewards(*self._zeros)
@@ -93,9 +94,9 @@ class HindsightTransitions:
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> TrainBatch:
         shown = self._plain.read(storage, t, b)
-        if not self._compared:
+        if self.compares:
             self._compare(shown)
-            self._compared = True
+            self.compares = False
         changed = np.flatnonzero(noise[:, 0] < self._share)
         if not len(changed):
             return shown
