@@ -15,6 +15,7 @@ import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.agents import EchoAgents
+from penstock.run.trainer import Trainer
 
 PAIR = gym.spaces.Box(-99, 99, (2,), np.float32)
 
@@ -139,3 +140,29 @@ def test_a_run_keeps_its_options(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / "a" / "config.json").read_text())
     assert stored["experiment"]["env_options"] == {"level": 3}
     assert sorted(ps.evaluate(tmp_path / "a", episodes=4).return_) == [2996, 2997, 2998, 2999]
+
+
+class Ports(Told):
+    """Holds its slot as one would hold a port: two that live at a time must not have the same."""
+
+    held: ClassVar[set[int]] = set()
+    seen_slots: ClassVar[set[int]] = set()
+
+    def __init__(self, slot: int) -> None:
+        assert slot not in self.held, f"slot {slot} is taken"
+        super().__init__(slot)
+        self.held.add(slot)
+        self.seen_slots.add(slot)
+
+    def close(self) -> None:
+        self.held.discard(self.slot)
+
+
+def test_no_two_instances_that_live_at_a_time_have_the_same_slot() -> None:
+    run = ps.RunConfig(steps=64, progress="off", eval_episodes=3, eval_interval=32, tensorboard=False)
+    exp = ps.Experiment(Ports, ps.PPO(), ps.SerialSampler(T=8, B=2), run, eval_env=lambda slot: Ports(slot))
+    trainer = Trainer(exp)
+    for _ in trainer:
+        trainer.evaluate()
+    trainer.evaluate()
+    assert Ports.seen_slots == {0, 1, 2, -1, -2, -3} and not Ports.held
