@@ -205,10 +205,11 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
     from penstock.envs.make import EnvConfig  # it loads Gymnasium, as help must not
 
     import_modules(args.imports, args.run, args.trust)
-    kwargs = key_values(args.env_kwargs, "--env-kwargs")
-    options = key_values(args.env_options, "--env-options")
+    added: dict[str, Any] = {
+        "env_kwargs": key_values(args.env_kwargs, "--env-kwargs"),
+        "env_options": key_values(args.env_options, "--env-options"),
+    }
     made = {
-        "--env-options": args.env_options,
         "--wrappers": args.wrappers,
         "--env-drop": args.env_drop,
         "--env-text": [args.env_text] if args.env_text else [],
@@ -218,11 +219,10 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
         for option, values in made.items():
             if values:
                 raise ConfigError(f"{option} {values[0]} without --env; the run's environment has its own")
-        return None, kwargs
+        return None, added
     search_here()
     shown: dict[str, Any] = {"drop": tuple(args.env_drop), "text": args.env_text, "mask_key": args.env_mask}
-    shown["options"] = options
-    return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports), **shown), kwargs
+    return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports), **shown), added
 
 
 def _trusts(run: str, trust: bool) -> bool:

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium as gym
@@ -264,6 +264,13 @@ def _asks_slot(factory: Callable[..., Any]) -> bool:
         named = inspect.signature(factory).parameters.get("slot")
         return named is not None and named.kind is not named.VAR_KEYWORD and "slot" not in bound
     return False
+
+
+def with_added(
+    config: EnvConfig, kwargs: Mapping[str, Any] | None, options: Mapping[str, Any] | None = None
+) -> EnvConfig:
+    """The settings with more keyword arguments and options of resets, which win over those that are there."""
+    return replace(config, kwargs={**config.kwargs, **(kwargs or {})}, options={**config.options, **(options or {})})
 
 
 def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> Any:

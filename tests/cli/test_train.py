@@ -107,7 +107,7 @@ def test_what_the_observation_leaves_out(cli: Cli, tmp_path: Path) -> None:
     played = cli("eval", "x", *again, "--env-text", "16", "--env-drop", "at")
     assert played.code == 0, played.both
     assert cli("eval", "x", *again, "--env-text", "16").code == 2
-    for option, value in (("--env-drop", "at"), ("--env-text", "8"), ("--env-mask", "mask"), ("--env-options", "a=1")):
+    for option, value in (("--env-drop", "at"), ("--env-text", "8"), ("--env-mask", "mask")):
         said = cli("eval", "x", option, value)
         assert (said.code, f"{option} {value} without --env" in said.err) == (2, True)
 

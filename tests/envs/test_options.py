@@ -140,6 +140,8 @@ def test_a_run_keeps_its_options(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / "a" / "config.json").read_text())
     assert stored["experiment"]["env_options"] == {"level": 3}
     assert sorted(ps.evaluate(tmp_path / "a", episodes=4).return_) == [2996, 2997, 2998, 2999]
+    found = ps.evaluate(tmp_path / "a", episodes=1, env_options={"level": 5})
+    assert found.return_ == ps.evaluate(ps.load(tmp_path / "a"), Told, 1, env_options={"level": 5}).return_ == 4999
 
 
 class Ports(Told):
