@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,9 +22,10 @@ class ExportableAgent(nn.Module):
         super().__init__()
         self.agent = agent
         self._structure = tree_structure(agent.spec.action)
-        self._bounded = [leaf.kind == "box" and leaf.bounded for leaf in tree_leaves(agent.spec.action)]
-        for i, leaf in enumerate(tree_leaves(agent.spec.action)):
-            if self._bounded[i]:
+        leaves = tree_leaves(agent.spec.action)
+        self._clips = [x.kind == "box" and any(np.isfinite(b).any() for b in x.limits()) for x in leaves]
+        for i, leaf in enumerate(leaves):
+            if self._clips[i]:
                 for name in ("low", "high"):
                     bound = torch.tensor(leaf.bound(name), dtype=torch.float32)
                     self.register_buffer(f"{name}_{i}", bound, persistent=False)
@@ -48,7 +50,7 @@ class ExportableAgent(nn.Module):
         inputs = Inputs(obs, prev_action, prev_reward, first)  # pyright: ignore[reportArgumentType]
         action, _, state = self.agent.act(inputs, state, None)
         clipped = [
-            x.clamp(getattr(self, f"low_{i}"), getattr(self, f"high_{i}")) if self._bounded[i] else x
+            x.clamp(getattr(self, f"low_{i}"), getattr(self, f"high_{i}")) if self._clips[i] else x
             for i, x in enumerate(tree_leaves(action))
         ]
         action = tree_unflatten(self._structure, clipped)

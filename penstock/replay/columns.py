@@ -50,13 +50,15 @@ class Column(Protocol):
 
 
 class RingColumn:
-    """A ring of whole rows; float64 is kept as float32."""
+    """A ring of whole rows; float64 is kept as float32 unless `exact`."""
 
     history = 0
     data: Array
 
-    def __init__(self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any) -> None:
-        self.plan: Plan = {name: ((rows, slots, *shape), stored_dtype(dtype))}
+    def __init__(
+        self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any, exact: bool = False
+    ) -> None:
+        self.plan: Plan = {name: ((rows, slots, *shape), np.dtype(dtype) if exact else stored_dtype(dtype))}
         self._name, self._rows, self._slots = name, rows, slots
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
