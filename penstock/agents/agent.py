@@ -88,6 +88,14 @@ class Agent(nn.Module):
         """[N, choices] bool, True for legal choices; None if nothing is masked."""
         return self.preparation.mask(obs) if self.preparation.active else None
 
+    def unless_stuck(self, inputs: Inputs, x: Tensor) -> Tensor:
+        """Values or discounts [...] of inputs [...]; 0 where the mask allows nothing, as no action can follow.
+
+        Masks may be empty where no action is asked for: at the observation at which an episode was truncated.
+        """
+        mask = self.mask(inputs.obs)
+        return x if mask is None else x.masked_fill(~mask.reshape(*x.shape, -1).any(-1), 0.0)
+
     def observe(self, batch: SampleBatch) -> None:
         """Updates running statistics; called after training on a batch (with replay: before)."""
         if self.preparation.active:

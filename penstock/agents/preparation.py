@@ -18,7 +18,6 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 
-
 _NORMALIZED = Net(normalize_obs=True)
 
 

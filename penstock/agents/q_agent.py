@@ -259,7 +259,8 @@ class QAgent(Agent):
             index = torch.where(explores, random, index)
         info: dict[str, Tree] = {}
         if self._records_q:
-            info = {"q": q.gather(-1, index.unsqueeze(-1)).squeeze(-1), "q_max": q.amax(-1)}
+            of_chosen = q.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+            info = {"q": of_chosen, "q_max": self.unless_stuck(inputs, q.amax(-1))}
         return index + self._start if self._start else index, info, state
 
     def _chance(self, slot: Tensor) -> Tensor:
