@@ -280,7 +280,7 @@ class Policy:
             if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
                 raise NonFiniteError(
                     f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {norm}); the last update "
-                    f"that counted was number {self.updates}; lower lr, or look for huge rewards or observations"
+                    f"that counted was number {self.updates}; lower lr, or, for huge values, use net.normalize_obs, net.normalize_reward"
                 )
             return None
         self._skips_in_a_row = 0
