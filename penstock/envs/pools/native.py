@@ -24,6 +24,7 @@ from penstock.envs.contract import describe_violation, refused_values, value_lim
 from penstock.envs.ids import VECTORIZED
 from penstock.envs.make import EnvConfig
 from penstock.envs.pettingzoo import is_pettingzoo_id
+from penstock.envs.spaces import action_dtypes
 
 _CHECK_EVERY = 64
 
