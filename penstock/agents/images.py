@@ -152,14 +152,12 @@ def dark_range(image: Image, seen: Tensor) -> str | None:
 
 def _least_side(leaf: LeafSpec) -> float:
     """The smaller side from which an array is an image by itself; inf for never."""
-    low, high = leaf.limits()
-    bounded = leaf.kind == "multi_binary" or leaf.bounded
-    if len(leaf.shape) == 2:
-        if leaf.dtype == "uint8" and float(low.min()) == 0.0 and float(high.max()) == 255.0:
-            return _GREY
-        picture = leaf.kind == "box" and bounded and (float(low.min()), float(high.max())) in _PICTURE_BOUNDS
-        return _PICTURE if picture else math.inf
-    return _BOARD if bounded or np.dtype(leaf.dtype).kind in "biu" else _PICTURE
+    if len(leaf.shape) > 2:
+        planes = leaf.kind == "multi_binary" or np.dtype(leaf.dtype).kind in "biu" or leaf.bounded
+        return _BOARD if planes else _PICTURE
+    if leaf.kind == "multi_binary" or _ends(leaf) not in _PICTURE_BOUNDS:
+        return math.inf
+    return _GREY if leaf.dtype == "uint8" and _ends(leaf)[1] == 255.0 else _PICTURE
 
 
 def _channel_axis(frame: tuple[int, ...], asked: Literal["auto", "first", "last"]) -> Literal["first", "last"]:
@@ -178,11 +176,20 @@ def _scale(leaf: LeafSpec) -> float:
     """The largest bound; 1 where that is smaller, or bounds are none or all that a signed integer can hold."""
     if leaf.kind != "box":
         return 1.0
-    low, high = float(leaf.bound("low").min()), float(leaf.bound("high").max())
+    low, high = _ends(leaf)
     dtype, largest = np.dtype(leaf.dtype), max(abs(low), abs(high))
-    if dtype.kind == "i" and low == np.iinfo(dtype).min and high == np.iinfo(dtype).max:
+    if dtype.kind == "i" and (low, high) == (np.iinfo(dtype).min, np.iinfo(dtype).max):
         return 1.0
     return largest if 1.0 < largest < _NO_RANGE else 1.0
+
+
+def _ends(leaf: LeafSpec) -> tuple[float, float]:
+    """The smallest and the largest value of a box; of integers within what their dtype holds."""
+    low, high = (float(x) for x in (leaf.bound("low").min(), leaf.bound("high").max()))
+    dtype = np.dtype(leaf.dtype)
+    if dtype.kind in "iu":
+        low, high = max(low, float(np.iinfo(dtype).min)), min(high, float(np.iinfo(dtype).max))
+    return low, high
 
 
 def _by_bytes(leaf: LeafSpec, net: ImageSettings) -> Image:
