@@ -129,7 +129,8 @@ class ObsNormalizer(nn.Module):
         images = [image_of(leaf, net) for leaf in leaves]
         self._ranks = [len(leaf.shape) for leaf in leaves]
         self._applies = [
-            leaf.kind == "box" and (image is None or image.normalized) for leaf, image in zip(leaves, images)
+            leaf.kind == "box" and leaf.size > 0 and (image is None or image.normalized)
+            for leaf, image in zip(leaves, images)
         ]
         self.moments: Any = nn.ModuleList(
             RunningMoments(leaf.size if on else 0) for leaf, on in zip(leaves, self._applies)

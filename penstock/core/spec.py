@@ -19,8 +19,8 @@ Kind = Literal["box", "discrete", "multi_discrete", "multi_binary"]
 _LARGEST = 1 << 28
 """Most elements of a stored observation or action."""
 _DTYPES = {np.dtype(code).name for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"}
-_UNLIMITED = 1e18
-"""A bound of a box from which it is as good as none: no policy can span it, and its square overflows float32."""
+_UNLIMITED = 1e36
+"""A bound of a box from which it is as good as none: some deviations beyond, float32 overflows."""
 
 SHARED = "shared"
 """The id of the one policy of a plain algorithm, which plays all agents of an environment."""
@@ -74,7 +74,7 @@ class LeafSpec:
         return np.broadcast_to(np.asarray(value, np.float64).reshape(self.shape if np.ndim(value) else ()), self.shape)
 
     def limits(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Lower and upper bounds as `bound`, infinite where they are as good as none: 1e18, or a float's largest."""
+        """Lower and upper bounds as `bound`, infinite where they are as good as none: 1e36, or a float's largest."""
         dtype = np.dtype(self.dtype)
         most = min(_UNLIMITED, float(np.finfo(dtype).max)) if dtype.kind == "f" else _UNLIMITED
         low, high = self.bound("low"), self.bound("high")
