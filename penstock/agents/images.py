@@ -108,8 +108,8 @@ def require_images(leaves: Sequence[LeafSpec], images: Sequence[Image | None], n
     if names and not any(images):
         hint = "net.image='yes'" if net.image == "auto" else "the setting left out"
         raise ConfigError(
-            f"{names[0]}={getattr(net, names[0][4:])!r}, and no part of the observation {describe(tuple(leaves))} is an "
-            f"image; expected a box of two to four axes, with {hint} (docs/environments.md, Images)"
+            f"{names[0]}={getattr(net, names[0][4:])!r}, and no part of the observation {describe(tuple(leaves))} is "
+            f"an image; expected a box of two to four axes, with {hint} (docs/environments.md, Images)"
         )
 
 

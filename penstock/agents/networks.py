@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ class Net:
     """The default networks of an agent."""
 
     __new__ = known_names
-    absent: ClassVar = {"image": "bytes"}  # runs before it was a setting
 
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
@@ -81,6 +80,9 @@ class Net:
     """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); the record keeps the rewards."""
     terminal_info: str = ""
     """Key of a recorded env info that stands for a terminal state where it is not 0, for targets only: `life_lost`."""
+
+    absent = {"image": "bytes"}  # noqa: RUF012
+    """Settings of runs that were stored before there was one."""
 
     def __post_init__(self) -> None:
         check_settings(self, "net.")
@@ -382,7 +384,7 @@ def _flat_features(leaf: LeafSpec, x: Tensor) -> Tensor:
 
 def _one_hot(x: Tensor, start: int, n: int) -> Tensor:
     """[N, n] floats; all zeros where x is no choice, as in rows of padding."""
-    return (x.unsqueeze(-1) == torch.arange(start, start + n, device=x.device)).float()
+    return (x.long().unsqueeze(-1) == torch.arange(start, start + n, device=x.device)).float()
 
 
 def _conv_size(convs: nn.Sequential, c: int, h: int, w: int, name: str, smallest: str) -> int:

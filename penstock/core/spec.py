@@ -122,8 +122,6 @@ class EnvSpec:
         return EnvSpec(_tree_from_plain(plain["obs"]), _tree_from_plain(plain["action"]), int(plain["agents"]))
 
 
-_RECORDED = {"uint16": "int32", "uint32": "int64", "uint64": "float64", np.dtype(np.longdouble).name: "float64"}
-
 Specs: TypeAlias = EnvSpec | Mapping[str, EnvSpec]
 """The spec of an environment of one agent, or of each policy by its id."""
 
@@ -140,12 +138,6 @@ def specs_from_plain(plain: Mapping[str, Any]) -> Specs:
     if "policies" not in plain:
         return EnvSpec.from_plain(plain)
     return {str(name): EnvSpec.from_plain(spec) for name, spec in plain["policies"].items()}
-
-
-def recorded_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype in which a record keeps observations of this one: torch cannot compute with all that numpy has."""
-    dtype = np.dtype(dtype)
-    return np.dtype(_RECORDED.get(dtype.name, dtype.name))
 
 
 def describe(tree: Tree) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.core.spec import LeafSpec, recorded_dtype
+from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree
 
 Checks = Literal["sampled", "always", "finite", "off"]
@@ -39,8 +39,8 @@ def refused_values(checks: Checks) -> Values:
 def describe_violation(obs: Any, spec_tree: Tree, where: str, values: Values = "bounds") -> str | None:
     """The first way in which an observation breaks its spec, None if it does not.
 
-    Looks at structure, type, shape and dtype (exactly, but for those that a record keeps as others; any integer for
-    `discrete`), then at values: NaN and infinity (even where the bounds are infinite), and bounds.
+    Looks at structure, type, shape and dtype (exactly; any integer for `discrete`), then at values: NaN and infinity
+    (even where the bounds are infinite), and bounds.
 
     Args:
         obs: of the environment. spec_tree: tree of LeafSpec. where: opens the key path, such as "observation".
@@ -129,7 +129,7 @@ def _array(obs: Any, leaf: LeafSpec, where: str, values: Values) -> str | None:
     if obs.shape != leaf.shape:
         return f"{where}: got shape {list(obs.shape)}, expected {list(leaf.shape)}; nothing is broadcast, declare it so"
     dtype, low, high = value_limits(leaf)
-    if obs.dtype != dtype and recorded_dtype(obs.dtype) != dtype:
+    if obs.dtype != dtype:
         hint = f"return obs.astype(np.{leaf.dtype}) or declare it so"
         return f"{where}: got dtype {obs.dtype}, expected {leaf.dtype}; {hint}"
     if values != "any" and dtype.kind == "f" and not np.isfinite(obs).all():

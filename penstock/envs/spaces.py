@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.core.errors import ConfigError
-from penstock.core.spec import EnvSpec, LeafSpec, recorded_dtype
+from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree
 
 _FITS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
@@ -80,18 +80,15 @@ def _cure(space: Any, where: str) -> str:
 
 
 def leaf_spec(space: Any) -> LeafSpec | None:
-    """The leaf that stands for a Box, Discrete, MultiDiscrete or MultiBinary space; None for any other.
-
-    Its dtype is that of the record; see `recorded_dtype`.
-    """
+    """The leaf that stands for a Box, Discrete, MultiDiscrete or MultiBinary space; None for any other."""
     if isinstance(space, spaces.Box):
-        return LeafSpec("box", space.shape, recorded_dtype(space.dtype).name, _bounds(space.low), _bounds(space.high))
+        return LeafSpec("box", space.shape, str(space.dtype), _bounds(space.low), _bounds(space.high))
     if isinstance(space, spaces.Discrete):
         return LeafSpec("discrete", (), "int64", sizes=(int(space.n),), start=int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         start = tuple(int(s) for s in space.start.ravel())
         sizes = tuple(int(n) for n in space.nvec.ravel())
-        return LeafSpec("multi_discrete", space.shape, recorded_dtype(space.dtype).name, sizes=sizes, start=start)
+        return LeafSpec("multi_discrete", space.shape, str(space.dtype), sizes=sizes, start=start)
     if isinstance(space, spaces.MultiBinary):
         return LeafSpec("multi_binary", space.shape, "int8")
     return None
@@ -100,7 +97,7 @@ def leaf_spec(space: Any) -> LeafSpec | None:
 def action_dtypes(space: Any) -> list[np.dtype[Any]]:
     """The dtype in which an environment takes each leaf of its action, in the order of `tree_leaves`.
 
-    Specs and records keep the choices of a `Discrete` as int64, whatever its own dtype is, and unsigned ones as signed.
+    Specs and records keep the choices of a `Discrete` as int64, whatever its own dtype is.
     """
     if isinstance(space, spaces.Dict):
         return [dtype for key in sorted(space.spaces) for dtype in action_dtypes(space.spaces[key])]

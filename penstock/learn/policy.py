@@ -232,11 +232,9 @@ class Policy:
         for name, x in data.rows.items():
             if not (isinstance(x, Tensor) and x.ndim == lead + 1 and x.shape[lead] == 1 and x is not known.get(name)):
                 continue
+            held = [leaf.shape for leaf in tree_leaves((self.spec.obs, self.spec.action)) if leaf.kind != "discrete"]
             info = [] if isinstance(batch, TrainBatch) else tree_leaves(batch.info)
-            alone = any(
-                leaf.size == 1 and leaf.kind != "discrete" for leaf in tree_leaves((self.spec.obs, self.spec.action))
-            )
-            if not alone and all(part.shape[2:] != (1,) for part in info):
+            if not {(), (1,)}.intersection(held) and all(part.shape[2:] != (1,) for part in info):
                 raise ConfigError(
                     f"postprocess_fn returned rows[{name!r}] of shape {list(x.shape)}; expected {list(x.shape[:-1])}, "
                     "a number for each row, as more would broadcast in the loss: squeeze(-1) it"
@@ -280,7 +278,7 @@ class Policy:
             if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
                 raise NonFiniteError(
                     f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {norm}); the last update "
-                    f"that counted was number {self.updates}; lower lr, or, for huge values, use net.normalize_obs, net.normalize_reward"
+                    f"that counted was number {self.updates}; lower lr, or use net.normalize_obs, net.normalize_reward"
                 )
             return None
         self._skips_in_a_row = 0

@@ -106,8 +106,8 @@ def _cast(x: np.ndarray[Any, Any], leaf: LeafSpec, where: str) -> np.ndarray[Any
         if not kept.all():
             hint = " (images in [0, 1]? give them as the environment does)" if leaf.is_image and x.max() <= 1.0 else ""
             raise ConfigError(
-                f"predict: {where} is {x.dtype}, and {x[~kept].flat[0]} is no {leaf.dtype}; expected observations as the "
-                f"environment gives them, {leaf.dtype}{list(leaf.shape)}{hint}"
+                f"predict: {where} is {x.dtype}, and {x[~kept].flat[0]} is no {leaf.dtype}; expected observations as "
+                f"the environment gives them, {leaf.dtype}{list(leaf.shape)}{hint}"
             )
     if leaf.kind != "box":
         low = np.reshape(leaf.start, leaf.shape if np.ndim(leaf.start) else ())

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import penstock as ps
 from penstock.agents.actor_critic import ActionHead, ActorCritic
-from penstock.agents.export import ExportableAgent
+from penstock.agents.agent import ExportableAgent
 from penstock.agents.networks import Net
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Purpose, uniform

@@ -16,7 +16,6 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, words_of
-from penstock.core.spec import recorded_dtype
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import check_vector_env, tensor_device
 from penstock.envs.closing import close_env
@@ -207,9 +206,7 @@ class NativeEnv:
             )
         for x, y in zip(tree_leaves(out.obs), tree_leaves(obs)):
             expected = (self.num_envs, *x.shape[2:])
-            dtype = getattr(y, "dtype", None)
-            same = dtype == x.dtype or (isinstance(y, np.ndarray) and recorded_dtype(y.dtype) == x.dtype)
-            if np.shape(y) != expected or not same:
+            if np.shape(y) != expected or getattr(y, "dtype", None) != x.dtype:
                 seen = f"{getattr(y, 'dtype', type(y).__name__)}{list(np.shape(y))}"
                 raise EnvContractError(
                     f"{self._where('step')}: an observation of {seen}; expected {x.dtype}{list(expected)}"

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.batch import ROWS_AND_NEXT, SampleBatch, carry_over
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
-from penstock.core.spec import LeafSpec, recorded_dtype
+from penstock.core.spec import LeafSpec
 from penstock.core.tree import (
     Tree,
     is_leaf,
@@ -388,9 +388,7 @@ def obs_writer(spec: Tree) -> Callable[[Tree, int, Any], bool]:
     shape, dtype = leaf.shape, np.dtype(leaf.dtype)
 
     def write(row: Any, b: int, obs: Any) -> bool:
-        if obs.__class__ is not np.ndarray or obs.shape != shape:
-            return False
-        if obs.dtype is not dtype and obs.dtype != dtype and recorded_dtype(obs.dtype) != dtype:
+        if obs.__class__ is not np.ndarray or obs.shape != shape or (obs.dtype is not dtype and obs.dtype != dtype):
             return False
         row[b] = obs
         return True
@@ -407,9 +405,9 @@ def action_reader(spec: Tree, dtypes: Sequence[np.dtype[Any]] = ()) -> Callable[
             tree_unflatten(structure, list(parts)) for parts in zip(*(r(x) for r, x in zip(readers, tree_leaves(row))))
         ]
     leaf: LeafSpec = spec
-    if leaf.sizes and dtypes and dtypes[0] != leaf.dtype:
-        return lambda row: list(row.astype(dtypes[0]))
     if leaf.kind == "discrete":
+        if dtypes and dtypes[0] != leaf.dtype:
+            return lambda row: list(row.astype(dtypes[0]))
         return list  # numpy integers, as `action_space.sample()` returns; Gymnasium checks Python ints more slowly
     if leaf.kind != "box":
         return lambda row: list(row.copy())
