@@ -118,8 +118,8 @@ def _cast(x: np.ndarray[Any, Any], leaf: LeafSpec, where: str) -> np.ndarray[Any
             index = tuple(map(int, at))
             least, count = np.broadcast_to(low, leaf.shape)[index], np.broadcast_to(sizes, leaf.shape)[index]
             raise ConfigError(
-                f"predict: {where}{list(index) or ''} is {cast[wrong].flat[0]}; expected {least} to {least + count - 1}, "
-                "the values of its space"
+                f"predict: {where}{list(index) or ''} is {cast[wrong].flat[0]}; expected {least} to "
+                f"{least + count - 1}, the values of its space"
             )
     return cast
 
