@@ -347,8 +347,9 @@ def require_arrays(kept: Plan, head: int, arrays: Mapping[str, Array]) -> None:
 
 
 def is_stack(leaf: Any) -> bool:
-    """True if the observation can be kept frame by frame: an image [C, H, W] of more than one channel."""
-    return leaf.is_image and leaf.shape[0] > 1
+    """True if the observation can be kept frame by frame: uint8 [S, H, W], or [S, ...] of colours, with S > 1."""
+    colours = leaf.kind == "box" and leaf.dtype == "uint8" and len(leaf.shape) == 4
+    return (leaf.is_image or colours) and leaf.shape[0] > 1
 
 
 def frame_history(env: EnvSpec, frames: bool) -> int:
