@@ -87,7 +87,7 @@ class RingColumn:
 
 
 class FrameColumn:
-    """The newest frame of each stack [C, H, W], or [C, ...] of colours; the C - 1 before it are other rows' newest ones.
+    """The newest frame of each stack [C, H, W], or [C, ...] of colours; the C - 1 before it are newest in other rows.
 
     Where an episode opened less than C rows ago, the stack repeats its first frame or holds zeros, as the wrapper
     does: the first stacks of episodes tell. Every stack of a valid row, and of its successor,
