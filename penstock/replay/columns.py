@@ -183,7 +183,7 @@ class FrameColumn:
 
 def _all(x: Array) -> Array:
     """[B] bool of [B, ...]: all are true."""
-    return x.reshape(len(x), -1).all(1)
+    return np.logical_and.reduce(x.reshape(len(x), -1), 1)
 
 
 _REFUSED = (
