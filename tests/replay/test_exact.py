@@ -123,7 +123,7 @@ def test_a_run_with_a_clock_resumes_exactly(tmp_path: Path):
     def run(steps: int, at: Path) -> Any:
         return ps.Experiment(
             f"{__name__}:Clock",
-            ps.override(ALGOS["dqn"], {"net.normalize_obs": True}),
+            ps.override(ALGOS["dqn"], {"net.normalize_obs": True, "epsilon": 0.1}),
             ps.SerialSampler(T=4, B=2),
             ps.RunConfig(steps=steps, progress="off", dir=str(at), eval_episodes=0),
         )
