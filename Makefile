@@ -37,7 +37,7 @@ types: $(VENV)/.installed
 examples: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m examples
 
-check: test test-slow lint types examples
+check: test lint types examples
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
