@@ -29,7 +29,7 @@ samplers that may pay, those that the parts promise most for first, until the ti
 def run(argv: list[str]) -> int:
     """Prints the tables and the recommended setting; returns the exit code."""
     args = _parser().parse_args(argv)
-    import_modules(args.imports)
+    import_modules(args.imports, vars(args))
     from penstock.core.spec import BatchSpec
     from penstock.run.bench.report import print_verdict, trace_sampler
     from penstock.run.bench.search import bench

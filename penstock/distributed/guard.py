@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from penstock.core.python import module_command
 from penstock.workers.killing import kill_marked
 from penstock.workers.process import environment_of_children
 
@@ -29,7 +30,7 @@ def start_guard(mark: str, folder: str) -> Callable[[], None]:
         folder: the cluster's, removed when the driver is gone.
     """
     guard = subprocess.Popen(
-        [sys.executable, "-P", "-m", "penstock.distributed.guard", str(os.getpid()), mark, folder],
+        module_command("penstock.distributed.guard", str(os.getpid()), mark, folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # a signal to the driver's group is not for it

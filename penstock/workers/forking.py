@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from penstock.core.python import module_command
 from penstock.workers.descriptors import write_all
 from penstock.workers.killing import MARK, kill_group, new_mark
 from penstock.workers.messages import Boot
@@ -252,7 +253,7 @@ def started(
     try:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", "penstock.workers.fork_server", json.dumps(boot)],
+                module_command("penstock.workers.tie", "penstock.workers.fork_server", json.dumps(boot)),
                 pass_fds=[alive, theirs.fileno()],
                 process_group=0,
                 stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ import cloudpickle
 
 import penstock.core.errors as errors
 from penstock.core.machine import oom_kills
+from penstock.core.python import module_command
 from penstock.core.wire import decode
 from penstock.workers.control import Bell
 from penstock.workers.descriptors import read_all, write_all
@@ -85,7 +86,7 @@ class WorkerProcess:
         environment = {**environment_of_workers(), MARK: marks}
         try:
             self.process = (forks and forks.fork(module, boot, environment)) or subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", module, json.dumps(asdict(boot))],
+                module_command("penstock.workers.tie", module, json.dumps(asdict(boot))),
                 pass_fds=boot.fds(),
                 process_group=0,
                 stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ import cloudpickle
 
 from penstock.core.errors import ConfigError
 from penstock.core.machine import oom_kills
+from penstock.core.python import module_command
 from penstock.distributed.backends.backend import DeathKind, RunnerError, cannot_travel
 from penstock.distributed.backends.link import Place, Shared, receive, send
 from penstock.workers.descriptors import read_all
@@ -88,7 +89,7 @@ class LocalProcess:
         output = os.open(f"/proc/self/fd/{self._said}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", _MODULE, boot, self.name],
+                module_command("penstock.workers.tie", _MODULE, boot, self.name),
                 pass_fds=[alive, theirs.fileno()],
                 process_group=0,
                 stdin=subprocess.DEVNULL,

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.config import from_plain, override
-from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError, shown
 from penstock.core.files import read_stored, require_plain_tree
+from penstock.core.python import modules_named
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import PolicyMap
 from penstock.run.experiment import Experiment
-from penstock.run.files.foreign import foreign
+from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 if TYPE_CHECKING:
@@ -134,10 +135,9 @@ class StoredConfig:
         found = [] if self.trusted else foreign(plain, files=files)
         if found:
             raise CheckpointError(
-                f"{self.path} names what is not part of penstock and would be imported, called or opened: "
-                f"{'; '.join(found)}. It is no run that you trained here, or it was changed since. If you know who "
-                f"wrote it: --trust (trust=True), which is needed once, or {VARIABLE}={self.path.parent.absolute()}; "
-                "see docs/security.md"
+                f"{refusal(self.path, found)}It is no run that you trained here, or it was changed since. If you know "
+                f"who wrote it: --trust (trust=True), which is needed once, or {VARIABLE}="
+                f"{shown(self.path.parent.absolute())}; see docs/security.md"
             )
 
 
@@ -186,12 +186,13 @@ def config_bytes(experiment: Mapping[str, Any], spec: Mapping[str, Any]) -> byte
     return (json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n").encode()
 
 
-def trusts(run_dir: Path, trust: bool = False) -> bool:
-    """True if a run can be read and is trusted; see `read_config`."""
+def stored_modules(run_dir: Path, trust: bool = False) -> set[str]:
+    """The modules that a run names, if it can be read and is trusted; see `read_config`."""
     try:
-        return read_config(run_dir, trust).trusted
+        stored = read_config(run_dir, trust)
     except PenstockError:
-        return False  # the command that opens it says why
+        return set()  # the command that opens it says why
+    return modules_named(stored.plain) if stored.trusted else set()
 
 
 @contextlib.contextmanager

@@ -171,7 +171,7 @@ class SearchQueue:
                 self.follow(self.search.fail(trial, f"settings: {error}"))
                 continue
             if not (self.run_dir(trial.run) / CONFIG).is_file():  # else made before a kill, and not saved any more
-                fork_run(source, self.run_dir(trial.run), exp)
+                fork_run(source, self.run_dir(trial.run), exp, self.spec)
 
     def trial_of(self, run: Run) -> Trial | None:
         """The trial that a run belongs to, None for one of the seed study."""
@@ -382,8 +382,7 @@ def open_search(folder: Path, trust: bool = False, **given: Any) -> SearchQueue:
         queue.restore(plain)
         queue.keep_init()
         if settings.init and trust:
-            stored = read_config(folder / INIT, trust)
-            remember(stored.path, stored.digest)
+            read_config(folder / INIT, trust)
     return queue
 
 
