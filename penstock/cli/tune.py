@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import Parser, number_from_0, whole_number
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import ConfigError
+from penstock.core.python import modules_named, search_here
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -50,12 +51,14 @@ def run(argv: list[str]) -> int:
         print("\npenstock tune: what to train comes first: ALGO, or the DIR of an earlier search", file=sys.stderr)
         return 2
     from penstock.run.launch.slots import check_backend
+    from penstock.run.search.stored import stored_modules
     from penstock.run.search.tune import directory, opened, prepared, reopened, search_settings
 
     check_backend(args.backend, args.address, args.cpus)
     given: dict[str, Any] = {"retries": args.retries, "confirm": args.confirm}
     with contextlib.ExitStack() as stack:
         if _is_dir(first, args, rest):
+            search_here(stored_modules(Path(first), args.trust))
             queue = stack.enter_context(reopened(Path(first), args.trust, **given))
         else:
             exp, init, trust = _experiment(first, args, rest)
@@ -175,6 +178,7 @@ def _experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, 
     if found.env is None and found.config is None:
         raise ConfigError('--env is missing: penstock tune ALGO --env ID --search "algo.lr=loguniform(1e-5,1e-2)"')
     found.trust = found.trust or args.trust
+    search_here(modules_named([args.suggest, *args.search]))
     return experiment(algo, found, words)[0], found.init, found.trust
 
 

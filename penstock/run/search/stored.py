@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.config import to_plain as settings_to_plain
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.core.python import modules_named
 from penstock.run.experiment import Experiment
+from penstock.run.files import stored as files
 from penstock.run.files.stored import CONFIG, read_json, require_plain_run
+from penstock.run.files.trust import is_trusted
 from penstock.run.launch.sweep import LOGS
 from penstock.run.search.search import SearchSettings
 from penstock.run.search.space import as_tuples
@@ -45,6 +48,16 @@ def settings_of(plain: Mapping[str, Any]) -> SearchSettings:
 def digest(settings: SearchSettings) -> str:
     """sha256 of all that decides which settings a trial may have."""
     return hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()
+
+
+def stored_modules(folder: Path, trust: bool = False) -> set[str]:
+    """The modules that a search and its experiment name, as far as they can be read and are trusted."""
+    try:
+        settings = settings_of(read_state(folder))
+        known = trust or is_trusted(folder / STATE, digest(settings))
+    except (PenstockError, LookupError, TypeError, ValueError, AttributeError):
+        return set()  # the command that opens it says why
+    return files.stored_modules(folder / SETTINGS / BASE, trust) | modules_named(settings.suggest if known else "")
 
 
 def require_same(folder: Path, plain: Mapping[str, Any], settings: SearchSettings, exp: Experiment) -> None:
