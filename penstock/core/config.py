@@ -272,9 +272,9 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         if len(value) != len(fields) or set(given) != set(fields):
             raise ConfigError(f"{path}={_told(value)}; expected {len(fields)} values: {', '.join(fields)}")
         return hint(**{name: _convert(given[name], fields[name], f"{path}.{name}") for name in fields})
-    if isinstance(value, (int, float)) and abs(value) > (_LARGEST if hint is int else _FINITE) and hint in (int, float):
-        if hint is int or isinstance(value, int):
-            raise ConfigError(f"{path}={_told(value)}; expected at most {_LARGEST:,}")
+    whole_, most = hint is int or isinstance(value, int), _LARGEST if hint is int else _FINITE
+    if hint in (int, float) and isinstance(value, (int, float)) and whole_ and abs(value) > most:
+        raise ConfigError(f"{path}={_told(value)}; expected at most {_LARGEST:,}")
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if math.isnan(value):
             raise ConfigError(f"{path}={_told(value)}; expected a number")

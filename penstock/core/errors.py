@@ -10,7 +10,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def shown(text: object) -> str:
+def legible(text: object) -> str:
     """A name or path of others as messages show it: itself, or its `repr` if it holds what cannot be printed."""
     return str(text) if str(text).isprintable() else repr(str(text))
 

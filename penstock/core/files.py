@@ -11,6 +11,8 @@ from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 
+from penstock.core.errors import ConfigError
+
 _CHUNK_BYTES = 1 << 20
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 """Errors of copy_file_range where the two file systems, or a sandbox, do not support it."""
@@ -134,6 +136,31 @@ def write_atomic(path: Path, data: bytes) -> None:
     fsync_dir(path.parent)
 
 
+def unshare(path: Path) -> None:
+    """Gives a file that has other names too, which hard links are, an inode of its own: it will be written in place.
+
+    Raises OSError if it cannot be read or the disk refuses.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        write_atomic(path, path.read_bytes())
+
+
+def utf8(path: Path, what: str) -> Path:
+    """The path of something that will be written. Raises ConfigError if it is no UTF-8, since libraries refuse it."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what} {str(path)!r} is not UTF-8, and what is written there could not be read; rename the folder, or "
+            "choose another"
+        ) from None
+    return path
+
+
 def open_stored(path: Path, folder: Path) -> BufferedReader:
     """A plain file in a folder that others may have written, opened for reading.
 
@@ -170,7 +197,7 @@ def require_inside(path: Path, folder: Path) -> None:
 
 def require_plain_tree(folder: Path, names: Iterable[str]) -> None:
     """Raises OSError, with its `filename`, if one of these names in a folder, or something below one, is neither a
-    folder nor a plain file of one name, or leads out of the folder.
+    folder nor a plain file, or leads out of the folder.
     """
     for name in names:
         waiting = [folder / name]

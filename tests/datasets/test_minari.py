@@ -208,7 +208,7 @@ def test_what_is_broken_is_named(ours: Dataset, h5py: Any, tmp_path: Path) -> No
     found = open_dataset(tmp_path / "toy")
     with pytest.raises(ConfigError, match="episode_0 ends at step 0 of 3 and goes on"):
         found.verify()
-    with pytest.raises(ConfigError, match="episode_1: observations: a is missing, .* of another layout"):
+    with pytest.raises(ConfigError, match=r"episode_1: observations: a is missing, .* of another layout"):
         found.episode(1)
     found.close()
     main = data / "main_data.hdf5"

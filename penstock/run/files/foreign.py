@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import shown
+from penstock.core.errors import legible
 from penstock.envs.builtin import harmless_kwarg, is_builtin_env, is_builtin_module, is_builtin_wrapper
 
 _ENVS, _KWARGS = ("env", "eval_env"), ("kwargs", "env_kwargs", "eval_env_kwargs")
@@ -57,7 +57,7 @@ def refusal(path: Path, found: list[str]) -> str:
     parts = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for text in found[:_MOST]]
     more = f"; and {len(found) - _MOST:,} more" if len(found) > _MOST else ""
     return (
-        f"{shown(path)} names what is not part of penstock and would be imported, called or opened: "
+        f"{legible(path)} names what is not part of penstock and would be imported, called or opened: "
         f"{'; '.join(parts)}{more}. "
     )
 

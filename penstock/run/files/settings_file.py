@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import ConfigError, shown
+from penstock.core.errors import ConfigError, legible
 from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 
@@ -19,11 +19,11 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
         data = path.read_bytes()
         return tomllib.loads(data.decode()), hashlib.sha256(data).hexdigest()
     except RecursionError as error:
-        raise ConfigError(f"{shown(path)} is nested too deeply to be settings; take the brackets out") from error
+        raise ConfigError(f"{legible(path)} is nested too deeply to be settings; take the brackets out") from error
     except (ValueError, LookupError, TypeError) as error:  # of tomllib, of bytes that are no text, of endless numbers
-        raise ConfigError(f"{shown(path)} is not valid TOML: {error}; mend that line") from error
+        raise ConfigError(f"{legible(path)} is not valid TOML: {error}; mend that line") from error
     except OSError as error:
-        raise ConfigError(f"cannot read {shown(path)}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read {legible(path)}: {error.strerror or error}") from error
 
 
 def require_trust(path: Path, digest: str, settings: Mapping[str, Any], trust: bool) -> None:
@@ -34,9 +34,10 @@ def require_trust(path: Path, digest: str, settings: Mapping[str, Any], trust: b
     """
     if trust:
         remember(path, digest)
-    elif not is_trusted(path, digest):
-        if found := [text for where, value in settings.items() for text in foreign(value, where, files=False)]:
-            raise ConfigError(
-                f"{refusal(path, found)}If it is yours, or you know who wrote it: --trust, which is needed once for "
-                f"what it holds now, or {VARIABLE}={shown(path.absolute().parent)}; see docs/security.md"
-            )
+    elif is_trusted(path, digest):
+        return
+    elif found := [text for where, value in settings.items() for text in foreign(value, where, files=False)]:
+        raise ConfigError(
+            f"{refusal(path, found)}If it is yours, or you know who wrote it: --trust, which is needed once for what "
+            f"it holds now, or {VARIABLE}={legible(path.absolute().parent)}; see docs/security.md"
+        )

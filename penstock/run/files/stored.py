@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.config import from_plain, override
-from penstock.core.errors import CheckpointError, ConfigError, PenstockError, shown
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
 from penstock.core.files import read_stored, require_plain_tree
 from penstock.core.python import modules_named
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
@@ -137,7 +137,7 @@ class StoredConfig:
             raise CheckpointError(
                 f"{refusal(self.path, found)}It is no run that you trained here, or it was changed since. If you know "
                 f"who wrote it: --trust (trust=True), which is needed once, or {VARIABLE}="
-                f"{shown(self.path.parent.absolute())}; see docs/security.md"
+                f"{legible(self.path.parent.absolute())}; see docs/security.md"
             )
 
 

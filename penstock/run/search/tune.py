@@ -13,6 +13,7 @@ from rich.console import Console
 
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.files import utf8
 from penstock.core.spec import Specs, specs_to_plain
 from penstock.learn.policy_set import parameters
 from penstock.run.bench.cache import auto_sampler
@@ -201,6 +202,7 @@ def opened(
 
 def _require_empty(folder: Path) -> None:
     """Raises ConfigError if a directory for a new search holds something, CheckpointError if it cannot be read."""
+    utf8(folder, "directory")
     try:
         if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
             missing = "another search has begun in it" if (folder / STATE).exists() else f"holds no {STATE}"
