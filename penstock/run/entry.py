@@ -213,7 +213,7 @@ def _policy(stored: StoredConfig, checkpoint: Checkpoint, again: Again, device: 
     if stored.trusted:
         policy: AnyPolicy = algo.build(stored.spec, seed=seed, device=device)
     else:
-        limit = limited_tensors(sum(x.nbytes for x in checkpoint.policy.values()), stored.path)
+        limit = limited_tensors(checkpoint.policy, stored.path)
         with undamaged(stored.path), named(stored.path), limit:
             policy = algo.build(stored.spec, seed=seed, device=device)
     policy.load_parameters(checkpoint.policy)
