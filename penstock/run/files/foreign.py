@@ -40,7 +40,7 @@ def foreign(plain: Any, where: str = "", *, files: bool = True) -> list[str]:
     if key in _ENVS and isinstance(plain, str):
         return [] if is_builtin_env(plain) else [f"{where}={plain!r}"]
     if key in _KWARGS and isinstance(plain, Mapping):
-        return [f"{_below(where, name)}={value!r}" for name, value in plain.items() if not harmless_kwarg(value)]
+        return [f"{below(where, name)}={value!r}" for name, value in plain.items() if not harmless_kwarg(value)]
     if key in ("wrappers", "imports") and isinstance(plain, (list, tuple)):
         known = is_builtin_module if key == "imports" else is_builtin_wrapper
         names = [_imported(item) for item in plain]
@@ -74,7 +74,7 @@ def _of_mapping(plain: Mapping[str, Any], where: str, files: bool) -> list[str]:
         text
         for name, item in plain.items()
         if name != "class"
-        for text in foreign(item, _below(where, name), files=files)
+        for text in foreign(item, below(where, name), files=files)
     ]
 
 
@@ -91,7 +91,7 @@ def _of_text(text: str, where: str, files: bool) -> list[str]:
     return [f"{where}={text!r} (a file)"] if files and named and text and where != "run.dir" else []
 
 
-def _below(where: str, name: object) -> str:
+def below(where: str, name: object) -> str:
     """The path of a setting below another; a key that is no plain word stands there as its `repr`."""
     word = str(name) if str(name).isidentifier() and str(name).isascii() else repr(name)
     return f"{where}.{word}" if where else word

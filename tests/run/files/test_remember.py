@@ -15,6 +15,7 @@ from penstock.run.files.trust import VARIABLE
 from penstock.run.playing.evaluation import evaluate
 from penstock.run.search.fork import copy_parameters
 from tests.run.cartpole import CARTPOLE, at
+from tests.run.files.forging import with_config
 from tests.run.files.test_trust import code, refused, state, trained
 
 __all__ = ["code", "state"]
@@ -84,13 +85,13 @@ def strangers(run: Path, state: Path) -> Path:
 
 def test_a_run_whose_environment_was_replaced_is_not_trusted(state: Path, tmp_path: Path) -> None:
     run = strangers(tmp_path / "run", state)
-    file = run / "config.json"
+    file = with_config(lambda settings: settings["run"].update(steps=640))(run)
     before = file.read_bytes()
     with ps.Run.resume(run, env=ps.EnvConfig("CartPole-v1")):  # it begins, and nothing of it is changed
         pass
     assert file.read_bytes() == before
     assert refused(run)
-    ps.resume(run, {"run.steps": 128}, env=ps.EnvConfig("CartPole-v1"))  # now it is written anew, with that environment
+    ps.resume(run, {"run.steps": 192}, env=ps.EnvConfig("CartPole-v1"))  # now it is written anew, with that environment
     assert not refused(run)
     assert len(evaluate(run, episodes=1)) == 1
 
