@@ -22,6 +22,8 @@ S = TypeVar("S")
 _LARGEST = (1 << 63) - 1
 """The largest whole number that arrays and files hold."""
 _FINITE = sys.float_info.max
+_MOST_VALUES = 1 << 12
+"""Values of one setting, at most."""
 _LONGEST = 200
 """Most characters of a value in a message."""
 
@@ -248,6 +250,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
             return value
         raise ConfigError(f"{path}={_told(value)}; {nearest(str(value), map(str, args))}")
     if origin is tuple and isinstance(value, (list, tuple)):
+        if len(value) > _MOST_VALUES:
+            raise ConfigError(f"{path} has {len(value):,} values; expected at most {_MOST_VALUES:,}")
         inner = args[:1] * len(value) if len(args) == 2 and args[1] is Ellipsis else args
         if args and len(inner) != len(value):
             raise ConfigError(f"{path}={_told(value)}; expected {len(inner)} values")

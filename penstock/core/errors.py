@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def printable(text: str) -> str:
-    """A text without what a terminal obeys (escape sequences, other directions of writing): each as its escape."""
-    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+def printable(text: str, kept: str = "\n\t") -> str:
+    """A text without what a terminal obeys (escape sequences, other directions of writing): each as its escape.
+
+    Args:
+        kept: characters that stay as they are.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
 
 
 def legible(text: object) -> str:
@@ -64,9 +68,12 @@ class LearnerLostError(LearnerError):
 
 
 class CheckpointError(PenstockError):
-    """A checkpoint or run directory that cannot be written, read or trusted; the message names the file."""
+    """A checkpoint or run directory that cannot be written, read or trusted; the message, of one line, names the file."""
 
     exit_code = 5
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), kept="")
 
 
 class MissingExtraError(ConfigError):

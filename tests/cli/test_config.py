@@ -224,7 +224,7 @@ def test_a_sampler_that_is_none_is_not_called(name: str, told: Path) -> None:
     [
         ("x = " + "[" * 20_000, "nested too deeply"),
         ("x = " + "{a=" * 5_000, "nested too deeply"),
-        (f"x{'.a' * 5_000} = 1", "nested too deeply"),
+        (f"x{'.a' * 1_500} = 1", "nested too deeply"),
         ("run.steps = " + "9" * 5_000, "not valid TOML"),
         ("run.eval_episodes = 1e30", r"eval_episodes=1e\+30; expected at most 9,223,372,036,854,775,807"),
         ("run.eval_episodes = 1" + "0" * 30, "eval_episodes=a whole number of 100 bits; expected at most"),

@@ -25,7 +25,7 @@ _SLOT_BYTES = 1 << 12
 """What an environment takes at least."""
 _PER_CORE = 64
 """Most processes or threads for a core."""
-_CALLS, _CALLS_EACH = 10_000, 1_000
+_CALLS, _CALLS_EACH = 2_000, 200
 """Operations of torch that building a policy may take, and those for each stored parameter besides."""
 _COUNTED = {"arange", "linspace", "eye", "logspace"}
 """Functions of torch whose size is a number, not a list."""

@@ -129,7 +129,7 @@ class StoredConfig:
             return from_plain(plain)
         except ConfigError as error:
             call = " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...)"
-            raise ConfigError(f"{self.path}: {error}{call if 'again' in str(error) else ''}") from error
+            raise ConfigError(f"{legible(self.path)}: {error}{call if 'again' in str(error) else ''}") from error
 
     def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
         found = [] if self.trusted else foreign(plain, files=files)
@@ -216,7 +216,7 @@ def named(path: Path) -> Generator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{legible(path)}: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
