@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
-from penstock.core.python import modules_named, search_here
 from penstock.run.experiment import Experiment
+from penstock.run.files.modules import modules_named, search_here
 from penstock.run.files.settings_file import read_toml, require_trust
 from penstock.run.presets import flat_settings, with_preset
 from penstock.samplers import placed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import Parser, dotted, import_modules, key_values, number_from_0
 from penstock.core.errors import ConfigError
-from penstock.core.python import modules_named, search_here
+from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import Parser, number_from_0, whole_number
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import ConfigError
-from penstock.core.python import modules_named, search_here
+from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from penstock.core.python import module_command
 from penstock.workers.killing import kill_marked
 from penstock.workers.process import environment_of_children
+from penstock.workers.python import module_command
 
 _STOP_S = 10.0
 _ROUNDS = 5

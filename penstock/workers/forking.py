@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from penstock.core.python import module_command
 from penstock.workers.descriptors import write_all
 from penstock.workers.killing import MARK, kill_group, new_mark
 from penstock.workers.messages import Boot
+from penstock.workers.python import module_command
 
 ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.agents.actor_critic")
 """What workers that act import, once for all of them; none of it starts a thread."""

@@ -19,13 +19,13 @@ import cloudpickle
 
 import penstock.core.errors as errors
 from penstock.core.machine import oom_kills
-from penstock.core.python import module_command
 from penstock.core.wire import decode
 from penstock.workers.control import Bell
 from penstock.workers.descriptors import read_all, write_all
 from penstock.workers.forking import ForkedProcess, ForkServer
 from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.messages import Boot, Start
+from penstock.workers.python import module_command
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment variables of a process whose libraries use one thread."""

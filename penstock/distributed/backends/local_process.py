@@ -19,12 +19,12 @@ import cloudpickle
 
 from penstock.core.errors import ConfigError
 from penstock.core.machine import oom_kills
-from penstock.core.python import module_command
 from penstock.distributed.backends.backend import DeathKind, RunnerError, cannot_travel
 from penstock.distributed.backends.link import Place, Shared, receive, send
 from penstock.workers.descriptors import read_all
 from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.process import ONE_THREAD, REAP_S, environment_of_children
+from penstock.workers.python import module_command
 
 _MODULE = "penstock.distributed.backends.runner_process"
 _KEPT_BYTES, _TAIL_BYTES = 1 << 20, 2000

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
 from penstock.core.files import read_stored, require_plain_tree
-from penstock.core.python import modules_named
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import PolicyMap
 from penstock.run.experiment import Experiment
 from penstock.run.files.foreign import foreign, refusal
+from penstock.run.files.modules import modules_named
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 if TYPE_CHECKING:

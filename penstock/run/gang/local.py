@@ -1,4 +1,4 @@
-"""LocalRanks: the other ranks as processes of this machine, which meet by a file in memory and count in shared memory."""
+"""LocalRanks: the other ranks as processes of this machine, which meet and count in shared memory."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ import cloudpickle
 
 import penstock.core.errors as errors
 from penstock.core.machine import oom_kills
-from penstock.core.python import module_command
 from penstock.workers.descriptors import read_all, write_all
 from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.process import ONE_THREAD, REAP_S, environment_of_children
+from penstock.workers.python import module_command
 
 _MODULE = "penstock.run.gang.rank"
 _TAIL_BYTES = 2_000

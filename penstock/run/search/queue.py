@@ -375,8 +375,8 @@ def open_search(folder: Path, trust: bool = False, **given: Any) -> SearchQueue:
         elif not is_trusted(file, digest(settings)):
             raise CheckpointError(
                 f"{legible(file)} is no search that you began here, and it would execute trials of its own choice. If "
-                f"you know who wrote it: --trust, which is needed once, or {VARIABLE}={legible(folder.absolute())}; see "
-                "docs/security.md"
+                f"you know who wrote it: --trust, which is needed once, or {VARIABLE}={legible(folder.absolute())}; "
+                "see docs/security.md"
             )
         config = read_config(folder / SETTINGS / BASE, trust)
         queue = make_queue(folder, config.to_resume(), specs_to_plain(config.spec), settings, **given)

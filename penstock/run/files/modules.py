@@ -1,4 +1,4 @@
-"""Python as penstock starts and searches it: command lines of processes, and modules in the current folder."""
+"""Modules that words and files name, and their place: the current folder, if they lie nowhere else."""
 
 from __future__ import annotations
 
@@ -12,16 +12,6 @@ from typing import Any
 
 _NAMED = re.compile(r"(?<![\w.:/\\-])([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*:(?=[A-Za-z_])")
 """`module:NAME`, wherever it stands in a text; no URL, no HOST:PORT, no device."""
-
-
-def module_command(module: str, *args: str) -> list[str]:
-    """`python -P -m MODULE ARGS`. With -P the current folder is no place for modules: a torch.py in it is not torch."""
-    return [sys.executable, "-P", "-m", module, *args]
-
-
-def script_command(path: str, *args: str) -> list[str]:
-    """`python -I -S PATH ARGS`: without site packages, which starts in milliseconds; -I implies -P."""
-    return [sys.executable, "-I", "-S", path, *args]
 
 
 def modules_named(plain: Any) -> set[str]:
