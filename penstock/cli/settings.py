@@ -276,6 +276,6 @@ def _nested(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
             nested[option.removeprefix("--").replace("-", "_")] = json.loads(word)
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{option} {word:.200} is no JSON: {error}; expected e.g. '[[32, 8, 4], [64, 4, 2]]'"
+                f"{option} {word!r:.200} is no JSON: {error}; expected e.g. '[[32, 8, 4], [64, 4, 2]]'"
             ) from error
     return nested, others

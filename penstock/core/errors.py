@@ -68,7 +68,7 @@ class LearnerLostError(LearnerError):
 
 
 class CheckpointError(PenstockError):
-    """A checkpoint or run directory that cannot be written, read or trusted; the message is a line that names the file."""
+    """A checkpoint or run directory that cannot be written, read or trusted; the message is one line, with the file."""
 
     exit_code = 5
 
