@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -48,15 +49,15 @@ def experiment_from(
     from penstock.run.files.stored import CONFIG, Again, read_config, stored_modules  # it loads torch
 
     path = Path(path)
-    if path.is_dir() or path.name == CONFIG:
-        run_dir = path if path.is_dir() else path.parent
+    if os.path.isdir(path) or path.name == CONFIG:
+        run_dir = path if os.path.isdir(path) else path.parent
         search_here(stored_modules(run_dir, trust))
         exp = read_config(run_dir, trust).to_resume(Again(env))
         _refuse_another(path, algo, exp.algo_name)
         return replace(exp, run=replace(exp.run, dir=None))
     if path.suffix != ".toml":
         raise ConfigError(f"--config {path}; expected a file in .toml, a run directory, or the {CONFIG} in one")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"--config {path}: there is no such file")
     tables, digest = read_toml(path)
     for key in tables:

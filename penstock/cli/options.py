@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -143,7 +144,7 @@ def import_modules(modules: Sequence[str], words: Any = (), runs: Sequence[str] 
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except (ImportError, TypeError, ValueError) as error:
             raise ConfigError(f"--import {module}: {error}; is it installed and on PYTHONPATH?") from error
 
 
@@ -152,7 +153,7 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
     from penstock.envs.make import EnvConfig  # it loads Gymnasium, as help must not
 
     others = getattr(args, "against", [])
-    import_modules(args.imports, vars(args), [args.run, *(o for o in others if Path(o).is_dir())], args.trust)
+    import_modules(args.imports, vars(args), [args.run, *(o for o in others if os.path.isdir(o))], args.trust)
     kwargs = key_values(args.env_kwargs, "--env-kwargs")
     made = {
         "--wrappers": args.wrappers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,7 +139,7 @@ def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
     """True if the first word is the directory of an earlier search, False if it is an algorithm."""
     if any(text.split("=")[0] in ("--env", "--config") for text in rest):
         return False
-    if "/" not in first and not Path(first).exists():
+    if "/" not in first and not os.path.exists(first):
         return False
     given = [name for name in _OF_BEGIN if getattr(args, name) not in (None, [])]
     if given:

@@ -173,7 +173,7 @@ def import_path(obj: Any) -> str | None:
 def import_object(path: str) -> Any:
     """The object at `module:qualname`. Raises ConfigError that says which half is wrong."""
     module, _, name = path.partition(":")
-    if not module or not name:
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise ConfigError(f"{path!r} is no import path; expected module:name, e.g. my_package.algos:MyPPO")
     try:
         found: Any = importlib.import_module(module)

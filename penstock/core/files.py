@@ -14,6 +14,8 @@ from types import TracebackType
 from penstock.core.errors import ConfigError
 
 _CHUNK_BYTES = 1 << 20
+_LONGEST_NAME = 255
+"""Bytes."""
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 """Errors of copy_file_range where the two file systems, or a sandbox, do not support it."""
 NO_SURPRISE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -149,16 +151,17 @@ def unshare(path: Path) -> None:
         write_atomic(path, path.read_bytes())
 
 
-def utf8(path: Path, what: str) -> Path:
-    """The path of something that will be written. Raises ConfigError if it is no UTF-8, since libraries refuse it."""
+def require_name(path: Path, what: str) -> None:
+    """Raises ConfigError if nothing can be written at a path and read by all libraries: it is not UTF-8, or no name."""
     try:
-        str(path.absolute()).encode()
+        longest = max(len(part.encode()) for part in path.absolute().parts)
     except UnicodeEncodeError:
         raise ConfigError(
             f"{what} {str(path)!r} is not UTF-8, and what is written there could not be read; rename the folder, or "
             "choose another"
         ) from None
-    return path
+    if "\0" in str(path) or longest > _LONGEST_NAME:
+        raise ConfigError(f"{what} {str(path)!r:.300} can be no name of a folder; choose another")
 
 
 def open_stored(path: Path, folder: Path) -> BufferedReader:

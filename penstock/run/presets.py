@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,7 +97,7 @@ def preset_of_file(
         ConfigError: no such file or table, it is not TOML, or it names code and is not trusted.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"preset file {path}: there is no such file")
     tables, digest = read_toml(path)
     table = name if name is not None else _matching(tables, env)
@@ -164,7 +165,7 @@ def _known() -> str:
 
 def _tables(algo: str) -> dict[str, dict[str, Any]]:
     path = _FOLDER / f"{algo}.toml"
-    return read_toml(path)[0] if path.is_file() else {}
+    return read_toml(path)[0] if os.path.isfile(path) else {}
 
 
 def _matching(tables: Mapping[str, Any], env: str) -> str | None:

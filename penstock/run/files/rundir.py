@@ -20,7 +20,7 @@ import torch
 from penstock.core import VERSION
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.files import utf8, write_atomic
+from penstock.core.files import require_name, write_atomic
 from penstock.core.spec import specs_to_plain
 from penstock.run.experiment import Experiment
 from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
@@ -45,7 +45,7 @@ def free_run_dir(exp: Experiment) -> Path:
 
 def check_free(path: Path) -> None:
     """Raises ConfigError if a directory is not empty, or its name is not UTF-8."""
-    utf8(path, "run directory")
+    require_name(path, "run directory")
     try:
         if path.exists() and not path.is_dir():
             raise ConfigError(f"run directory {path} is a file; nothing in it was touched. Choose another run.dir")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,7 +150,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
             is no plain file, or a link out of it. Names the file.
     """
     path = run_dir / CONFIG
-    if run_dir.is_file():
+    if os.path.isfile(run_dir):
         raise CheckpointError(f"{run_dir} is a file; expected the directory of the run, such as {run_dir.parent}")
     require_plain_run(run_dir)
     text = _read(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +30,7 @@ FORMAT = 1
 def read_state(folder: Path) -> dict[str, Any]:
     """The content of search.json. Raises CheckpointError if there is none, or it is of another format."""
     file = folder / STATE
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise CheckpointError(f"{folder} holds no {STATE}; begin with penstock tune ALGO --env ID --dir {folder} ...")
     require_plain_run(folder, (STATE, LOGS, SETTINGS, INIT))
     plain = read_json(file)
