@@ -71,6 +71,8 @@ def experiment_from(
     name = changes.pop("algo.name", algo)
     if name is None:
         raise ConfigError(f'{path} names no algorithm; add algo = {{name = "ppo"}}, or say it: penstock train ppo ...')
+    if not isinstance(name, str):
+        raise ConfigError(f'{path}: algo.name={name!r}; expected the name of an algorithm, e.g. "ppo"')
     _refuse_another(path, algo, name)
     exp = with_preset(name, env or where.pop("env", ""), None)
     where.pop("env", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import platform
 import socket
 import subprocess
@@ -135,9 +136,23 @@ def write_config(trainer: Trainer) -> None:
 
 
 def _git() -> str | None:
+    """The commit of the current folder, `-dirty` if files differ from it.
+
+    A repository that came from elsewhere executes nothing: git would call its monitor, for what may have changed its
+    filters, and for what is missing the transport of its remote.
+    """
+    quiet, env = ["git", "-c", "core.fsmonitor=false"], {**os.environ, "GIT_ALLOW_PROTOCOL": "none"}
+    asked: list[str] = []
     try:
-        command = ["git", "describe", "--always", "--dirty"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2.0, check=False)
+        for command in (
+            ["config", "--includes", "--local", "--get-regexp", r"^(filter|include|includeif|submodule|extensions)\."],
+            ["describe", "--always"],
+        ):
+            dirty = ["--dirty"] if asked == [""] else []
+            done = subprocess.run(
+                [*quiet, *command, *dirty], capture_output=True, text=True, timeout=2.0, check=False, env=env
+            )
+            asked.append(done.stdout.strip())
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return asked[-1] or None

@@ -150,6 +150,8 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
             is no plain file, or a link out of it. Names the file.
     """
     path = run_dir / CONFIG
+    if "\0" in str(run_dir):
+        raise CheckpointError(f"{str(run_dir)!r} can be no name of a folder; expected the directory of a run")
     if os.path.isfile(run_dir):
         raise CheckpointError(f"{run_dir} is a file; expected the directory of the run, such as {run_dir.parent}")
     require_plain_run(run_dir)
