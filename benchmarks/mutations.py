@@ -41,7 +41,7 @@ class Mutation:
     """Text that stands there once."""
     new: str
     tests: str
-    """Arguments of pytest, of which some test must fail."""
+    """Arguments of pytest, of which some test must fail; slow ones run as well."""
 
 
 VIEW, INDEX, REPLAY = "replay/view.py", "replay/index.py", "replay/replay.py"
@@ -52,13 +52,15 @@ Q_AGENT, CONTROL, CRITICS, SQUASHED = (
     f"agents/{name}.py" for name in ("q_agent", "continuous", "critics", "distributions")
 )
 VALUES, DISTRIBUTIONS, TRAIN_OPS = "ops/value_learning.py", "ops/distributional.py", "learn/train_ops.py"
-IN_TRANSITIONS = "tests/replay/test_replay.py -k 'transitions and prioritized-ring'"
-IN_SEQUENCES, IN_FRAMES = (
-    f"tests/replay/test_replay.py -k '{x}'" for x in ("sequences and uniform-ring", "uniform-frames")
+IN_TRANSITIONS, IN_SEQUENCES, IN_FRAMES = (
+    f"tests/replay/test_replay.py -k '{x}'"
+    for x in ("transitions and prioritized and ring", "sequences and uniform and ring", "uniform and frames")
 )
-IN_DQN, IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
-    f"tests/algos/test_{x}.py" for x in ("dqn", "sac", "td3", "ddpg", "discrete_sac")
-)
+IN_OFF_POLICY, IN_DQN = "tests/algos/test_off_policy_conformance.py", "tests/algos/test_dqn.py"
+IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
+    f"tests/algos/test_sac.py {IN_OFF_POLICY} -k 'sac and not discrete'", f"tests/algos/test_td3.py {IN_OFF_POLICY} -k td3",
+    f"{IN_OFF_POLICY} -k ddpg", f"tests/algos/test_discrete_sac.py {IN_OFF_POLICY} -k discrete"
+)  # fmt: skip
 IN_TRAINING, IN_LEARNING = "tests/algos/test_dqn_training.py", "tests/learn/test_train_on_replay.py"
 IN_RATIO = "tests/replay/test_schedule.py"
 IN_MANY, IN_REPLAYS, IN_STATES = (
@@ -142,9 +144,10 @@ MUTATIONS = (
     Mutation("every slot explores like the first", Q_AGENT, "chance[slot.long().remainder(len(chance))]", "chance[0]",
              "tests/agents/test_q_agent.py"),
     Mutation("no random actions before learning starts", Q_AGENT,
-             "wanted = (1.0, 1.0) if env_steps < settings.learning_starts else (high, low)", "wanted = (high, low)",
+             "wanted = [1.0, 1.0] if env_steps < settings.learning_starts else [high, low]", "wanted = [high, low]",
              IN_TRAINING),
-    Mutation("a stored policy explores as a new one", Q_AGENT, "high, low = self.explored.tolist()", "high, low = 1.0, 1.0", IN_TRAINING),
+    Mutation("a stored policy explores as a new one", Q_AGENT, "self._spread(*self.explored.tolist())", "self._spread(1.0, 1.0)",
+             IN_TRAINING),
     Mutation("noise of noisy layers is not squeezed", "agents/noisy.py", "x.sign() * x.abs().sqrt()", "x", "tests/agents/test_noisy.py"),
     Mutation("noisy: the target network gets no noise", Q_AGENT, "(*noisy_layers(self.online), *noisy_layers(self.target))",
              "(*noisy_layers(self.online),)", "tests/agents/test_q_agent.py"),
@@ -255,7 +258,7 @@ def copy_to(folder: Path) -> None:
 def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """The tests, on the package in `folder`, up to the first that fails."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", "", *tests]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 

@@ -235,9 +235,11 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"penstock.{name}")
-    from penstock.core.errors import nearest
+    if name[:1] == "_":  # asked for by tools, such as __wrapped__
+        raise AttributeError(f"module 'penstock' has no {name!r}")
+    from penstock.core.names.hints import of_public
 
-    raise AttributeError(f"module 'penstock' has no {name!r}; {nearest(name, [*_WHERE, *_MODULES])}")
+    raise AttributeError(f"module 'penstock' has no {name!r}; {of_public(name, [*_WHERE, *_MODULES])}")
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "penstock"
+from tests import parsed
+
+ROOT = parsed.ROOT / "penstock"
 BELOW = {
     "core": set[str](),
     "ops": {"core"},
@@ -39,7 +41,7 @@ ENTRY = {"__init__.py": {"core"}, "__main__.py": {"cli"}}
 """Modules of the package itself. What `__init__` imports under TYPE_CHECKING is never run; its lazy table is text."""
 CORE_MAY = {"numpy", "optree"}
 PYTHON = [sys.executable, "-c"]
-FILES = sorted(ROOT.rglob("*.py"))
+FILES = parsed.PACKAGE
 
 
 @functools.cache
@@ -48,7 +50,7 @@ def imports(path: Path) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and path.name == "__init__.py":
+        if path.name == "__init__.py" and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             return
         if isinstance(node, ast.Import):
             found.extend((node.lineno, alias.name) for alias in node.names)
@@ -57,13 +59,13 @@ def imports(path: Path) -> list[tuple[int, str]]:
             whole = node.module == "penstock"  # `from penstock import ops` imports penstock.ops
             found.extend((node.lineno, f"penstock.{a.name}") for a in node.names if whole)
             found.append((node.lineno, node.module or ""))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        if isinstance(node, ast.Call) and parsed.dotted(node.func).endswith("import_module"):
             text = ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
             found.append((node.lineno, text))
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(parsed.tree(parsed.text_of(path)))
     return found
 
 
@@ -114,7 +116,7 @@ def test_a_planted_edge_is_seen(tmp_path: Path) -> None:
 
 
 def test_the_sampler_module_holds_protocols_alone() -> None:
-    tree = ast.parse((ROOT / "samplers" / "sampler.py").read_text())
+    tree = parsed.tree(parsed.text_of(ROOT / "samplers" / "sampler.py"))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     assert [[ast.unparse(base) for base in node.bases] for node in classes] == [["Protocol"]] * len(classes)
     rest = [node for node in tree.body if not isinstance(node, (ast.ClassDef, ast.Import, ast.ImportFrom, ast.Expr))]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+COLLECT = ("--collect-only", "-qq", "-p", "no:cacheprovider", "-m", "")
 FILE = Path(__file__).parent.parent / "benchmarks" / "mutations.py"
 
 
@@ -25,6 +29,19 @@ def listed() -> Any:
 
 def test_every_bug_can_be_planted(listed: Any) -> None:
     assert [problem for m in listed.MUTATIONS if (problem := listed.stale(m))] == []
+
+
+@pytest.mark.slow
+def test_every_selection_of_tests_selects_some(listed: Any) -> None:
+    """That the files are there every bug was asked above."""
+    root = FILE.parent.parent
+    selections = [[*COLLECT, *shlex.split(tests)] for tests in sorted({m.tests for m in listed.MUTATIONS})]
+    code = f"import pytest; print('found', [int(pytest.main(arguments)) for arguments in {selections}])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == f"found {[0] * len(selections)}", done.stdout + done.stderr
 
 
 def test_there_are_many_and_none_twice(listed: Any) -> None:

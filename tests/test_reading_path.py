@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.run.log import MetricsLog
 from penstock.run.trainer import Trainer
+from tests.params import slow_but
 
 PACKAGE = Path(ps.__file__).parent
 FRAMES_TO_OPTIMIZER = 4
@@ -50,6 +51,9 @@ CASES = {
 }
 
 
+each_case = pytest.mark.parametrize("case", slow_but("ppo impala ppo-lstm sac", [*CASES]))
+
+
 def live(case: str) -> Trainer:
     env, algo = CASES[case]
     return Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=16, B=4), ps.RunConfig(steps=10_000)))
@@ -76,7 +80,7 @@ def recorded(inner: Callable[..., Any], paths: list[list[str]]) -> Callable[...,
     return record
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_frames_to_the_optimizer(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[list[str]] = []
     with live(case) as trainer:
@@ -89,7 +93,7 @@ def test_frames_to_the_optimizer(case: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(longest) <= (FRAMES_FROM_REPLAY if case in FROM_REPLAY else FRAMES_TO_OPTIMIZER), "\n".join(longest)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_frames_to_the_environment(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[list[str]] = []
     counting = False
@@ -111,7 +115,7 @@ def test_frames_to_the_environment(case: str, monkeypatch: pytest.MonkeyPatch) -
     assert len(longest) <= FRAMES_TO_ENV, "\n".join(longest)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_files_that_run_in_a_steady_iteration(case: str, tmp_path: Path) -> None:
     """Sample, train, log: what a reader must open to know all that happens. RLlib: 71 for PPO on CartPole."""
     files: dict[str, int] = {}

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from penstock.core.config import import_object
-from penstock.core.errors import ConfigError, nearest
+from penstock.core.errors import ConfigError
 
 ALGOS = {
     "a2c": "penstock.algos.a2c:A2C",
@@ -64,7 +64,9 @@ def find_algo(name: str) -> Any:
         ConfigError: an unknown name (the message says the nearest), or something that has no `build`.
     """
     if ":" not in name and name not in ALGOS:
-        raise ConfigError(f"unknown algorithm {name!r}; {nearest(name, ALGOS)} (one of your own is module:NAME)")
+        from penstock.core.names.hints import of_algorithm
+
+        raise ConfigError(f"unknown algorithm {name!r}; {of_algorithm(name, ALGOS)} (one of your own is module:NAME)")
     found = import_object(ALGOS.get(name, name))
     if not callable(getattr(found, "build", None)):
         raise ConfigError(f"{name} is {found!r}; expected a frozen dataclass with build(spec, seed, device), as ps.PPO")

@@ -1,4 +1,4 @@
-"""`penstock bench samplers ENV ALGO`: the fastest sampler on this machine, with reasons."""
+"""`penstock bench samplers ALGO ENV`: the fastest sampler on this machine, with reasons."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DESCRIPTION = """Measures which sampler is the fastest for an environment and a
 First the parts of a step: the environment, a forward of the network, a hand-shake with a worker process. Then the
 samplers that may pay, those that the parts promise most for first, until the time is up.
 
-  penstock bench samplers CartPole-v1 ppo
-  penstock bench samplers ALE/Pong-v5 ppo --B 64 --budget 120 --trace pong.json
+  penstock bench samplers ppo CartPole-v1
+  penstock bench samplers ppo ALE/Pong-v5 --B 64 --budget 120 --trace pong.json
 
 `penstock train ... --sampler auto` does the same in 20 s, and keeps the answer.
 """
@@ -29,6 +29,10 @@ samplers that may pay, those that the parts promise most for first, until the ti
 def run(argv: list[str]) -> int:
     """Prints the tables and the recommended setting; returns the exit code."""
     args = _parser().parse_args(argv)
+    from penstock.algos import ALGOS  # it loads numpy, which help does not need
+
+    if args.env in ALGOS and args.algo not in ALGOS:  # the other way round, as it was in 0.1.0
+        args.algo, args.env = args.env, args.algo
     import_modules(args.imports, vars(args))
     from penstock.core.spec import BatchSpec
     from penstock.run.bench.report import print_verdict, trace_sampler
@@ -92,10 +96,10 @@ def _progress(text: str) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("bench samplers", _DESCRIPTION, usage="penstock bench samplers ENV ALGO [OPTIONS]")
+    parser = Parser("bench samplers", _DESCRIPTION, usage="penstock bench samplers ALGO ENV [OPTIONS]")
     parser.add_argument("what", choices=("samplers",), help="the parts to compare: samplers")
-    parser.add_argument("env", metavar="ENV", help="Gymnasium id, or module:qualname of something that makes one")
     parser.add_argument("algo", metavar="ALGO", help="ppo, a2c, ... or module:NAME; its network is measured")
+    parser.add_argument("env", metavar="ENV", help="Gymnasium id, or module:qualname of something that makes one")
     parser.add_argument("--budget", type=_positive, default=60.0, metavar="S", help="seconds in all (default 60)")
     parser.add_argument("--T", type=whole_number, metavar="N", help="time steps of a batch (default: as in training)")
     parser.add_argument("--B", type=whole_number, metavar="N", help="slots (default: as in training)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import Parser, played_env, whole_number
+from penstock.cli.options import Parser, played_env, require_one_run, whole_number
 from penstock.core.errors import ConfigError
 
 _ANY_WIDTH = 100_000
@@ -43,9 +43,13 @@ def run(argv: list[str]) -> int:
     env, kwargs = played_env(args)
     if args.against:
         return _matches(args, env, kwargs)
+    require_one_run(Path(args.run))
     from penstock.run.playing.evaluation import evaluate_run, record_video
+    from penstock.run.playing.video import require_ffmpeg
     from penstock.run.progress import print_summary
 
+    if args.video:
+        require_ffmpeg()  # before all is played, not after
     opened: dict[str, Any] = {"env": env, "env_kwargs": kwargs, "which": args.which, "trust": args.trust}
     how: dict[str, Any] = {"seed": args.seed, "slots": args.slots, "max_steps": args.max_steps}
     episodes, step = evaluate_run(args.run, episodes=args.episodes, deterministic=not args.stochastic, **opened, **how)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import json
 import os
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
@@ -38,33 +37,20 @@ class Parser(argparse.ArgumentParser):
             self.refuse(unknown[0])
         return found
 
-    def refuse(self, option: str, further: Iterable[str] = ()) -> NoReturn:
-        """Exits with code 2 and names the options that an unknown one may stand for: ours for another library's, else
-        the nearest.
+    def refuse(self, option: str, further: Iterable[str] = (), classes: Sequence[type] = ()) -> NoReturn:
+        """Exits with code 2 and names the option that an unknown one stands for, as `core.names.hints` knows it, or the
+        nearest.
 
         Args:
-            further: options besides the parser's own, such as `--algo.lr`.
+            further: options besides the parser's own, such as `--algo.lr`; without any only spellings are compared.
+            classes: those of algorithm, sampler and run, for which names of other libraries are judged.
         """
-        from penstock.core.config import our_path  # it loads numpy, which help does not need
-
         known = [text for action in self._actions for text in action.option_strings] + list(further)
         name = option.split("=")[0]
-        leaves = [text.lstrip("-").rpartition(".")[2].replace("-", "_") for text in known]
-        path = our_path(name.rpartition(".")[2].lstrip("-").replace("-", "_"), leaves) if name.startswith("--") else ""
-        close = [f"--{path}"] if path else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        part, _, leaf = (path or name.removeprefix("--")).rpartition(".")
-        within = [text for text in known if text.startswith(f"--{part}.") and text.endswith(f".{leaf}")] if part else []
-        close = within or close  # such as --sampler.inner.B for --sampler.B
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        if path and not within:
-            hint = f"; it is --{path} of other algorithms or samplers"
-        at = next((at for at in ("--sampler", "--sampler.inner") if f"{at}.T" in known), "")
-        if part == "sampler" and at and not within and f"--sampler.{leaf}" not in known:
-            from penstock.samplers import INNER, samplers_with  # torch, which a line with such an option has loaded
-
-            owners = [o for o in samplers_with(leaf.replace("-", "_")) if at == "--sampler" or o in INNER]
-            hint = f"; it is {at}.{leaf} of {at} {', '.join(owners)}: name one of them" if owners else hint
-        self.exit(2, f"{self.prog}: unknown option {option}{hint}\n")
+        said = _setting_meant(name, known, classes) if further and name.startswith("--") else ""
+        close = "" if said else _slip_of(name, known)
+        hint = said or (close and f"did you mean {close}?")
+        self.exit(2, f"{self.prog}: unknown option {option}{hint and f'; {hint}'}\n")
 
     def add_import(self, why: str) -> None:
         """Adds --import, which `import_modules` carries out."""
@@ -103,6 +89,47 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--env", metavar="ID", help="play in another environment (default: that of its evaluations)")
         self.add_environment()
         self.add_trust()
+
+
+def _slip_of(option: str, known: Sequence[str]) -> str:
+    """The known options that an option is a slip of the pen from: those of its part, else by their last name."""
+    from penstock.core.names.hints import slips  # it loads numpy, which help does not need
+
+    part, dot, leaf = option.rpartition(".")
+    alike = {text.rpartition(".")[2]: text for text in known if text.rpartition(".")[0] == part}
+    close = [alike[found] for found in slips(leaf, alike)]
+    if not close and not dot:
+        close = [text for text in known if "." in text and slips(option[2:], [text.rpartition(".")[2]])]
+    return " or ".join(close[:3])
+
+
+def _setting_meant(option: str, known: Sequence[str], classes: Sequence[type]) -> str:
+    """A hint at the setting that an option stands for, "" if none is known by that name."""
+    from penstock.core.names.hints import Meaning, foreign, in_words, owners  # it loads numpy, which help does not need
+
+    part, _, leaf = option.removeprefix("--").replace("-", "_").rpartition(".")
+    own = owners(leaf)
+    found = foreign(leaf, classes) or (Meaning(".".join(filter(None, (next(iter(own)), leaf))), "") if own else None)
+    alike = [text for text in known if text.rpartition(".")[2].lstrip("-").replace("-", "_") == leaf and "." in text]
+    alike = [text for text in alike if text.startswith(f"--{part}.")] or alike
+    if alike and (found is None or not part):
+        return f"did you mean {' or '.join(alike)}?"
+    if found is None or not found.path:
+        return found.note if found else ""
+    note = f": {found.note}" if found.note else ""
+    where, _, leaf = found.path.rpartition(".")
+    inner = f"--{where}.inner.{leaf}"
+    for text in (f"--{found.path}", f"--{found.path.replace('_', '-')}", inner):
+        if text in known:
+            return f"did you mean {text}{note}?"
+    if where == "sampler":
+        from penstock.samplers import INNER, samplers_with  # torch, which a line with such an option has loaded
+
+        at = "--sampler.inner" if "--sampler.inner.T" in known else "--sampler"
+        named = [name for name in samplers_with(leaf) if at == "--sampler" or name in INNER]
+        if named:
+            return f"it is {at}.{leaf} of {at} {', '.join(named)}: name one of them{note}"
+    return f"it is --{found.path} of {in_words(where, owners(leaf)[where])}{note}"
 
 
 def whole_number(text: str) -> int:
@@ -146,6 +173,16 @@ def import_modules(modules: Sequence[str], words: Any = (), runs: Sequence[str] 
             importlib.import_module(module)
         except (ImportError, TypeError, ValueError) as error:
             raise ConfigError(f"--import {module}: {error}; is it installed and on PYTHONPATH?") from error
+
+
+def require_one_run(folder: Path) -> None:
+    """Raises CheckpointError for a folder of runs where one is expected; the message lists them."""
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return
+    below = sorted(str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/config.json"))
+    if below:
+        more = f", and {len(below) - 8} more" if len(below) > 8 else ""
+        raise CheckpointError(f"{folder} is a folder of runs, name one of them: {', '.join(below[:8])}{more}")
 
 
 def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 
 from penstock.cli.options import Parser, dotted, import_modules
@@ -36,7 +37,10 @@ def run(argv: list[str]) -> int:
     import_modules(args.imports, [vars(args), rest], [args.run], args.trust)
     from penstock.cli.train import draw_curve, told_unsaved
     from penstock.run.loop import resume
+    from penstock.run.result import in_a_line
 
     result = resume(args.run, changes, trust=args.trust)
+    if json.loads((result.run_dir / "config.json").read_text())["experiment"]["run"]["progress"] == "off":
+        print(in_a_line(result))
     draw_curve(result, quiet=True)
     return CheckpointError.exit_code if told_unsaved(result) else 0

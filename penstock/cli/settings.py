@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -175,13 +176,14 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     parts = ("algo", "sampler", "run")
     by_path: dict[str, Any] = {}
     known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
+    classes = [type(getattr(exp, name)) for name in parts]
     words = [part for word in rest for part in word.split("=", 1)]
     for option, value in zip(words, words[1:]):
         if option == "--run.seed" and "," in value:
             raise ConfigError(f"--run.seed {value}: one run has one seed; for a run with each of them, --seeds {value}")
     for option in rest:
         if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:
-            train_parser().refuse(option, known)
+            train_parser().refuse(option, known, classes)
     if any(option in ("-h", "--help") for option in rest):
         train_parser().print_help()
     if hasattr(exp.algo, "algos"):  # several policies, whose settings lie in a dict: tyro has no form for that
@@ -204,7 +206,7 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
         return_unknown_args=True,
     )
     if unknown:
-        train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known)
+        train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known, classes)
     return override(replace(exp, **{name: getattr(given, name) for name in parts}), {**nested, **by_path})
 
 
@@ -263,15 +265,18 @@ def _whole_numbers(info: Any) -> Any:
 
 
 def _nested(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Settings by path that are lists of lists in JSON, for which tyro has no form; and the other words."""
+    """Settings by path that are lists in one word, for which tyro has no form, `64,64` or JSON; and the other words."""
     nested: dict[str, Any] = {}
     others: list[str] = []
-    words = iter([part for word in rest for part in (word.split("=", 1) if "=[[" in word else (word,))])
+    in_one = re.compile(r"--([^=]+=)?(\[.*|\d[\d_]*(,\d[\d_]*)+)")
+    words = [part for word in rest for part in (word.split("=", 1) if in_one.fullmatch(word) else (word,))]
     for word in words:
-        if not word.startswith("[["):
+        if not in_one.fullmatch(f"--{word}"):
             others.append(word)
             continue
-        option = others.pop() if others else "a list of lists"
+        option = others.pop() if others else "a list"
+        if not word.startswith("["):
+            word = f"[{word.replace('_', '')}]"
         try:
             nested[option.removeprefix("--").replace("-", "_")] = json.loads(word)
         except (ValueError, RecursionError) as error:

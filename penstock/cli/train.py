@@ -74,6 +74,7 @@ def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, 
     from penstock.run.bench.cache import auto_sampler
     from penstock.run.files.rundir import free_run_dir
     from penstock.run.loop import train
+    from penstock.run.result import in_a_line
 
     def of_seed(seed: int) -> Experiment:
         dir_ = f"{exp.run.dir}-s{seed}" if len(seeds) > 1 and exp.run.dir is not None else exp.run.dir
@@ -87,6 +88,8 @@ def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, 
     for seed in seeds:
         result = train(of_seed(seed), init, trust=trust)
         dirs.append(str(result.run_dir))
+        if exp.run.progress == "off":
+            print(in_a_line(result))
         draw_curve(result, exp.run.progress == "off")
         lost = told_unsaved(result) or lost
     if len(seeds) > 1 and exp.run.progress != "off":

@@ -7,16 +7,17 @@ import dataclasses
 import functools
 import importlib
 import math
+import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.core.errors import ConfigError, nearest, nearest_words
+from penstock.core.errors import ConfigError, nearest
 
 S = TypeVar("S")
 _LARGEST = (1 << 63) - 1
@@ -26,6 +27,8 @@ _MOST_VALUES = 1 << 12
 """Values of one setting, at most."""
 _LONGEST = 200
 """Most characters of a value in a message."""
+_NUMBERS = re.compile(r"[\[(]?\s*\d[\d_.e+-]*(\s*,\s*\d[\d_.e+-]*)*\s*,?\s*[\])]?")
+"""Text that spells a tuple of numbers: `64,64`, `[64, 64]`, `64`."""
 
 
 def override(settings: S, changes: Mapping[str, Any]) -> S:
@@ -51,55 +54,28 @@ def known_names(cls: type[S], *args: object, **given: object) -> S:
     known = [f.name for f in dataclasses.fields(cls) if f.init]  # pyright: ignore[reportArgumentType]
     for name in given:
         if name not in known:
-            raise ConfigError(f"{cls.__name__} has no setting {name!r}; {meant(name, known)}")
+            from penstock.core.names.hints import hint  # it reads a file
+
+            raise ConfigError(f"{cls.__name__} has no setting {name!r}; {hint(name, cls)}")
     return object.__new__(cls)
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """A hint at the setting that a wrong name stands for: ours for another library's word, else the nearest known.
-
-    Args:
-        name: of a setting, the last part of a dotted path. known: settings that are there.
-    """
-    known = list(known)
-    if name == "init":
-        return "to start from another run's networks: ps.train(exp, init=RUN), ps.Run(exp, init=RUN) (--init RUN)"
-    path = our_path(name, known) or (f"sampler.{name}" if name in ("T", "B") else "")
-    if not path:
-        return nearest(name, known)
-    parts = path.split(".")
-    if path in ("sampler.T", "sampler.B") and "inner" in known:
-        return f"it is 'inner.{parts[1]}' here (--sampler.inner.{parts[1]})"
-    for i, part in enumerate(parts):
-        if part in known:
-            return f"it is {'.'.join(parts[i:])!r} here (--{path})"
-    if path == "sampler.workers":
-        return (
-            "it is 'workers' of ps.CpuSampler, ps.GpuSampler or ps.AlternatingSampler (--sampler cpu --sampler.workers)"
-        )
-    owner = "another algorithm" if "lr" in known and parts[0] == "algo" else _OWNERS.get(parts[0], "ps.Experiment")
-    return f"it is {'.'.join(parts[1:]) or path!r} of {owner} here (--{path})"
-
-
-def our_path(name: str, known: Iterable[str]) -> str:
-    """The dotted path of our setting for another library's name, misspelt or not; "" if `known` has a nearer one."""
-    known = set(known)
-    likely = [name] if name in FOREIGN else nearest_words(name, [*known, *FOREIGN])[:1]
-    path = FOREIGN[likely[0]] if likely and likely[0] not in known else ""
-    other = "" if path.endswith(f".{name}") else _INSTEAD.get(path, "")  # a name of ours is meant as it stands
-    return other if other.rpartition(".")[2] in known else path
-
-
-def check_fields(settings: Any) -> None:
+def check_fields(settings: Any, prefix: str = "") -> None:
     """For `__post_init__`: raises ConfigError if a field of a settings dataclass is not of its annotated type.
 
-    A whole number given as 1e4 or "1e4", or any number as text, is stored as the number that it means.
+    What means the same is stored as the annotated type: a number given as text, 1e4 for a whole one, numpy's numbers,
+    lists and arrays for tuples, paths and torch devices for text.
+
+    Args:
+        prefix: of the names in messages, such as `run.`.
     """
     hints = _hints(type(settings))
     for f in dataclasses.fields(settings):
         given = getattr(settings, f.name)
-        meant = _convert(given, hints[f.name], f.name)
-        if hints[f.name] in (int, float, bool) and type(meant) is not type(given) and isinstance(given, (str, float)):
+        meant = _convert(given, hints[f.name], f"{prefix}{f.name}")
+        foreign = isinstance(given, (np.generic, np.ndarray, PurePath)) or _is_device(given)
+        of_text = hints[f.name] in (int, float, bool) and isinstance(given, (str, float))
+        if foreign or (of_text and type(meant) is not type(given)) or (isinstance(meant, tuple) and meant is not given):
             object.__setattr__(settings, f.name, meant)
 
 
@@ -212,8 +188,10 @@ def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
     else:
         raise ConfigError(f"{path!r}: nothing lies below {type(settings).__name__} {settings!r}; shorten the path")
     if key not in known:
-        hint = _of_one(settings, key, path) or meant(key, known)
-        raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {hint}")
+        from penstock.core.names.hints import hint
+
+        said = _of_one(settings, key, path) or hint(key, type(settings))
+        raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {said}")
     if rest:
         changed = _override_one(getattr(settings, key), rest, path, value)
     else:
@@ -228,12 +206,19 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def _is_device(value: Any) -> bool:
+    """True for a torch.device, which is told by its name: core does without torch."""
+    return f"{type(value).__module__}.{type(value).__name__}" == "torch.device"
+
+
 def _is_named_tuple(cls: type) -> bool:
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def _convert(value: Any, hint: Any, path: str) -> Any:
     """`value` as the annotated type, or ConfigError; types that cannot be checked by value pass as they are."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for choice in sorted(args, key=lambda a: a is not type(value)):  # an exact match first
@@ -249,6 +234,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         if value in args:
             return value
         raise ConfigError(f"{path}={_told(value)}; {nearest(str(value), map(str, args))}")
+    if origin is tuple and isinstance(value, str) and _NUMBERS.fullmatch(value):
+        value = [part for part in value.strip("[]() ").split(",") if part.strip()]
     if origin is tuple and isinstance(value, (list, tuple)):
         if len(value) > _MOST_VALUES:
             raise ConfigError(f"{path} has {len(value):,} values; expected at most {_MOST_VALUES:,}")
@@ -278,7 +265,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return hint(**{name: _convert(given[name], fields[name], f"{path}.{name}") for name in fields})
     whole_, most = hint is int or isinstance(value, int), _LARGEST if hint is int else _FINITE
     if hint in (int, float) and isinstance(value, (int, float)) and whole_ and abs(value) > most:
-        raise ConfigError(f"{path}={_told(value)}; expected at most {_LARGEST:,}")
+        raise ConfigError(f"{path}={_told(value)}; expected at most {f'{most:,}' if hint is int else f'{most:g}'}")
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if math.isnan(value):
             raise ConfigError(f"{path}={_told(value)}; expected a number")
@@ -296,6 +283,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
                 return found
         except (ValueError, KeyError):
             pass
+    if hint is str and (isinstance(value, PurePath) or _is_device(value)):
+        return str(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     expected = "a whole number, such as 100000, 1e5 or 100_000" if hint is int else getattr(hint, "__name__", hint)
@@ -325,120 +314,3 @@ def whole(text: str) -> int:
     if abs(found) > _LARGEST:
         raise ValueError(f"{text:.30} takes more than 64 bits")
     return found
-
-
-_OWNERS = {"algo": "the algorithm", "sampler": "the sampler", "run": "ps.RunConfig"}
-"""What the first part of a path names; all else are settings of the experiment."""
-_INSTEAD = {"sampler.workers": "sampler.runners", "algo.gae_lambda": "algo.vtrace_lambda"}
-"""What a name stands for among settings that have the second, not the first."""
-FOREIGN = {
-    # Stable-Baselines3 2, rlpyt, RLlib 2, CleanRL
-    "gamma": "algo.discount",
-    "learning_rate": "algo.lr",
-    "lr_schedule": "algo.lr",
-    "lambda": "algo.gae_lambda",
-    "lambda_": "algo.gae_lambda",
-    "n_epochs": "algo.epochs",
-    "num_epochs": "algo.epochs",
-    "update_epochs": "algo.epochs",
-    "num_sgd_iter": "algo.epochs",
-    "batch_size": "algo.minibatch",
-    "minibatch_size": "algo.minibatch",
-    "minibatches": "algo.minibatch",
-    "num_minibatches": "algo.minibatch",
-    "sgd_minibatch_size": "algo.minibatch",
-    "ent_coef": "algo.entropy_coef",
-    "entropy_coeff": "algo.entropy_coef",
-    "entropy_loss_coeff": "algo.entropy_coef",
-    "vf_coef": "algo.value_coef",
-    "vf_loss_coeff": "algo.value_coef",
-    "value_loss_coeff": "algo.value_coef",
-    "clip_range": "algo.clip",
-    "clip_coef": "algo.clip",
-    "clip_param": "algo.clip",
-    "ratio_clip": "algo.clip",
-    "norm_adv": "algo.normalize_advantage",
-    "clip_grad_norm": "algo.max_grad_norm",
-    "grad_clip": "algo.max_grad_norm",
-    "train_batch_size": "algo.batch_size",
-    "train_batch_size_per_learner": "algo.batch_size",
-    "buffer_size": "algo.replay.capacity",
-    "replay_size": "algo.replay.capacity",
-    "replay_buffer_config": "algo.replay",
-    "pri_alpha": "algo.replay.priority_alpha",
-    "pri_beta_init": "algo.replay.priority_beta",
-    "min_steps_learn": "algo.learning_starts",
-    "num_steps_sampled_before_learning_starts": "algo.learning_starts",
-    "gradient_steps": "algo.replay_ratio",
-    "training_intensity": "algo.replay_ratio",
-    "n_steps_return": "algo.n_step",
-    "n_step_return": "algo.n_step",
-    "target_update_tau": "algo.tau",
-    "polyak": "algo.tau",
-    "target_update_interval": "algo.target_interval",
-    "target_network_frequency": "algo.target_interval",
-    "target_network_update_freq": "algo.target_interval",
-    "vtrace_clip_rho_threshold": "algo.rho_bar",
-    "vtrace_clip_pg_rho_threshold": "algo.rho_bar",
-    "policy_lr": "algo.actor_lr",
-    "policy_frequency": "algo.policy_delay",
-    "double_dqn": "algo.double",
-    "double_q": "algo.double",
-    "exploration_fraction": "algo.epsilon",
-    "exploration_initial_eps": "algo.epsilon",
-    "exploration_final_eps": "algo.epsilon",
-    "eps_init": "algo.epsilon",
-    "eps_final": "algo.epsilon",
-    "start_e": "algo.epsilon",
-    "end_e": "algo.epsilon",
-    "policy_kwargs": "algo.net",
-    "model_kwargs": "algo.net",
-    "model_config": "algo.net",
-    "net_arch": "algo.net.hidden",
-    "fcnet_hiddens": "algo.net.hidden",
-    "hidden_sizes": "algo.net.hidden",
-    "activation_fn": "algo.net.activation",
-    "fcnet_activation": "algo.net.activation",
-    "use_lstm": "algo.net.recurrent",
-    "lstm_cell_size": "algo.net.recurrent_size",
-    "log_std_init": "algo.net.log_std_init",
-    "n_envs": "sampler.B",
-    "num_envs": "sampler.B",
-    "batch_B": "sampler.B",
-    "num_envs_per_env_runner": "sampler.B",
-    "num_envs_per_worker": "sampler.B",
-    "n_steps": "sampler.T",
-    "num_steps": "sampler.T",
-    "batch_T": "sampler.T",
-    "train_freq": "sampler.T",
-    "rollout_fragment_length": "sampler.T",
-    "num_workers": "sampler.workers",
-    "num_env_runners": "sampler.workers",
-    "n_workers": "sampler.workers",
-    "num_cpus_per_env_runner": "sampler.num_cpus",
-    "sample_timeout_s": "sampler.deadline_s",
-    "max_num_env_runner_restarts": "sampler.restarts",
-    "restart_failed_env_runners": "sampler.fault_policy",
-    "ignore_env_runner_failures": "sampler.fault_policy",
-    "max_requests_in_flight_per_env_runner": "sampler.depth",
-    "steps": "run.steps",
-    "total_timesteps": "run.steps",
-    "n_timesteps": "run.steps",
-    "timesteps_total": "run.steps",
-    "cuda_idx": "run.device",
-    "verbose": "run.progress",
-    "tensorboard_log": "run.dir",
-    "log_dir": "run.dir",
-    "log_interval_steps": "run.log_interval",
-    "eval_freq": "run.eval_interval",
-    "n_eval_episodes": "run.eval_episodes",
-    "evaluation_duration": "run.eval_episodes",
-    "save_freq": "run.checkpoint_interval",
-    "checkpoint_freq": "run.checkpoint_interval",
-    "seed": "run.seed",
-    "device": "run.device",
-    "env_id": "env",
-    "gym_id": "env",
-    "env_config": "env_kwargs",
-}
-"""Paths of our settings by the names that other libraries have for them."""

@@ -97,12 +97,16 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     close = nearest_words(name, words, limit)
     if close:
         return "did you mean " + " or ".join(repr(w) for w in close) + "?"
-    shown = words if len(words) <= 12 else [*words[:12], "..."]
-    return "known: " + ", ".join(shown)
+    return known_words(words if len(words) <= 12 else [*words[:12], "..."])
 
 
-def nearest_words(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The known words closest to `name`, the closest first; [] if none is close."""
+def known_words(words: Iterable[str]) -> str:
+    """`known: a, b`."""
+    return "known: " + ", ".join(words)
+
+
+def nearest_words(name: str, known: Iterable[str], limit: int = 3, cutoff: float = 0.5) -> list[str]:
+    """The known words closest to `name`, the closest first; [] if none has a similarity of `cutoff`, 0 to 1."""
     import difflib  # needed for a typo only, and it makes every start slower
 
-    return difflib.get_close_matches(name, sorted(set(known)), n=limit, cutoff=0.5)
+    return difflib.get_close_matches(name, sorted(set(known)), n=limit, cutoff=cutoff)

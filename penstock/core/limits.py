@@ -76,7 +76,7 @@ def check_settings(settings: Any, prefix: str = "") -> None:
     Raises:
         ConfigError: names the setting, after `prefix`, its value and what was expected.
     """
-    check_fields(settings)
+    check_fields(settings, prefix)
     check_schedules(settings)
     for name, limit in _limits(type(settings)).items():
         value = getattr(settings, name)

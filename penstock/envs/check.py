@@ -218,6 +218,13 @@ def _random_action(spec: Tree, dtypes: list[np.dtype[Any]], noise: Any, obs: Any
     return tree_unflatten(tree_structure(spec), [x[0].astype(dtype) for x, dtype in zip(drawn, dtypes)])
 
 
+_WHAT_OTHERS_DO = {
+    "samestep": "SAME_STEP returns the first observation of the next episode in the place of an episode's last one",
+    "disabled": "DISABLED resets only where reset(options={'reset_mask': ...}) asks for it, which is not done here",
+}
+_WHAT_UNNAMED_DO = "which observation a step returns after an end is not known"
+
+
 def check_vector_env(env: AnyEnv) -> EnvReport:
     """The report on a batched environment. Raises ConfigError unless it resets at the next step."""
     spec = env_spec(env)
@@ -227,7 +234,8 @@ def check_vector_env(env: AnyEnv) -> EnvReport:
     mode = next((m for e in (env, env.unwrapped) if (m := getattr(e, "autoreset_mode", None)) is not None), None)
     if mode is None:
         mode = (env.metadata or {}).get("autoreset_mode")
-    if str(getattr(mode, "value", mode)).replace("_", "").lower() != "nextstep":
+    named = str(getattr(mode, "value", mode)).replace("_", "").lower()
+    if named != "nextstep":
         seen = "does not name its autoreset mode" if mode is None else f"resets by {mode}"
         if tensor_device(env) is not None:
             raise ConfigError(
@@ -236,7 +244,7 @@ def check_vector_env(env: AnyEnv) -> EnvReport:
                 "step after an end and state it in metadata['autoreset_mode'] (docs/environments.md)"
             )
         raise ConfigError(
-            f"{type(env).__name__} {seen}; expected NEXT_STEP, the others lose the first row of each episode: pass "
+            f"{type(env).__name__} {seen}; expected NEXT_STEP: {_WHAT_OTHERS_DO.get(named, _WHAT_UNNAMED_DO)}. Pass "
             "vector_kwargs=dict(autoreset_mode=AutoresetMode.NEXT_STEP) to gymnasium.make_vec, or make a class that "
             "does so, such as CartPoleVectorEnv(num_envs=256), and state it in metadata['autoreset_mode']"
         )

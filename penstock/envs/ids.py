@@ -10,13 +10,15 @@ import copy
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 
 from penstock.core.config import import_object
-from penstock.core.errors import ConfigError, MissingExtraError, nearest
+from penstock.core.errors import ConfigError, MissingExtraError, nearest, nearest_words
 from penstock.envs.atari import atari, atari_vector
 from penstock.envs.pettingzoo import installed_ids
 
@@ -43,6 +45,60 @@ _TOYS = {  # not FaultEnv, which may kill its process: a stored run could name i
         "TwoStepMatrix",
     )
 }  # fmt: skip
+
+
+OLD_GYM = (
+    "that is the old `gym`, which Gymnasium has replaced: `import gymnasium as gym` and derive from gymnasium.Env, or "
+    "convert the environment with shimmy (pip install 'shimmy[gym-v26]' or 'shimmy[gym-v21]')"
+)
+_CLOSE = 0.8
+"""Similarity from which an id is a slip of another one; a package's ids resemble those of others."""
+_OLD_ATARI = re.compile(r"([A-Z]\w+?)(?:-ram)?(NoFrameskip|Deterministic)-v\d")
+
+
+class UnknownIdError(ConfigError):
+    """An id that neither Gymnasium nor penstock knows."""
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(unknown_id(id_))
+        self.id_ = id_
+
+    def __reduce__(self) -> Any:
+        return UnknownIdError, (self.id_,)
+
+
+def unknown_id(id_: str, imports: Sequence[str] = ()) -> str:
+    """The message for an unknown id: what it is called here, or where it may come from.
+
+    Args:
+        imports: modules that were imported and might have registered it.
+    """
+    said = f"unknown environment id {id_!r}"
+    if atari := _OLD_ATARI.fullmatch(id_):
+        return (
+            f"{said}: Atari games are ALE/{atari[1]}-v5 here, preprocessed as published agents see them, 4 frames a "
+            "step and stacked, with sticky actions unless env_kwargs have sticky=0, as in NoFrameskip-v4 "
+            "(docs/atari.md); they come with an extra: pip install 'penstock[atari]'"
+        )
+    if _old_gym_has(id_):
+        return f"{said}: a package has registered it with another library; {OLD_GYM}"
+    known = [*known_ids(), *installed_ids()]
+    close = [name for name in known if name.endswith(f"/{id_}")] or nearest_words(id_, known, cutoff=_CLOSE)
+    said += f": did you mean {' or '.join(map(repr, close))}?" if close else "."
+    if imports:
+        names = ", ".join(imports)
+        lists = f"penstock envs --import {imports[-1]} lists ids"
+        return f"{said} Importing {names} has not registered it with Gymnasium; {lists}"
+    return (
+        f"{said} Packages register their ids when they are imported: name the package in `imports=` (--import, e.g. "
+        "--import minigrid)"
+    )
+
+
+def _old_gym_has(id_: str) -> bool:
+    """True if the old `gym` is loaded and has an environment of this id."""
+    registry = getattr(sys.modules.get("gym.envs.registration"), "registry", ())
+    return id_ in getattr(registry, "env_specs", registry)
 
 
 def own_factory(env: str) -> Callable[..., Any] | None:
@@ -98,11 +154,7 @@ def make_registered(id_: str, **kwargs: Any) -> Any:
     except gym.error.Error as error:
         if id_ in gym.registry:
             raise
-        raise ConfigError(
-            f"unknown environment id {id_!r}: {nearest(id_, [*known_ids(), *installed_ids()])} "
-            "Packages register their ids when they are imported: name the package in "
-            "`imports=` (--import, e.g. --import minigrid)"
-        ) from error
+        raise UnknownIdError(id_) from error
 
 
 def make_vectorized(

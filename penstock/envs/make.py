@@ -24,7 +24,16 @@ from penstock.core.errors import (
 from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
-from penstock.envs.ids import VECTORIZED, make_registered, make_vectorized, note_on, own_factory
+from penstock.envs.ids import (
+    OLD_GYM,
+    VECTORIZED,
+    UnknownIdError,
+    make_registered,
+    make_vectorized,
+    note_on,
+    own_factory,
+    unknown_id,
+)
 from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
@@ -46,10 +55,6 @@ _EXTRAS = {
 _DERIVE = (
     "derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of yours or "
     "of shimmy (wrappers=, --wrappers)"
-)
-_OLD_GYM = (
-    "that is the old `gym`, which Gymnasium has replaced: `import gymnasium as gym` and derive from gymnasium.Env, or "
-    "convert the environment with shimmy (pip install 'shimmy[gym-v26]' or 'shimmy[gym-v21]')"
 )
 
 
@@ -95,6 +100,7 @@ class EnvConfig:
     """Of an environment of many agents, who plays whom; `Policies.seat(env)` fills it in. None for one agent."""
 
     def __post_init__(self) -> None:
+        refuse_made(self.env)
         if not isinstance(self.env, str) and not callable(self.env):
             raise ConfigError(
                 f"env={self.env!r}; expected a Gymnasium id, module:qualname, or a callable that makes an environment: "
@@ -105,6 +111,7 @@ class EnvConfig:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r}; expected a tuple: {name}=({getattr(self, name)!r},)"
                 )
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not isinstance(self.text, int) or self.text < 0:
             raise ConfigError(f"text={self.text!r}; expected the bytes of the longest text, e.g. 64, or 0")
         if self.state not in get_args(StateOf):
@@ -126,7 +133,12 @@ class EnvConfig:
         """
         for module in self.imports:
             _import_module(module, "imports")
-        env = _expect_env(_call(self._factory(), self.kwargs, f"env factory {self.name}"), f"env factory {self.name}")
+        what = f"env factory {self.name}"
+        try:
+            env = _expect_env(_call(self._factory(), self.kwargs, what), what)
+        except UnknownIdError as error:
+            module = self.name.partition(":")[0] if ":" in self.name else ""
+            raise ConfigError(unknown_id(error.id_, tuple(filter(None, (*self.imports, module))))) from error
         try:
             for wrapper in self.wrappers:
                 what = f"env wrapper {_name(wrapper)}"
@@ -240,13 +252,23 @@ def _expect_env(made: Any, what: str) -> AnyEnv:
     if made is None:
         hint = "; is a `return` missing?"
     elif any(base.__module__.split(".")[0] == "gym" for base in cls.__mro__):
-        hint = f"; {_OLD_GYM}"
+        hint = f"; {OLD_GYM}"
     elif callable(getattr(made, "step", None)) and callable(getattr(made, "reset", None)):
         lacking = lacks_for_agents(made)
         hint = f"; for PettingZoo's API it lacks {lacking}" if lacking else f"; {_DERIVE}"
     raise ConfigError(
         f"{what} gave {cls.__module__}.{cls.__qualname__}; expected a gymnasium.Env or gymnasium.vector.VectorEnv{hint}"
     )
+
+
+def refuse_made(env: Any) -> None:
+    """Raises ConfigError for an environment where what makes one is expected."""
+    if not isinstance(env, type) and callable(getattr(env, "step", None)) and callable(getattr(env, "reset", None)):
+        id_ = getattr(getattr(env, "spec", None), "id", None)
+        raise ConfigError(
+            f"env is {type(env).__name__}, an environment made already; every slot needs its own instance: pass "
+            f"{f'its id, {id_!r}, with env_kwargs= and wrappers=' if id_ else 'its class'}, or a function that makes it"
+        )
 
 
 def _import_module(module: str, setting: str) -> None:
@@ -262,7 +284,7 @@ def _import_module(module: str, setting: str) -> None:
 
 def _old_gym(error: BaseException) -> str:
     """A hint where the package that is missing is `gym`, which Gymnasium has replaced."""
-    return f"; {_OLD_GYM}" if isinstance(error, ModuleNotFoundError) and error.name == "gym" else ""
+    return f"; {OLD_GYM}" if isinstance(error, ModuleNotFoundError) and error.name == "gym" else ""
 
 
 def _name(obj: Any) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from penstock.agents.actor_critic import actor_critic
 from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.core.config import known_names
+from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Count, NotNegative, Positive, Rate, Share, Unit, Whole, check_settings
 from penstock.core.protocols import require_call
 from penstock.core.spec import BatchSpec, EnvSpec
@@ -38,7 +39,13 @@ class Functions(NamedTuple):
 class Settings:
     """Settings of every algorithm, checked at construction. Whole batches are trained on, each once."""
 
-    __new__ = known_names
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        if args and (isinstance(args[0], type) or (isinstance(args[0], str) and args[0].isidentifier())):
+            raise ConfigError(
+                f"{cls.__name__}({args[0]!r}, ...): settings of an algorithm go by keyword, networks by net=ps.Net() "
+                f"and the environment comes beside it: ps.train(ps.Experiment('CartPole-v1', ps.{cls.__name__}()))"
+            )
+        return known_names(cls, *args, **given)
 
     functions: ClassVar[Functions]
     """What the algorithm is made of."""

@@ -12,7 +12,7 @@ from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
-from penstock.envs.make import Checks, EnvConfig, StateOf
+from penstock.envs.make import Checks, EnvConfig, StateOf, refuse_made
 
 if TYPE_CHECKING:
     from penstock.learn.algorithm import Algorithm
@@ -46,7 +46,7 @@ class RunConfig:
     keep_replays: Count = 2
     """Newest checkpoints that keep their replay; from the others the policy is loaded, but no run resumed."""
     device: str = "cpu"
-    """Device of the networks: cpu, cuda or cuda:1."""
+    """Device of the networks: cpu, cuda or cuda:1; `auto` is at once cuda where this machine has one, else cpu."""
     learner_threads: Count | Literal["auto"] = 1
     """Torch's threads that learn, in the whole process from then on; agents act with one, as in workers.
 
@@ -90,6 +90,10 @@ class RunConfig:
         if isinstance(self.dir, Path):
             object.__setattr__(self, "dir", str(self.dir))
         check_settings(self, "run.")
+        if self.device == "auto":
+            import torch  # which settings do without where they are only read
+
+            object.__setattr__(self, "device", "cuda" if torch.cuda.device_count() else "cpu")
         if self.dir == "":
             raise ConfigError("run.dir=''; expected a directory for the run, or None for one named after the time")
         for name, value in self.stop.items():
@@ -152,6 +156,7 @@ class Experiment:
     """Keyword arguments of `eval_env`; without one, added to those of `env`, e.g. {"levels": "held-out"}."""
 
     def __post_init__(self) -> None:
+        refuse_made(self.env)
         check_settings(self)
         if isinstance(self.algo, type) or not (is_dataclass(self.algo) or hasattr(self.algo, "build")):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"

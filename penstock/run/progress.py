@@ -140,12 +140,12 @@ class Progress:
     def _line(self, elapsed: float) -> Text:
         parts = [
             f"{self._step:,}/{self._total:,} steps ({min(self._step / self._total, 1.0):.0%})",
-            f"{_number(self._rate())} steps/s",
+            f"{number(self._rate())} steps/s",
             f"{clock(elapsed)} elapsed",
             f"{clock(self._left())} left",
         ]
         shown = [*_SHOWN[:_ON_A_LINE], *_OF_GAMES, *_returns(self._metrics)]
-        parts += [f"{label} {_number(self._metrics[key])}" for label, key in shown if key in self._metrics]
+        parts += [f"{label} {number(self._metrics[key])}" for label, key in shown if key in self._metrics]
         return Text("  ".join(parts))
 
     def _panel(self, elapsed: float) -> RenderableType:
@@ -156,7 +156,7 @@ class Progress:
         head.add_row(bar, Text(f"{self._step:,} of {self._total:,} steps  {min(self._step / self._total, 1.0):.0%}"))
         times = Text(no_wrap=True, overflow="ellipsis")
         for value, label in (
-            (_number(self._rate()), " steps/s   "),
+            (number(self._rate()), " steps/s   "),
             (clock(elapsed), " elapsed   "),
             (clock(self._left()), " left"),
         ):
@@ -166,7 +166,7 @@ class Progress:
             body.add_column(style="dim", no_wrap=True)
             body.add_column(justify="right", min_width=9, no_wrap=True)
         shown = [*_SHOWN, *_OF_GAMES, *_of_parts(self._metrics)]
-        cells = [(label, _number(self._metrics[key])) for label, key in shown if key in self._metrics]
+        cells = [(label, number(self._metrics[key])) for label, key in shown if key in self._metrics]
         half = -(-len(cells) // 2)
         for i in range(half):
             body.add_row(*cells[i], *(cells[half + i] if half + i < len(cells) else ("", "")))
@@ -231,7 +231,8 @@ def _stop(live: Live, pid: int) -> None:
         live.stop()
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A number with three significant digits, whole from 1,000."""
     if not math.isfinite(value):
         return "-" if math.isnan(value) else str(value)
     if abs(value) >= 1000:

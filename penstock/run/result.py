@@ -14,6 +14,7 @@ from penstock.learn.minibatch import part_count
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, PolicySet, each
 from penstock.run.files.rundir import changes_since
+from penstock.run.progress import number
 from penstock.run.trainer import Trainer
 from penstock.samplers import described
 from penstock.samplers.episodes import Episodes
@@ -67,7 +68,8 @@ def headline(trainer: Trainer) -> str:
     together = "" if trainer.gang is None else f", {trainer.gang.size} learners"
     seating = trainer.env_config.seating
     head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
-    tail = f"{end}{trainer.run_dir}\n  sampler {described(trainer.exp.sampler_settings)}"
+    where = f"{described(trainer.exp.sampler_settings)}; learns on {trainer.exp.run.device}"
+    tail = f"{end}{trainer.run_dir}\n  sampler {where}"
     tail += f"\n  {note}" if (note := trainer.exp.env_config.note) else ""
     if seating is None:
         (policy,) = each(trainer.policy).values()
@@ -125,6 +127,20 @@ def remarks(trainer: Trainer, resumed: bool) -> list[str]:
     return said
 
 
+def in_a_line(result: Result) -> str:
+    """The result of a run as one line, for a run that shows no progress."""
+    parts = [f"{result.env_steps:,} steps"]
+    if len(result.episodes):
+        parts.append(f"return {number(result.episodes.mean_return)} over the last {len(result.episodes)} episodes")
+    if "eval/mean_reward" in result.metrics:
+        parts.append(f"{_evaluated(result.metrics)} in evaluation")
+    return f"{result.run_dir}: {', '.join(parts)}"
+
+
+def _evaluated(metrics: Mapping[str, float]) -> str:
+    return f"{number(metrics['eval/mean_reward'])} +- {number(metrics.get('eval/std_reward', 0.0))}"
+
+
 def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_checkpoints: int) -> Mapping[str, str]:
     """The rows of the table at the end of a run; `steps` of it were taken in these `took_s` seconds."""
     metrics, run = result.metrics, result.run_dir
@@ -135,9 +151,9 @@ def summary(trainer: Trainer, result: Result, took_s: float, steps: int, lost_ch
         "environment steps": f"{result.env_steps:,} ({here}{took_s:,.1f} s, {rate})",
     }
     if len(result.episodes):
-        rows["return, last episodes"] = f"{result.episodes.mean_return:,.1f} over {len(result.episodes)}"
+        rows["return, last episodes"] = f"{number(result.episodes.mean_return)} over {len(result.episodes)}"
     if "eval/mean_reward" in metrics:
-        rows["return, evaluation"] = f"{metrics['eval/mean_reward']:,.1f} +- {metrics.get('eval/std_reward', 0.0):,.1f}"
+        rows["return, evaluation"] = _evaluated(metrics)
     if trainer.policy.skipped:
         rows["updates skipped"] = f"{trainer.policy.skipped} of {trainer.policy.updates} (not finite)"
     faults = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -35,12 +35,14 @@ from penstock.run.suited import check_sources, seated, suited, with_discount
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.cpu import CpuSampler
-from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.episodes import Episodes, join_episodes, metric_names
 from penstock.samplers.sampler import Sampler
 from penstock.workers.checking import check_apart
 from penstock.workers.forking import end_ahead
 
 S = TypeVar("S")
+_EVALUATED = ("eval/{stat}_{key}", "reward", "ep_length")
+"""Names of an evaluation's metrics, as `Episodes.metrics` takes them."""
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
 
@@ -85,6 +87,8 @@ class Trainer:
             check_fits(self._eval_config, specs, self.specs)
         else:
             self._eval_config = self.env_config
+        if exp.run.eval_episodes and self._eval_config.seating is None:  # else at the first evaluation
+            self._check_stop(metric_names(*_EVALUATED, self._eval_config.info_keys))
         self._evaluator: Evaluator | None = None
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
@@ -219,12 +223,21 @@ class Trainer:
             found = self.sampler.evaluate_agent(self.itr, count, **how)
         if give_up is not None and give_up():
             return {}, found
-        metrics = found.metrics("eval/{stat}_{key}", "reward", "ep_length")
+        metrics = found.metrics(*_EVALUATED)
         if len(found):
+            self._check_stop([*metrics, *metric_names(*_EVALUATED, self._eval_config.info_keys)])
             if cut := found.without_end(run.eval_max_steps):
                 metrics["eval/cut_episodes"] = float(cut)
             self.best_score = max(self.best_score, found.mean_return)
         return metrics, found
+
+    def _check_stop(self, evaluated: Sequence[str]) -> None:
+        """Raises ConfigError for a metric of evaluations in `run.stop` that is none of these."""
+        for name in self.exp.run.stop:
+            if name.startswith("eval/") and name not in (*evaluated, "eval/cut_episodes"):
+                raise ConfigError(
+                    f"run.stop names {name!r}, which evaluations do not report; {nearest(name, evaluated)}"
+                )
 
     def reached(self, metrics: ResultDict) -> bool:
         """True if `run.stop` names metrics and all of them are reached (rollout ones over a full window)."""

@@ -209,6 +209,13 @@ class Episodes:
         return Episodes(*(getattr(self, name)[index] for name in _PER_EPISODE), columns=columns, parts=parts)
 
 
+def metric_names(name: str, return_: str, length: str, info_keys: Sequence[str]) -> list[str]:
+    """The names that `Episodes.metrics` has for episodes of one agent that report these keys and `is_success`."""
+    one, columns = np.zeros(1), {key: np.zeros(1) for key in ("is_success", *info_keys)}
+    whole = Episodes(one, one.astype(np.int64), one, one.astype(np.int64), one.astype(bool), columns)
+    return list(whole.metrics(name, return_, length))
+
+
 def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
     """Mean, population standard deviation, median, smallest and largest of at least one number."""
     ordered = np.sort(values)

@@ -352,8 +352,9 @@ TOOLS: dict[str, Callable[[str], None]] = {
     "export acting": by_acting_export,
     "onnx": by_onnx,
 }
-LONG = ("compile", "export", "export acting", "onnx")
-QUICK = {("sac", "compile"), ("dqn", "export"), ("ppo-cnn", "export acting"), ("ppo-lstm", "export acting")}
+LONG = ("compile", "export", "export acting", "onnx", "vmap", "jit.trace")
+QUICK = {("sac", "compile"), ("dqn", "export"), ("sac", "vmap"),
+         ("r2d1", "jit.trace")}  # fmt: skip
 CASES = [
     pytest.param(
         name, tool, marks=[pytest.mark.slow] if tool in LONG and (name, tool) not in QUICK else [], id=f"{name}-{tool}"

@@ -1,4 +1,4 @@
-"""APPO's loss and ratios by hand, and its target policy: when it moves, that it is stored, that nothing trains it."""
+"""APPO's ratios by hand, and its target policy: when it moves, that it is stored, that nothing trains it."""
 
 import math
 from dataclasses import replace
@@ -14,48 +14,25 @@ import penstock as ps
 from penstock.agents.actor_critic import Output
 from penstock.agents.distributions import Categorical
 from penstock.agents.networks import Net
-from penstock.algos.appo import APPO, loss_fn, postprocess_fn
+from penstock.algos.appo import APPO, postprocess_fn
 from penstock.algos.ppo import PPO, postprocess_fn as ppo_postprocess_fn
-from penstock.core.batch import Inputs, TrainBatch, allocate_batch
+from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_map
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.train_ops import train_one_step
-from tests.algos.test_impala import LSTM, SPEC, Known, collected
-from tests.algos.test_ppo import ROWS, VALUE, Fixed, P, minibatch
+from tests.algos.by_hand import KNOWN, SPEC, Known, four_rows
+from tests.algos.test_impala import LSTM, collected
 
 NET = Net(hidden=(8,))
 
 
-def test_the_loss_by_hand():
-    rows = {name: x for name, x in ROWS.items() if name != "return"} | {"target": ROWS["return"]}
-    cfg = APPO(clip=0.2, value_coef=0.5, entropy_coef=0.1)
-    loss = loss_fn(Fixed(P, VALUE), minibatch(**rows), cfg)  # pyright: ignore
-    policy_loss = -(1.2 * 2 + 0.8 * -3 + 1.0 * 1) / 3  # clipped above, clipped below, free
-    value_loss = 0.5 * (1 + 4 + 0) / 3
-    entropy = -sum(p * math.log(p) for row in P.tolist() for p in row) / 3
-    assert {name: float(value) for name, value in loss.metrics.items()} == {
-        "policy_gradient_loss": pytest.approx(policy_loss),
-        "value_loss": pytest.approx(value_loss),
-        "entropy_loss": pytest.approx(-entropy),
-        "loss": pytest.approx(policy_loss + 0.5 * value_loss - 0.1 * entropy),
-        "approx_kl": pytest.approx((0.25 - math.log(1.25) - 0.5 - math.log(0.5)) / 3),
-        "clip_fraction": pytest.approx(2 / 3),
-    }
-    assert isinstance(loss.total, torch.Tensor)
-    assert loss.total.item() == pytest.approx(loss.metrics["loss"].item())
-    assert all(not m.requires_grad for m in loss.metrics.values())
-    valid = torch.tensor([False, True, True])
-    masked = loss_fn(Fixed(P, VALUE), minibatch(valid, **rows), replace(cfg, entropy_coef=0.0))  # pyright: ignore
-    assert float(masked.metrics["loss"]) == pytest.approx(-(0.8 * -3 + 1) / 2 + 0.5 * 0.5 * 4 / 2)
-
-
-class Pair:
+class Pair(Known):
     """An agent and its target policy, one batch old, with given probabilities; values are the agent's."""
 
     def __init__(self, p: torch.Tensor, target_p: torch.Tensor, value: torch.Tensor) -> None:
-        self.known, self.target = Known(p, value), Known(target_p, value + 100)
+        super().__init__(value, p)
+        self.target = Known(value + 100, target_p)
         self.batches = torch.ones((), dtype=torch.int64)
 
     def get_submodule(self, name: str) -> Known:
@@ -64,30 +41,12 @@ class Pair:
     def get_buffer(self, name: str) -> torch.Tensor:
         return {"target_batches": self.batches}[name]
 
-    def values(self, batch: Any) -> torch.Tensor:
-        return self.known.value
-
-    def scaled_reward(self, reward: torch.Tensor) -> torch.Tensor:
-        return 2 * reward
-
-    def terminal(self, batch: Any) -> torch.Tensor:
-        return batch.terminated
-
-    def needed(self, inputs: Inputs) -> Inputs:
-        return inputs
-
 
 def test_postprocess_by_hand():
     """As IMPALA's, with ratios of the target policy, 1/2, 3, -, 1/5, and values of the online one."""
-    batch = allocate_batch(SPEC, BatchSpec(4, 1), {"logp": np.float32(0)})
-    batch.reward[:, 0] = [1, 2, 0, 3]
-    batch.terminated[1, 0] = True
-    batch.valid[:, 0] = [True, True, False, True]
-    batch.info["logp"][:, 0] = np.log([0.5, 0.2, 0.1, 0.5])
-    batch.action[:, 0] = [1, 2, 0, 1]
+    batch = four_rows(np.log([0.5, 0.2, 0.1, 0.5]))
     target_p = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2], [0.7, 0.1, 0.2], [0.1, 0.1, 0.8]])
-    value = torch.tensor([[1.0], [2.0], [50.0], [4.0], [8.0]])
-    agent: Any = Pair(target_p.flip(-1).unsqueeze(1), target_p.unsqueeze(1), value)
+    agent: Any = Pair(target_p.flip(-1).unsqueeze(1), target_p.unsqueeze(1), KNOWN)
     cfg = APPO(discount=0.5, vtrace_lambda=0.5, rho_bar=2.0, c_bar=1.0, normalize_advantage=False, target_interval=9)
     data = postprocess_fn(agent, tree_map(torch.from_numpy, batch), cfg)
     assert data["target"][:, 0].tolist() == pytest.approx([1 + 1 + 0.25 * 0.5 * 4, 2 + 4, 50, 4 + 0.2 * 6])
@@ -201,17 +160,6 @@ def test_the_target_policy_is_in_checkpoints_and_a_run_goes_on_with_it(tmp_path:
     resumed = ps.resume(tmp_path / "cut", {"run.steps": 512})
     for name, x in whole.policy.agent.state_dict().items():
         assert torch.equal(x, resumed.policy.agent.state_dict()[name]), name
-
-
-def test_settings_that_contradict_are_refused():
-    for settings, message in (
-        ({"target_interval": 0}, r"^target_interval=0; expected 1 or more$"),
-        ({"target_ratio_bar": 0.5}, r"^target_ratio_bar=0\.5; expected 1 or more$"),
-        ({"clip": 0.0}, r"^clip=0\.0; expected more than 0$"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            APPO(**settings)
-    assert APPO(target_ratio_bar=math.inf).takes_stale
 
 
 def test_distributions_of_the_target_are_not_sampled_from():

@@ -11,33 +11,19 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.agents.actor_critic import Output
-from penstock.agents.distributions import Categorical
 from penstock.algos.bc import BC, loss_fn
-from penstock.core.batch import Inputs, TrainBatch
+from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import BoundedBandit, Match
-
-P = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2]], dtype=torch.float64)
-ACTION = torch.tensor([0, 1, 2])
-
-
-class Fixed:
-    """Answers with given probabilities."""
-
-    def __init__(self) -> None:
-        self.logits = P.log().requires_grad_()
-
-    def __call__(self, inputs: Inputs, state: Any = None) -> Output:
-        return Output(Categorical(self.logits), torch.zeros(3))
+from tests.algos.by_hand import ROWS, Fixed, P, minibatch
+from tests.params import slow_but
 
 
 def loss(agent: Fixed, valid: torch.Tensor | None = None, **settings: Any) -> Any:
-    batch = TrainBatch(Inputs(None, None, None, None), {"action": ACTION}, valid)
-    return loss_fn(agent, batch, BC(**settings))  # pyright: ignore
+    return loss_fn(agent, minibatch(valid, action=ROWS["action"]), BC(**settings))  # pyright: ignore
 
 
 def test_the_loss_by_hand() -> None:
@@ -55,7 +41,7 @@ def test_the_loss_by_hand() -> None:
 def test_its_gradient_by_hand() -> None:
     agent = Fixed()
     (gradient,) = torch.autograd.grad(loss(agent).total, [agent.logits])
-    torch.testing.assert_close(gradient, (P - torch.nn.functional.one_hot(ACTION, 3)) / 3)
+    torch.testing.assert_close(gradient, (P - torch.nn.functional.one_hot(ROWS["action"], 3)) / 3)
 
 
 def test_a_mask_leaves_rows_out() -> None:
@@ -107,7 +93,7 @@ def test_it_does_what_was_done(tmp_path: Path) -> None:
         assert sampler.evaluate_agent(0, 50).mean_return == {"good": 1.0, "bad": -1.0}[name]
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("squash", slow_but("squashed", {"plain": False, "squashed": True}))
 def test_it_finds_mean_and_deviation_of_a_continuous_expert(squash: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     shape = BoundedBandit().action_space.shape

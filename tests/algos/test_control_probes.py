@@ -24,6 +24,7 @@ from penstock.learn.train_ops import train_one_step
 from penstock.replay.replay import ReplaySettings
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+from tests.params import slow_but
 
 T, B, BATCHES = 32, 8, 5
 NET = Net(hidden=(32,), activation="relu")
@@ -35,7 +36,9 @@ DELAYED = TD3(lr="linear(3e-2, 0)", discount=0.9, batch_size=32, replay_ratio=6.
               exploration_noise=0.3, replay=REPLAY, net=NET)  # fmt: skip
 PLAIN = DDPG(lr="linear(3e-2, 0)", discount=0.9, batch_size=32, replay_ratio=6.0, learning_starts=100, tau=0.2,
              exploration_noise=0.3, replay=REPLAY, net=NET)  # fmt: skip
-each_algorithm = pytest.mark.parametrize("algo", [SOFT, DELAYED, PLAIN], ids=["sac", "td3", "ddpg"])
+ALGOS = {"sac": SOFT, "td3": DELAYED, "ddpg": PLAIN}
+each_algorithm = pytest.mark.parametrize("algo", ALGOS.values(), ids=ALGOS)
+sac_first = pytest.mark.parametrize("algo", slow_but("sac", ALGOS))
 
 
 class Lever(gym.ActionWrapper[Any, Any, Any]):
@@ -74,24 +77,28 @@ def near(expected: Any, tolerance: float = 0.05) -> Any:
     return pytest.approx(np.array(expected, np.float32), abs=tolerance)
 
 
+@pytest.mark.slow
 @each_algorithm
 def test_one_reward_is_worth_one(algo: Any) -> None:
     policy, _ = trained(partial(Lever, toy.Constant), algo)
     assert q(policy, [[0.0], [0.0]], [[-0.5], [0.5]]) == near([1, 1])
 
 
+@pytest.mark.slow
 @each_algorithm
 def test_the_value_depends_on_what_is_seen(algo: Any) -> None:
     policy, _ = trained(partial(Lever, toy.Sign), algo)
     assert q(policy, [[-1.0], [1.0]]) == near([-1, 1])
 
 
+@pytest.mark.slow
 @each_algorithm
 def test_a_step_of_delay_costs_the_discount(algo: Any) -> None:
     policy, _ = trained(partial(Lever, toy.TwoStep), algo)
     assert q(policy, [[0.0], [1.0]]) == near([0.9, 1.0], 0.07)
 
 
+@pytest.mark.slow
 @each_algorithm
 def test_the_better_arm_is_pulled(algo: Any) -> None:
     policy, sampler = trained(partial(Lever, toy.Bandit), algo)
@@ -106,7 +113,7 @@ def test_the_action_depends_on_what_is_seen(algo: Any) -> None:
     assert q(policy, [[-1.0], [1.0]]) == near([1.0, 1.0], 0.15)
 
 
-@each_algorithm
+@sac_first
 def test_a_time_limit_is_not_an_end(algo: Any) -> None:
     """Taken for one, it would show as 1.333 in place of 2."""
     policy, _ = trained(partial(Lever, partial(toy.Endless, 2)), replace(algo, discount=0.5), 6)
@@ -120,17 +127,24 @@ def test_an_end_is_an_end(algo: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "n"), [(SOFT, 1), (SOFT, 5), (DELAYED, 3), (PLAIN, 3)], ids=["sac-1", "sac-5", "td3-3", "ddpg-3"]
+    ("algo", "n"),
+    slow_but("sac-5 td3-3", {"sac-1": (SOFT, 1), "sac-5": (SOFT, 5), "td3-3": (DELAYED, 3), "ddpg-3": (PLAIN, 3)}),
 )
 def test_a_reward_reaches_every_state_before_it(algo: Any, n: int) -> None:
     policy, _ = trained(partial(Lever, toy.Chain), replace(algo, n_step=n))
     assert q(policy, np.eye(5)) == near([0.9**4, 0.9**3, 0.9**2, 0.9, 1.0], 0.1)
 
 
+BANDITS: dict[str, Any] = {"in-bounds": (toy.BoundedBandit, 4.0, 0.6), "anywhere": (toy.ContinuousBandit, 0.3, 0.06)}
+
+
 @pytest.mark.parametrize(
-    ("env", "best", "tolerance"), [(toy.ContinuousBandit, 0.3, 0.06), (toy.BoundedBandit, 4.0, 0.6)]
+    ("algo", "env", "best", "tolerance"),
+    slow_but(
+        "td3-in-bounds ddpg-anywhere",
+        {f"{name}-{where}": (ALGOS[name], *env) for name in ("td3", "ddpg") for where, env in BANDITS.items()},
+    ),
 )
-@pytest.mark.parametrize("algo", [DELAYED, PLAIN], ids=["td3", "ddpg"])
 def test_the_best_of_a_continuum_in_the_units_of_the_environment(
     algo: Any, env: Any, best: float, tolerance: float
 ) -> None:
@@ -141,14 +155,20 @@ def test_the_best_of_a_continuum_in_the_units_of_the_environment(
     assert float(policy.predict(np.zeros(1, np.float32))[0]) == pytest.approx(best, abs=tolerance)
 
 
-@pytest.mark.parametrize(("algo", "scale"), [(SOFT, 1000.0), (SOFT, 0.001), (DELAYED, 0.001), (PLAIN, 1000.0)])
+@pytest.mark.parametrize(
+    ("algo", "scale"),
+    slow_but(
+        "sac-large",
+        {"sac-large": (SOFT, 1000.0), "sac-small": (SOFT, 0.001), "td3-small": (DELAYED, 0.001), "ddpg-large": (PLAIN, 1000.0)},
+    ),
+)  # fmt: skip
 def test_the_better_arm_is_pulled_at_any_scale_of_rewards(algo: Any, scale: float) -> None:
     env = partial(Lever, partial(toy.ScaledBandit, scale))
     _, sampler = trained(env, replace(algo, net=replace(NET, normalize_reward=True)))
     assert sampler.evaluate_agent(0, 16).mean_return == pytest.approx(scale)
 
 
-@each_algorithm
+@sac_first
 def test_a_huge_and_a_constant_observation_are_normalised(algo: Any) -> None:
     policy, _ = trained(partial(Lever, toy.HugeScale), replace(algo, net=replace(NET, normalize_obs=True)))
     assert q(policy, [[-1e6, 7.0], [1e6, 7.0]]) == near([-1.0, 1.0], 0.1)
@@ -162,7 +182,9 @@ def samples(policy: Policy, n: int = 4_000) -> np.ndarray:
 QUICK = replace(SOFT, lr="linear(2e-2, 0)", actor_lr=0.1, batch_size=64, replay_ratio=16.0, net=WIDER)
 
 
-@pytest.mark.parametrize(("alpha", "mean", "std"), [(0.02, 0.3, 0.1), (0.1, 0.2993, 0.2226)])
+@pytest.mark.parametrize(
+    ("alpha", "mean", "std"), slow_but("wide", {"narrow": (0.02, 0.3, 0.1), "wide": (0.1, 0.2993, 0.2226)})
+)
 def test_a_soft_policy_is_as_wide_as_its_temperature(alpha: float, mean: float, std: float) -> None:
     """The density is proportional to exp(-(a - 0.3)^2 / alpha)."""
     policy, _ = trained(toy.ContinuousBandit, replace(QUICK, alpha=alpha), 9)

@@ -255,6 +255,7 @@ def cliff_data(folder: Path) -> str:
     return str(folder / "d")
 
 
+@pytest.mark.slow
 def test_it_stays_where_the_data_is_and_sac_does_not(tmp_path: Path) -> None:
     """Both extrapolate that more pays more; only SAC believes it, and falls."""
     shared: Any = {"lr": 3e-3, "batch_size": 64, "replay_ratio": 64.0, "learning_starts": 64, "alpha": 0.05,
@@ -278,6 +279,7 @@ def test_it_stays_where_the_data_is_and_sac_does_not(tmp_path: Path) -> None:
     assert found["cql"][0] < found["cql"][1] + 0.5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_wherever_samples_are_read(tmp_path: Path) -> None:
     path = cliff_data(tmp_path)
 

@@ -1,4 +1,7 @@
-"""Tasks whose exact answer is known: if one of these fails, the part that its environment's docstring names is broken."""
+"""Tasks whose exact answer is known: if one of these fails, the part that its environment's docstring names is broken.
+
+What an algorithm gets wrong in a slow task of one or two states, to find the fault by, it gets wrong in a harder one, too.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +22,7 @@ from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+from tests.params import slow_but
 
 SEED = 0
 FAST = PPO(lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
@@ -27,10 +31,7 @@ FAST_IMPALA = IMPALA(lr="linear(1e-2, 0)", discount=0.9, entropy_coef=0.0, max_g
 FAST_APPO = APPO(lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
 EACH = {"ppo": FAST, "a2c": FAST_A2C, "impala": FAST_IMPALA, "appo": FAST_APPO}
 each_algorithm = pytest.mark.parametrize("algo", EACH.values(), ids=EACH)
-first_of_all = pytest.mark.parametrize(
-    "algo", [pytest.param(algo, id=name, marks=[pytest.mark.slow] * (name != "ppo")) for name, algo in EACH.items()]
-)
-"""Of PPO alone by default: what another of these algorithms gets wrong here it gets wrong in a harder task below, too."""
+ppo_first = pytest.mark.parametrize("algo", slow_but("ppo", EACH))
 
 
 def trained(
@@ -63,24 +64,28 @@ def assert_values(
     assert np.abs(value - expected(obs)).max() < tolerance
 
 
-@first_of_all
+@pytest.mark.slow
+@each_algorithm
 def test_one_reward_is_worth_one(algo: Any):
     assert_values(*trained(toy.Constant, algo, 20), lambda obs: 1)
 
 
-@first_of_all
+@pytest.mark.slow
+@each_algorithm
 def test_the_value_depends_on_what_is_seen(algo: Any):
     assert_values(*trained(toy.Sign, algo, 20), lambda obs: obs[:, 0])
 
 
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])
-@first_of_all
+@pytest.mark.slow
+@each_algorithm
 def test_a_step_of_delay_costs_the_discount(algo: Any, reset: str):
     policy, sampler = trained(toy.TwoStep, algo, 30, reset=reset)
     assert_values(policy, sampler, lambda obs: np.where(obs[:, 0] == 0, 0.9, 1.0))
 
 
-@first_of_all
+@pytest.mark.slow
+@each_algorithm
 def test_the_better_arm_is_pulled(algo: Any):
     policy, sampler = trained(toy.Bandit, algo, 20)
     assert_values(policy, sampler, lambda obs: 1)
@@ -88,12 +93,13 @@ def test_the_better_arm_is_pulled(algo: Any):
     assert actions.mean() > 0.95
 
 
-@first_of_all
+@pytest.mark.slow
+@each_algorithm
 def test_a_coin_is_worth_nothing(algo: Any):
     assert_values(*trained(toy.Coin, algo, 15), lambda obs: 0, tolerance=0.2)
 
 
-@pytest.mark.parametrize("scale", [1000.0, 0.001])
+@pytest.mark.parametrize("scale", slow_but("large", {"large": 1000.0, "small": 0.001}))
 def test_the_better_arm_is_pulled_at_any_scale_of_rewards(scale: float):
     algo = replace(FAST, net=Net(hidden=(32,), normalize_reward=True))
     policy, _ = trained(partial(toy.ScaledBandit, scale), algo, 20)
@@ -111,32 +117,33 @@ def test_the_action_depends_on_what_is_seen(algo: Any):
 
 @pytest.mark.parametrize(
     ("algo", "limit", "reset"),
-    [
-        pytest.param(
-            algo, limit, reset, id=f"{name}-{limit}-{reset}",
-            marks=[pytest.mark.slow] * (name != "ppo" and (limit, reset) != (10, "next_step")),
-        )
-        for name, algo in EACH.items()
-        for limit, reset in ((10, "next_step"), (10, "batch_end"), (1, "next_step"))
-    ],
-)  # fmt: skip
+    slow_but(
+        "ppo-10-next_step",
+        {
+            f"{name}-{limit}-{reset}": (algo, limit, reset)
+            for name, algo in EACH.items()
+            for limit, reset in ((10, "next_step"), (10, "batch_end"), (1, "next_step"))
+        },
+    ),
+)
 def test_a_time_limit_is_not_an_end(algo: Any, limit: int, reset: str):
     """Taken for one, it would show as 5.263 or 4.138 in place of 10 (limit 10)."""
     policy, sampler = trained(partial(toy.Endless, limit), algo, 40 if limit > 1 else 80, reset=reset)
     assert_values(policy, sampler, lambda obs: 10)
 
 
-@each_algorithm
+@ppo_first
 def test_an_end_is_an_end(algo: Any):
     assert_values(*trained(toy.ThreeStep, algo, 40), lambda obs: np.array([2.71, 1.9, 1.0])[obs[:, 0].astype(int)])
 
 
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("gae_lambda", slow_but("half", {"none": 0.0, "half": 0.5, "full": 1.0}))
 def test_a_reward_reaches_every_state_before_it(gae_lambda: float):
     policy, sampler = trained(toy.Chain, replace(FAST, gae_lambda=gae_lambda), 40)
     assert_values(policy, sampler, lambda obs: 0.9 ** (4 - obs.argmax(-1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("squash", [False, True])
 @pytest.mark.parametrize(
     ("env", "best", "tolerance"), [(toy.ContinuousBandit, 0.3, 0.02), (toy.BoundedBandit, 4.0, 0.1)]
@@ -163,6 +170,7 @@ def test_what_is_masked_is_never_done_though_it_would_pay():
     assert sampler.evaluate_agent(0, 100).mean_return == 1
 
 
+@pytest.mark.slow
 def test_a_cue_is_remembered_to_the_end_of_a_corridor():
     algo = PPO(lr="linear(1e-2, 0)", discount=0.95, epochs=8, minibatch=256, entropy_coef="linear(0.05, 0)",
                net=Net(hidden=(32,), recurrent="lstm", recurrent_size=32))  # fmt: skip
@@ -178,6 +186,7 @@ def test_a_cue_is_remembered_to_the_end_of_a_corridor():
     assert sampler.evaluate_agent(0, 400).mean_return == pytest.approx(0.5, abs=0.1)  # 4 standard deviations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "delay", "symbols"), [("lstm", 2, 4), ("gru", 1, 3)])
 def test_what_was_shown_before_is_repeated(kind: Any, delay: int, symbols: int):
     env = partial(toy.RepeatPrevious, delay, symbols)

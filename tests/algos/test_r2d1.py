@@ -19,6 +19,7 @@ from penstock.envs.toy import RepeatPrevious, TMaze
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.serial import SerialSampler
 from tests.algos.r2d1_slow import BY_AGENT, SMALL, drawn, h, h_inverse, slow_priority, slow_target, trained
+from tests.params import slow_but
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -76,11 +77,23 @@ def by_hand(agent: QAgent, x: Any, cfg: R2D1) -> tuple[torch.Tensor, list[float]
     return torch.stack(losses).mean(), priorities
 
 
-@pytest.mark.parametrize("env", [lambda: TMaze(3), lambda: RepeatPrevious(length=5)], ids=["terminated", "truncated"])
+CHANGES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "plain": {"double": False, "value_rescale": False},
+    "no-burn-in": {"burn_in": 0, "dueling": False},
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"double": False, "value_rescale": False}, {"burn_in": 0, "dueling": False}],
-    ids=["all", "plain", "no burn-in"],
+    ("env", "changes"),
+    slow_but(
+        "all-terminated plain-truncated no-burn-in-truncated",
+        {
+            f"{name}-{end}": (env, changes)
+            for name, changes in CHANGES.items()
+            for end, env in (("terminated", lambda: TMaze(3)), ("truncated", lambda: RepeatPrevious(length=5)))
+        },
+    ),
 )
 def test_loss_gradient_and_priorities_equal_a_slow_loop(env: Any, changes: dict[str, Any]) -> None:
     """Gradients stop at the burn-in: the slow loop cuts them there."""
@@ -209,6 +222,7 @@ def test_settings_that_contradict_are_refused(make: Any, words: list[str]) -> No
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+@pytest.mark.slow
 def test_it_remembers() -> None:
     """The symbol of the step before: 7 is the best return of 8 steps, 3.5 that of chance."""
     net = ps.Net(hidden=(32,), recurrent="lstm", recurrent_size=32)

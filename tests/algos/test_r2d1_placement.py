@@ -14,6 +14,7 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.toy import RepeatPrevious, TMaze
 from penstock.testing.samplers import bits
 from tests.algos.r2d1_slow import SMALL
+from tests.params import slow_but
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
@@ -49,7 +50,7 @@ def run(settings: Any) -> tuple[list[Any], list[bytes], int]:
     return _FOUND.setdefault(settings, (out, leaves, policy.updates))
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", slow_but("gpu", [*PLACES]))
 def test_placement_changes_nothing(place: str) -> None:
     here, there = run(SERIAL), run(PLACES[place])
     different = [
@@ -59,6 +60,7 @@ def test_placement_changes_nothing(place: str) -> None:
     assert here[1:] == there[1:] and here[2] >= 10
 
 
+@pytest.mark.slow
 def test_the_asynchronous_sampler_repeats_itself_from_sampler_to_sampler() -> None:
     """Batches are a version behind, and recurrent state goes on from batch to batch all the same."""
     one = run(ps.AsyncSerialSampler(SERIAL, depth=1))
@@ -66,7 +68,7 @@ def test_the_asynchronous_sampler_repeats_itself_from_sampler_to_sampler() -> No
     assert one == two and one[1] != run(SERIAL)[1]
 
 
-@pytest.mark.parametrize("settings", [SERIAL, PLACES["alternating"]], ids=["serial", "alternating"])
+@pytest.mark.parametrize("settings", slow_but("serial", {"serial": SERIAL, "alternating": PLACES["alternating"]}))
 def test_recurrent_state_goes_on_from_batch_to_batch(settings: Any) -> None:
     """The state before a batch is that after the one before, though an evaluation came between."""
     sampler = settings.build(TMaze, 3)

@@ -205,6 +205,7 @@ def test_a_uniform_replay_needs_no_priorities() -> None:
     assert policy.updates > 5 and "weight" not in x.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [SerialSampler(T=4, B=4), ps.AlternatingSampler(T=4, B=4, workers=1)])
 def test_a_killed_run_goes_on_with_the_same_bits(sampler: Any, tmp_path: Path) -> None:
     """Within episodes, that is with the recurrent state of its actors."""

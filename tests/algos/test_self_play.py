@@ -271,10 +271,11 @@ def test_main_plays_both_sides_and_what_is_no_game_of_two_is_refused() -> None:
         CFG.build(SPEC)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
     [
-        pytest.param(ps.CpuSampler(T=5, B=4, workers=2), marks=pytest.mark.slow, id="cpu"),
+        pytest.param(ps.CpuSampler(T=5, B=4, workers=2), id="cpu"),
         pytest.param(ps.AlternatingSampler(T=5, B=4, workers=2), id="alternating"),
     ],
 )

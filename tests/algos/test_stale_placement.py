@@ -11,6 +11,7 @@ import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import TMaze
 from penstock.run.trainer import Trainer
+from tests.params import slow_but
 from tests.samplers.placed import PLACES, differences, run
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
@@ -27,8 +28,13 @@ CASES: dict[str, tuple[Any, Any]] = {
 _SERIAL: dict[str, Any] = {}
 
 
-@pytest.mark.parametrize("place", ["cpu-2", "alternating-2", "async-serial-0"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "place"),
+    slow_but(
+        "impala-alternating-2 impala-lstm-cpu-2 appo-async-serial-0",
+        {f"{case}-{place}": (case, place) for case in CASES for place in ("cpu-2", "alternating-2", "async-serial-0")},
+    ),
+)
 def test_updates_are_equal_bit_for_bit_wherever_work_is_placed(case: str, place: str) -> None:
     if case not in _SERIAL:
         _SERIAL[case] = run(ps.SerialSampler(16, 7), *CASES[case], 10)
@@ -38,7 +44,7 @@ def test_updates_are_equal_bit_for_bit_wherever_work_is_placed(case: str, place:
     assert parameters == parameters_there
 
 
-@pytest.mark.parametrize("case", ["impala", "appo"])
+@pytest.mark.parametrize("case", ["impala", pytest.param("appo", marks=pytest.mark.slow)])
 def test_two_batches_ahead_are_the_same_from_run_to_run(case: str) -> None:
     inner = ps.SerialSampler(16, 7), ps.CpuSampler(16, 7, workers=2)
     (one, parameters), (other, parameters_there) = (
@@ -49,8 +55,10 @@ def test_two_batches_ahead_are_the_same_from_run_to_run(case: str) -> None:
     assert parameters != run(ps.SerialSampler(16, 7), *CASES[case], 8)[1]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("case", ["impala", "appo"])
+@pytest.mark.parametrize(
+    ("case", "depth"),
+    slow_but("impala-2", {f"{case}-{depth}": (case, depth) for case in ("impala", "appo") for depth in (1, 2)}),
+)
 def test_a_resumed_run_ends_with_the_bits_of_one_that_never_stopped(case: str, depth: int, tmp_path: Path) -> None:
     algo = ps.IMPALA(net=LSTM, max_lag=1) if case == "impala" else ps.APPO(net=NORMALIZED, **APPO)
     sampler = ps.AsyncSerialSampler(ps.SerialSampler(T=16, B=4), depth=depth)

@@ -17,13 +17,16 @@ from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+from tests.params import slow_but
 
 NET = Net(hidden=(32,))
 SHARED: Any = {"lr": "linear(1e-2, 0)", "discount": 0.9, "max_grad_norm": 10.0, "net": NET}
 FAST_A2C = A2C(entropy_coef=0.0, optimizer="adam", **SHARED)
 FAST_IMPALA = IMPALA(entropy_coef=0.0, **SHARED)
 FAST_APPO = APPO(epochs=8, minibatch=64, target_interval=2, **SHARED)
-each = pytest.mark.parametrize("algo", [FAST_IMPALA, FAST_APPO], ids=["impala", "appo"])
+EACH = {"impala": FAST_IMPALA, "appo": FAST_APPO}
+each = pytest.mark.parametrize("algo", EACH.values(), ids=EACH)
+impala_first = pytest.mark.parametrize("algo", slow_but("impala", EACH))
 
 
 def from_another(env: Any, algo: Any, batches: int) -> tuple[Policy, LiveSampler]:
@@ -43,7 +46,7 @@ def values(policy: Policy, sampler: LiveSampler) -> tuple[np.ndarray, np.ndarray
     return batch.obs[:-1][batch.valid].numpy(), policy.agent.values(batch)[:-1][batch.valid].numpy()
 
 
-@each
+@impala_first
 def test_values_are_those_of_the_policy_that_learns_and_not_of_the_one_that_acts(algo: Any):
     """One arm pays 1, the other -1: what the uniform actor does is worth 0, what the learner would do 1."""
     policy, sampler = from_another(toy.Bandit, algo, 100 if algo is FAST_IMPALA else 20)
@@ -51,6 +54,7 @@ def test_values_are_those_of_the_policy_that_learns_and_not_of_the_one_that_acts
     assert np.abs(values(policy, sampler)[1] - 1).max() < 0.1
 
 
+@pytest.mark.slow
 def test_without_v_trace_they_are_those_of_the_one_that_acts():
     policy, sampler = from_another(toy.Bandit, FAST_A2C, 100)
     assert np.abs(values(policy, sampler)[1]).max() < 0.2
@@ -65,7 +69,7 @@ def test_a_state_is_matched_by_one_who_only_watched(algo: Any):
     assert ((actions == 1) == (obs[:, 0] > 0)).mean() > 0.95
 
 
-@each
+@impala_first
 def test_batches_three_versions_old_lead_to_the_same_answer(algo: Any):
     batches, T = (200, 8) if algo is FAST_IMPALA else (30, 16)
     sampler = SerialSampler(T=T, B=16).build(toy.Match, 0)
@@ -85,6 +89,7 @@ def test_batches_three_versions_old_lead_to_the_same_answer(algo: Any):
     assert np.abs(values(policy, sampler)[1] - 1).max() < 0.1
 
 
+@pytest.mark.slow
 @each
 def test_what_was_shown_before_is_repeated(algo: Any):
     net = Net(hidden=(32,), recurrent="lstm", recurrent_size=32)

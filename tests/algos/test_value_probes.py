@@ -24,6 +24,7 @@ from penstock.learn.train_ops import train_one_step
 from penstock.replay.replay import ReplaySettings
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
+from tests.params import slow_but
 
 T, B, BATCHES = 32, 8, 5
 NET = Net(hidden=(32,), activation="relu")
@@ -36,9 +37,11 @@ RAINBOW = replace(C51, lr="linear(2e-2, 0)", double=True, dueling=True, noisy=Tr
 SOFT = DiscreteSAC(lr="linear(3e-2, 0)", discount=0.9, batch_size=32, replay_ratio=6.0, learning_starts=0, alpha=0.01,
                    tau=0.2, replay=ReplaySettings(capacity=4_000), net=NET)  # fmt: skip
 ALGOS = {"dqn": PLAIN, "c51": C51, "quantile": QUANTILE, "rainbow": RAINBOW, "discrete-sac": SOFT}
-each_algorithm = pytest.mark.parametrize("algo", ALGOS.values(), ids=ALGOS.keys())
-each_of_four = pytest.mark.parametrize(
-    "algo", [PLAIN, C51, QUANTILE, SOFT], ids=["dqn", "c51", "quantile", "discrete-sac"]
+each_algorithm = pytest.mark.parametrize("algo", ALGOS.values(), ids=ALGOS)
+two_first = pytest.mark.parametrize("algo", slow_but("dqn discrete-sac", ALGOS))
+"""Losses of distributions equal a slow loop in test_dqn.py."""
+two_first_of_four = pytest.mark.parametrize(
+    "algo", slow_but("dqn discrete-sac", {name: algo for name, algo in ALGOS.items() if name != "rainbow"})
 )
 
 
@@ -89,32 +92,34 @@ def near(expected: Any, tolerance: float = 0.05) -> Any:
     return pytest.approx(np.array(expected, np.float32), abs=tolerance)
 
 
-@each_of_four
+@pytest.mark.slow
+@two_first_of_four
 def test_one_reward_is_worth_one(algo: Any) -> None:
     policy, _ = trained(toy.Constant, algo)
     assert q(policy, [0.0]) == near([[1.0]])
 
 
-@each_of_four
+@pytest.mark.slow
+@two_first_of_four
 def test_the_value_depends_on_what_is_seen(algo: Any) -> None:
     policy, _ = trained(toy.Sign, algo)
     assert_q(policy, ([-1.0], [1.0]), [[-1, -1], [1, 1]])
 
 
-@each_algorithm
+@two_first
 def test_a_step_of_delay_costs_the_discount(algo: Any) -> None:
     policy, _ = trained(toy.TwoStep, algo)
     assert value(policy, [0.0], [1.0]) == near([0.9, 1.0], 0.07)
 
 
-@pytest.mark.parametrize("algo", [PLAIN, SOFT], ids=["dqn", "discrete-sac"])
+@pytest.mark.parametrize("algo", slow_but("dqn", {"dqn": PLAIN, "discrete-sac": SOFT}))
 def test_it_does_where_slots_idle(algo: Any) -> None:
     """To the end of a batch, after the two steps of their episode."""
     policy, _ = trained(toy.TwoStep, replace(algo, replay_ratio=24.0), 20, reset="batch_end")
     assert value(policy, [0.0], [1.0]) == near([0.9, 1.0], 0.07)
 
 
-@each_algorithm
+@two_first
 def test_the_better_arm_is_pulled(algo: Any) -> None:
     policy, sampler = trained(toy.Bandit, algo)
     assert_q(policy, [[0.0]], [[-1, 1]])
@@ -143,14 +148,14 @@ def test_the_action_depends_on_what_is_seen(algo: Any) -> None:
     assert sampler.evaluate_agent(0, 32).mean_return == 1.0
 
 
-@each_algorithm
+@two_first
 def test_a_time_limit_is_not_an_end(algo: Any) -> None:
     """Taken for one, it would show as 1.333 in place of 2."""
     policy, _ = trained(partial(toy.Endless, 2), replace(algo, discount=0.5), 6)
     assert value(policy, [0.0]) == near([2.0], 0.1)
 
 
-@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+@pytest.mark.parametrize("reset", ["next_step", pytest.param("batch_end", marks=pytest.mark.slow)])
 def test_a_far_time_limit_is_not_an_end(reset: str) -> None:
     """Taken for one, it would show as 5.263 in place of 10."""
     algo = replace(PLAIN, lr="linear(0.5, 0)", replay_ratio=4.0 if reset == "next_step" else 12.0)
@@ -158,15 +163,20 @@ def test_a_far_time_limit_is_not_an_end(reset: str) -> None:
     assert value(policy, [0.0]) == near([10.0], 0.1)
 
 
-@each_of_four
+@two_first_of_four
 def test_an_end_is_an_end(algo: Any) -> None:
     policy, _ = trained(toy.ThreeStep, algo, 7)
     assert value(policy, [0.0], [1.0], [2.0]) == near([2.71, 1.9, 1.0], 0.1)
 
 
 @pytest.mark.parametrize(
-    ("algo", "n"), [(PLAIN, 1), (PLAIN, 3), (PLAIN, 5), (C51, 3), (QUANTILE, 2), (RAINBOW, 3), (SOFT, 1), (SOFT, 5)]
-)
+    ("algo", "n"),
+    slow_but(
+        "dqn-3 discrete-sac-5",
+        {"dqn-1": (PLAIN, 1), "dqn-3": (PLAIN, 3), "dqn-5": (PLAIN, 5), "c51-3": (C51, 3), "quantile-2": (QUANTILE, 2),
+         "rainbow-3": (RAINBOW, 3), "discrete-sac-1": (SOFT, 1), "discrete-sac-5": (SOFT, 5)},
+    ),
+)  # fmt: skip
 def test_a_reward_reaches_every_state_before_it(algo: Any, n: int) -> None:
     policy, _ = trained(toy.Chain, replace(algo, n_step=n), 6)
     assert value(policy, *np.eye(5)) == near([0.9**4, 0.9**3, 0.9**2, 0.9, 1.0], 0.15 if algo is RAINBOW else 0.07)
@@ -188,7 +198,8 @@ class Fork(Toy):
 
 
 @pytest.mark.parametrize(
-    "algo", [PLAIN, replace(PLAIN, double=False), C51, QUANTILE], ids=["dqn", "single", "c51", "qr"]
+    "algo",
+    slow_but("dqn c51", {"dqn": PLAIN, "single": replace(PLAIN, double=False), "c51": C51, "quantile": QUANTILE}),
 )
 def test_values_are_of_the_best_policy_and_not_of_the_random_one_that_acts(algo: DQN) -> None:
     """Discount 0.5: (1, 2); under the uniform policy that collects it would be (1, 1)."""
@@ -217,8 +228,13 @@ def test_a_coin_has_two_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "scale"), [(PLAIN, 1000.0), (PLAIN, 0.001), (C51, 1000.0), (RAINBOW, 0.001), (SOFT, 1000.0), (SOFT, 0.001)]
-)
+    ("algo", "scale"),
+    slow_but(
+        "dqn-large discrete-sac-small",
+        {"dqn-large": (PLAIN, 1000.0), "dqn-small": (PLAIN, 0.001), "c51-large": (C51, 1000.0), "rainbow-small": (RAINBOW, 0.001),
+         "discrete-sac-large": (SOFT, 1000.0), "discrete-sac-small": (SOFT, 0.001)},
+    ),
+)  # fmt: skip
 def test_the_better_arm_is_pulled_at_any_scale_of_rewards(algo: Any, scale: float) -> None:
     policy, sampler = trained(partial(toy.ScaledBandit, scale), replace(algo, net=replace(NET, normalize_reward=True)))
     assert sampler.evaluate_agent(0, 16).mean_return == pytest.approx(scale)
@@ -226,7 +242,7 @@ def test_the_better_arm_is_pulled_at_any_scale_of_rewards(algo: Any, scale: floa
         assert_q(policy, [[0.0]], [[-1, 1]], 0.1)
 
 
-@each_of_four
+@two_first_of_four
 def test_a_huge_and_a_constant_observation_are_normalised(algo: Any) -> None:
     policy, _ = trained(toy.HugeScale, replace(algo, net=replace(NET, normalize_obs=True)))
     assert value(policy, [-1e6, 7.0], [1e6, 7.0]) == near([-1.0, 1.0], 0.1)
@@ -249,7 +265,7 @@ class OneForbidden(Toy):
         return {2 * self._bit: 10.0, 1: 1.0}.get(int(action), 0.0), self.t == 1, False
 
 
-@each_algorithm
+@two_first
 def test_what_is_masked_is_never_done_though_it_would_pay(algo: Any) -> None:
     """Neither at random nor greedily, and no target hopes for it."""
     policy, sampler = trained(OneForbidden, replace(algo, n_step=1, lr="linear(3e-2, 0)"), 6)

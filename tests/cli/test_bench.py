@@ -11,9 +11,10 @@ from tests.cli.short import Cli
 
 
 @pytest.mark.usefixtures("forked")
-def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path) -> None:
+def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.run.bench.search._SHORTEST_S", 0.05)
     said = cli(
-        "bench", "samplers", "penstock.envs.toy:Counter", "a2c", "--budget", "5", "--T", "8", "--B", "2", "--env-kwargs",
+        "bench", "samplers", "a2c", "penstock.envs.toy:Counter", "--budget", "0.5", "--T", "8", "--B", "2", "--env-kwargs",
         "terminate_at=4", "--trace", "t.json",
     )  # fmt: skip
     assert said.code == 0, said.both
@@ -28,3 +29,10 @@ def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path) -
     assert done.code == 0, done.both
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("words", [("ppo", "Cart-v9"), ("Cart-v9", "ppo")])
+def test_bench_takes_the_algorithm_first_and_knows_it_where_it_comes_second(words: tuple[str, str], cli: Cli) -> None:
+    said = cli("bench", "samplers", *words)
+    assert said.code == 2
+    assert "unknown environment id 'Cart-v9'" in said.err

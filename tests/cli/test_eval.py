@@ -57,6 +57,7 @@ def test_the_current_folder_is_searched_last_for_names_that_were_typed_or_that_a
         assert sys.path == ([*path, ""] if trusted else path)
 
 
+@pytest.mark.slow
 def test_a_torch_py_beside_a_run_is_not_torch(trained: Path, tmp_path: Path) -> None:
     for name in ("torch", "numpy", "gymnasium"):
         (tmp_path / f"{name}.py").write_text("open('EXECUTED', 'w').close()")
@@ -113,3 +114,22 @@ def test_an_environment_of_many_agents_is_told_agent_by_agent(cli: Cli, players:
     said = cli("eval", str(players), "--episodes", "4")
     assert said.code == 0 and "return, agent agent_0" in said.out and "return, policy" not in said.out
     assert "one agent" in cli("eval", str(trained), "--against", "random").err
+
+
+def test_a_folder_of_runs_is_answered_with_the_runs(cli: Cli, tmp_path: Path) -> None:
+    for name in ("runs/CartPole-v1/ppo/a", "runs/b"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    said = cli("eval", "runs")
+    assert said.code == 5
+    assert "runs is a folder of runs, name one of them: runs/CartPole-v1/ppo/a, runs/b" in said.err
+
+
+def test_without_the_extra_a_video_is_refused_before_anything_is_played(
+    cli: Cli, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    said = cli("eval", str(trained), "--video")
+    assert said.code == 2
+    assert "imageio-ffmpeg is not installed" in said.err
+    assert "evaluation of" not in said.out

@@ -4,26 +4,23 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.cli.short import SHORT, Cli, config
 
 # launch
 
 
-def test_launch_a_grid_then_the_rest_of_it(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", ["forked", pytest.param("as users' are", marks=pytest.mark.slow)])
+def test_launch_a_grid_then_the_rest_of_it(
+    begun: str, cli: Cli, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Two real runs; then one of them as if the launcher had been killed, and one as if it had failed."""
+    if begun == "forked":
+        request.getfixturevalue("launched")
     grid = (
-        "launch",
-        "a2c",
-        "--env",
-        "CartPole-v1",
-        "--dir",
-        "x",
-        "--seeds",
-        "1",
-        "--grid",
-        "algo.lr=1e-3,2e-3",
-        *SHORT,
-    )
+        "launch", "a2c", "--env", "CartPole-v1", "--dir", "x", "--seeds", "1", "--grid", "algo.lr=1e-3,2e-3", *SHORT,
+    )  # fmt: skip
     said = cli(*grid, "--slots", "1")
     assert said.code == 0, said.both
     assert "2 of 2 runs to do, 1 at a time on" in said.out

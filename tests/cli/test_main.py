@@ -36,13 +36,13 @@ for argv in [[], ["--help"], ["-h"], ["help"], ["--version"], *([c, "--help"] fo
     assert VERSION in done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_there_and_says_what_it_does(command: str, cli: Cli) -> None:
-    said = cli(command, "--help")
-    assert said.code == 0
-    assert "usage: penstock" in said.out
-    assert said.err == ""
-    assert command in cli("--help").out
+def test_every_command_is_there_and_says_what_it_does(cli: Cli) -> None:
+    listed = cli("--help").out
+    for command in COMMANDS:
+        said = cli(command, "--help")
+        assert (said.code, said.err) == (0, "")
+        assert "usage: penstock" in said.out
+        assert command in listed
 
 
 def test_the_entry_point_and_the_module() -> None:
@@ -104,9 +104,9 @@ WRONG = {
     "seeds as one, joined": (["train", "ppo", "--env", "CartPole-v1", "--run.seed=1,2"], 2, "--seeds 1,2"),
     "option of a part": (["train", "ppo", "--env", "CartPole-v1", "--seed", "3"], 2, "--run.seed"),
     "option without its part": (["train", "ppo", "--env", "CartPole-v1", "--steps", "3"], 2, "--run.steps"),
-    "algorithm's option": (["train", "ppo", "--env", "CartPole-v1", "--algo.lrr", "1"], 2, "--algo.lr "),
-    "run's option": (["train", "ppo", "--env", "CartPole-v1", "--run.stps", "1"], 2, "--run.steps "),
-    "sampler's option": (["train", "ppo", "--env", "CartPole-v1", "--sampler.BB", "1"], 2, "--sampler.B "),
+    "algorithm's option": (["train", "ppo", "--env", "CartPole-v1", "--algo.lrr", "1"], 2, "--algo.lr?"),
+    "run's option": (["train", "ppo", "--env", "CartPole-v1", "--run.stps", "1"], 2, "--run.steps?"),
+    "sampler's option": (["train", "ppo", "--env", "CartPole-v1", "--sampler.BB", "1"], 2, "--sampler.B?"),
     "left over": (["train", "ppo", "--env", "CartPole-v1", "extra"], 2, "extra"),
     "type": (["train", "ppo", "--env", "CartPole-v1", "--run.steps", "many"], 2, "--run.steps"),
     "value": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.keep", "0"], 2, "keep=0"),
@@ -140,9 +140,9 @@ WRONG = {
     "launch without env": (["launch", "ppo", "--dir", "x"], 2, "--env is missing"),
     "launch without dir": (["launch", "ppo", "--env", "CartPole-v1"], 2, "--dir is missing"),
     "launch no launch": (["launch", "nowhere/x"], 5, "holds no launch.json"),
-    "launch's option": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--sed", "1"], 2, "--seeds"),
+    "launch's option": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--seds", "1"], 2, "--seeds"),
     "launch's environment": (["launch", "ppo", "--env", "CartPol-v1", "--dir", "x"], 2, "'CartPole-v1'"),
-    "launch's grid": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lrr=1,2"], 2, "--algo.lr "),
+    "launch's grid": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lrr=1,2"], 2, "--algo.lr?"),
     "launch's value": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr=1e-3,zz"], 2, "'zz'"),
     "launch grid's form": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr"], 2, "setting=value,value"),
     "launch value twice": (["launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--grid", "algo.lr=1,1"], 2, "twice"),
@@ -158,7 +158,7 @@ WRONG = {
     "bench's option": (["bench", "samplers", "CartPole-v1", "ppo", "--budgt", "3"], 2, "--budget"),
     "bench's budget": (["bench", "samplers", "CartPole-v1", "ppo", "--budget", "0"], 2, "expected seconds"),
     "bench's environment": (["bench", "samplers", "CartPol-v1", "ppo"], 2, "'CartPole-v1'"),
-    "bench's algorithm": (["bench", "samplers", "CartPole-v1", "pppo"], 2, "'ppo'"),
+    "bench's algorithm": (["bench", "samplers", "pppo", "CartPole-v1"], 2, "'ppo'"),
     "bench's device": (["bench", "samplers", "CartPole-v1", "ppo", "--device", "cuda:77"], 2, "use 'cpu'"),
     "bench's trace": (["bench", "samplers", "CartPole-v1", "ppo", "--trace", "x.txt"], 2, "ends in .json"),
     "trace": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.trace", "x.txt"], 2, "ends in .json"),
@@ -168,14 +168,15 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_input(case: str, cli: Cli, tmp_path: Path) -> None:
-    argv, code, message = WRONG[case]
-    said = cli(*argv)
-    assert said.code == code, said.both
-    assert message in re.sub(r"\s+", " ", said.both.replace("│", "")), said.both
-    assert "Traceback" not in said.err or code == 3
-    assert not list(tmp_path.iterdir()), "it left something"
+@pytest.mark.parametrize("command", sorted({argv[0] for argv, _, _ in WRONG.values()}))
+def test_wrong_input(command: str, cli: Cli, tmp_path: Path) -> None:
+    for case, (argv, code, message) in WRONG.items():
+        if argv[0] == command:
+            said = cli(*argv)
+            assert said.code == code, (case, said.both)
+            assert message in re.sub(r"\s+", " ", said.both.replace("│", "")), (case, said.both)
+            assert "Traceback" not in said.err or code == 3
+            assert not list(tmp_path.iterdir()), f"{case}: it left something"
 
 
 @pytest.mark.parametrize(

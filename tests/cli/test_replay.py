@@ -46,8 +46,15 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("batches", [2, 20], ids=["partly full", "gone round"])
-@pytest.mark.parametrize("to", ["replay.npz", "folder"])
+@pytest.mark.parametrize(
+    ("batches", "to"),
+    [
+        pytest.param(2, "folder", id="partly full"),
+        pytest.param(20, "replay.npz", id="gone round"),
+        pytest.param(2, "replay.npz", marks=pytest.mark.slow),
+        pytest.param(20, "folder", marks=pytest.mark.slow),
+    ],
+)
 def test_an_export_is_the_record(
     case: str, batches: int, to: str, recorded: Callable[..., Recorded], cli: Cli, tmp_path: Path
 ) -> None:

@@ -3,11 +3,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.cli.short import Cli, config, metrics
 
 # resume, eval, plot, envs, algos
 
 
+@pytest.mark.usefixtures("drawn")
 def test_resume_with_overrides(cli: Cli, trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
     said = cli("resume", "run")

@@ -26,19 +26,16 @@ def test_auto_keeps_the_batch_until_a_sampler_is_chosen() -> None:
     assert meant("--sampler", "auto", "--sampler.T", "9").sampler == ps.SerialSampler(T=9, B=ps.PPO().batch.B)
 
 
-@pytest.mark.parametrize(
-    ("options", "cores"),
-    [
+def test_a_slot_has_a_core_for_each_process_that_computes() -> None:
+    for options, cores in (
         (("--sampler", "serial"), 1),
         (("--sampler", "auto"), 1),
         (("--sampler", "cpu", "--sampler.workers", "3"), 3),  # the learner waits meanwhile
         (("--sampler", "gpu", "--sampler.workers", "3"), 4),  # it acts for them
         (("--sampler", "async-serial"), 2),  # it trains meanwhile
         (("--sampler", "async-cpu", "--sampler.inner.workers", "2"), 3),
-    ],
-)
-def test_a_slot_has_a_core_for_each_process_that_computes(options: tuple[str, ...], cores: int) -> None:
-    assert _cores([meant(), meant(*options)]) == cores
+    ):
+        assert _cores([meant(), meant(*options)]) == cores, options
 
 
 def test_whole_numbers_may_be_written_as_people_do() -> None:
@@ -51,37 +48,43 @@ def test_whole_numbers_may_be_written_as_people_do() -> None:
             meant(option, "1.5")
 
 
-@pytest.mark.parametrize(
-    ("option", "hint"),
-    [
-        ("--algo.gamma", "did you mean --algo.discount?"),
-        ("--gamma", "did you mean --algo.discount?"),
-        ("--algo.leraning-rate", "did you mean --algo.lr?"),
-        ("--learning-rate=3", "did you mean --algo.lr?"),
-        ("--num-envs", "did you mean --sampler.B?"),
-        ("--total_timesteps", "did you mean --run.steps?"),
-        ("--run.stpes", "did you mean --run.steps"),
-        ("--algo.net.hiden", "did you mean --algo.net.hidden"),
-        (
-            "--sampler.workers",
-            "it is --sampler.workers of --sampler cpu, gpu, alternating, no-overlap-alternating: name one",
-        ),
-        ("--num-workers", "it is --sampler.workers of --sampler cpu, gpu, alternating"),
-        ("--sampler.groups", "it is --sampler.groups of --sampler cpu, gpu, alternating"),
-        ("--buffer-size", "it is --algo.replay.capacity of other algorithms or samplers"),
-    ],
-)
-def test_an_unknown_option_is_answered_with_ours(option: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        meant(option, "3")
-    assert left.value.code == 2
-    assert f"penstock train: unknown option {option}; {hint}" in capsys.readouterr().err
+HINTS = {
+    "--algo.gamma": "did you mean --algo.discount?",
+    "--gamma": "did you mean --algo.discount?",
+    "--algo.lrr": "did you mean --algo.lr?",
+    "--learners": "did you mean --run.learners?",
+    "--vf-clip-param": "no value clipping here",
+    "--algo.ent-coef": "did you mean --algo.entropy_coef?",
+    "--exploration-fraction": "it is --algo.epsilon of ps.DQN, ",
+    "--learning-rate=3": "did you mean --algo.lr?",
+    "--num-envs": "did you mean --sampler.B?",
+    "--total_timesteps": "did you mean --run.steps?",
+    "--run.stpes": "did you mean --run.steps",
+    "--algo.net.hiden": "did you mean --algo.net.hidden",
+    "--sampler.workers": "it is --sampler.workers of --sampler cpu, gpu, alternating, no-overlap-alternating: name one",
+    "--num-workers": "it is --sampler.workers of --sampler cpu, gpu, alternating",
+    "--sampler.groups": "it is --sampler.groups of --sampler cpu, gpu, alternating",
+    "--buffer-size": "it is --algo.replay.capacity of ps.ReplaySettings",
+}
 
 
-@pytest.mark.parametrize(
-    "words", [["--algo.net.cnn", "[[16, 3, 1, 1], [8, 3, 2]]"], ["--algo.net.cnn=[[16, 3, 1, 1], [8, 3, 2]]"]]
-)
-def test_layers_are_lists_of_lists(words: list[str]) -> None:
-    assert meant("--algo.lr", "1e-4", *words, "--run.seed", "3").algo.net.cnn == ((16, 3, 1, 1), (8, 3, 2))
+def test_an_unknown_option_is_answered_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, hint in HINTS.items():
+        with pytest.raises(SystemExit) as left:
+            meant(option, "3")
+        assert left.value.code == 2
+        assert f"penstock train: unknown option {option}; {hint}" in capsys.readouterr().err
+
+
+def test_layers_are_lists_of_lists() -> None:
+    layers = "[[16, 3, 1, 1], [8, 3, 2]]"
+    for words in (["--algo.net.cnn", layers], [f"--algo.net.cnn={layers}"]):
+        assert meant("--algo.lr", "1e-4", *words, "--run.seed", "3").algo.net.cnn == ((16, 3, 1, 1), (8, 3, 2))
     with pytest.raises(ps.ConfigError, match=r"--algo\.net\.cnn '\[\[16, 3' is no JSON"):
         meant("--algo.net.cnn", "[[16, 3")
+
+
+@pytest.mark.parametrize("words", [["64,32"], ["[64,32]"], ["[64, 32]"], ["64", "32"]])
+def test_widths_may_be_written_as_people_do(words: list[str]) -> None:
+    assert meant("--algo.net.hidden", *words, "--run.seed", "3").algo.net.hidden == (64, 32)
+    assert meant(f"--algo.net.hidden={words[0]}", *words[1:]).algo.net.hidden == (64, 32)

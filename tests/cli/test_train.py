@@ -38,6 +38,7 @@ def test_help_of_an_algorithm_shows_every_setting(cli: Cli) -> None:
 # train
 
 
+@pytest.mark.usefixtures("drawn")
 def test_train_says_what_it_does_and_where_it_left_it(cli: Cli, tmp_path: Path) -> None:
     said = cli("train", "a2c", "--env", "CartPole-v1", *SHORT, "--run.dir", "x", "--run.progress", "plain")
     assert said.code == 0, said.both
@@ -93,7 +94,16 @@ def test_what_the_observation_leaves_out(cli: Cli, tmp_path: Path) -> None:
     assert config(tmp_path / "x")["env_drop"] == ["at"]
     assert config(tmp_path / "x")["env_text"] == 16
     assert list(json.loads((tmp_path / "x" / "config.json").read_text())["spec"]["obs"]["dict"]) == ["mission"]
-    again = ("--episodes", "1", "--wrappers", "penstock.envs.wrappers:WeightedReward", "--env", env[3])
+    again = (
+        "--episodes",
+        "1",
+        "--max-steps",
+        "20",
+        "--wrappers",
+        "penstock.envs.wrappers:WeightedReward",
+        "--env",
+        env[3],
+    )
     played = cli("eval", "x", *again, "--env-text", "16", "--env-drop", "at")
     assert played.code == 0, played.both
     assert cli("eval", "x", *again, "--env-text", "16").code == 2
@@ -110,8 +120,8 @@ def test_what_is_done_to_an_environment_unasked_is_said(cli: Cli, monkeypatch: p
 
 def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ppo.toml").write_text(
-        '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, minibatch = 16}\nsampler = {T = 8, B = 2}\nrun = {steps = 32}\n'
-        'imports = ["math"]\nenv_checks = "off"\n["other"]\nwhy = "Else."\nalgo = {lr = 0.25}\nrun = {steps = 32}\n'
+        '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, epochs = 1}\nsampler = {T = 8, B = 2}\nrun = {steps = 16}\n'
+        'imports = ["math"]\nenv_checks = "off"\n["other"]\nwhy = "Else."\nalgo = {lr = 0.25, epochs = 1}\nrun = {steps = 16}\n'
     )
     monkeypatch.setattr("penstock.run.presets._FOLDER", tmp_path)
     small = ("--run.eval-episodes", "1", "--run.tensorboard", "False")
@@ -122,7 +132,7 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     assert "preset ppo/CartPole-v1: " in said.out
     assert "Because." in said.out
     exp = config(tmp_path / "a")
-    assert (exp["algo"]["lr"], exp["sampler"]["T"], exp["run"]["steps"]) == (0.5, 8, 32)
+    assert (exp["algo"]["lr"], exp["sampler"]["T"], exp["run"]["steps"]) == (0.5, 8, 16)
     assert exp["imports"] == ["math", "json"]
     assert exp["env_checks"] == "off"
     for options, lr in (
@@ -131,31 +141,15 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
         (("--preset", "other"), 0.25),
         (("--preset", "ppo/other"), 0.25),
     ):
-        assert (
-            cli(
-                "train", "ppo", "--env", "CartPole-v1", *small, *options, "--run.progress", "off", "--run.dir", "b"
-            ).code
-            == 0
-        )
+        train = ("train", "ppo", "--env", "CartPole-v1", *small, *options)
+        assert cli(*train, "--run.progress", "off", "--run.dir", "b").code == 0
         assert config(tmp_path / "b")["algo"]["lr"] == lr
         shutil.rmtree(tmp_path / "b")
     none = cli("train", "ppo", "--env", "CartPole-v1", *SHORT, "--run.progress", "plain", "--run.dir", "c")
     assert "no preset asked for: default settings" in none.out
     assert config(tmp_path / "c")["algo"]["lr"] == 3e-4
-    assert (
-        "no preset for ppo on"
-        in cli(
-            "train",
-            "ppo",
-            "--env",
-            "penstock.envs.toy:Constant",
-            *SHORT[2:],
-            "--run.dir",
-            "d",
-            "--run.progress",
-            "plain",
-        ).out
-    )
+    options = ("--env", "penstock.envs.toy:Constant", *SHORT[2:], "--algo.epochs", "1", "--run.dir", "d")
+    assert "no preset for ppo on" in cli("train", "ppo", *options, "--run.progress", "plain").out
 
 
 def test_one_run_for_each_seed(cli: Cli, tmp_path: Path) -> None:
@@ -233,6 +227,7 @@ def test_agent_and_environment_from_outside(cli: Cli, tmp_path: Path) -> None:
         sys.modules.pop("outside", None)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_without_a_finished_episode_has_no_curve_and_is_no_failure(cli: Cli) -> None:
     said = cli("train", "a2c", "--env", "Pendulum-v1", *QUIET, "--run.eval-episodes", "0", "--run.dir", "x")
     assert said.code == 0
@@ -273,6 +268,7 @@ def _found_at_once(exp: Any, budget_s: float, same_device: bool = False) -> Verd
     return Verdict(Costs(1.0, 1.0, {4: 1.0}, 1.0), (best,), best, "because", "", 0.0)
 
 
+@pytest.mark.usefixtures("forked")
 def test_auto_takes_the_batch_of_the_options_and_is_stored_as_what_it_chose(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,3 +316,9 @@ def test_the_process_of_which_workers_are_forked_begins_before_anything_slow(
     for sampler in ("serial", "cpu"):
         assert cli("train", "ppo", "--env", "NoSuch-v0", "--sampler", sampler).code
     assert begun == [(forking.ACTING, environment_of_workers())]
+
+
+def test_a_run_without_progress_prints_its_result(cli: Cli) -> None:
+    said = cli("train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", "x")
+    assert said.code == 0
+    assert re.fullmatch(r"x: \d+ steps(, return .* episodes)?, .* \+- .* in evaluation\n", said.out)

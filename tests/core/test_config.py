@@ -268,7 +268,7 @@ class Subclass(Strict):
         ("num_envs", r"it is 'B' here \(--sampler.B\)"),
         ("discuont", "did you mean 'discount'"),
         ("total_timesteps", r"it is 'steps' of ps.RunConfig here \(--run.steps\)"),
-        ("totl_timesteps", r"it is 'steps' of ps.RunConfig here \(--run.steps\)"),
+        ("totl_timesteps", "known: B, discount, more"),  # no guess is stated as a fact
         ("zzz", "known: B, discount, more"),
         ("init", r"to start from another run's networks: ps.train\(exp, init=RUN\)"),
     ],

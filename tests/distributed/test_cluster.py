@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]
 PATIENCE_S = 100.0
 
 PRELUDE = """

@@ -16,7 +16,7 @@ import torch
 import penstock as ps
 from penstock.distributed.sampler import RunnerSampler
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 SCRIPT = """
 import os, sys
@@ -57,17 +57,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return ps.load(folder).agent.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("backend", "number", "code"),
-    [
-        ("processes", signal.SIGINT, 130),
-        pytest.param("processes", signal.SIGTERM, 143, marks=pytest.mark.slow),
-        ("processes", signal.SIGKILL, -9),
-        pytest.param("ray", signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param("ray", signal.SIGTERM, 143, marks=pytest.mark.slow),
-        ("ray", signal.SIGKILL, -9),
-    ],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize("backend", ["processes", "ray"])
 def test_ended_by_a_signal(
     backend: str, number: int, code: int, clean: Any, zygote: Any, until: Any, tmp_path: Path
 ) -> None:

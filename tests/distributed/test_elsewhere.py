@@ -20,6 +20,7 @@ from penstock.testing.samplers import bits
 from tests.distributed.test_faults import Seeded
 from tests.distributed.test_placement import runners
 from tests.samplers.placed import CASES, differences, live, run
+from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,7 +36,7 @@ def cluster() -> Iterator[Any]:
     found.close()
 
 
-@pytest.fixture(params=["processes", "ray"])
+@pytest.fixture(params=["processes", *slow("ray")])
 def backend(request: pytest.FixtureRequest) -> str:
     """Processes are forks of this one; those that begin as users' do are in the loop over them."""
     request.getfixturevalue({"processes": "forked", "ray": "cluster"}[request.param])
@@ -48,9 +49,8 @@ UPDATES = [("pendulum", 3, "cpu", 0), ("cartpole", 1, "alternating", 0), ("lstm"
 @pytest.mark.parametrize(
     ("backend", "case", "n", "inner", "depth"),
     [
-        *(("processes", *x) for x in UPDATES),
-        *(pytest.param("ray", *x, marks=pytest.mark.slow) for x in UPDATES[:2]),
-        ("ray", *UPDATES[2]),
+        *(("processes", *x) for x in UPDATES[1:]),
+        *slow(("processes", *UPDATES[0]), *(("ray", *x) for x in UPDATES)),
     ],
     indirect=["backend"],
 )
@@ -105,9 +105,8 @@ class Ends(Seeded):
 @pytest.mark.parametrize(
     ("backend", "how"),
     [
-        *(("processes", how) for how in ("exit", "hang", "kill")),
-        *(pytest.param("ray", how, marks=pytest.mark.slow) for how in ("exit", "hang")),
-        ("ray", "kill"),
+        ("processes", "exit"),
+        *slow(("processes", "hang"), ("processes", "kill"), *(("ray", how) for how in ("exit", "hang", "kill"))),
     ],
     indirect=["backend"],
 )
@@ -159,6 +158,7 @@ def test_other_versions_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatc
         RunnerSampler(1, ps.SerialSampler(8, 1), backend).build(Seeded)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_the_loop_over_actors() -> None:
     import ray
@@ -177,6 +177,7 @@ def test_the_loop_over_actors() -> None:
             assert all(np.array_equal(own[name], there[name]) for name in own)
 
 
+@pytest.mark.slow
 def test_the_loop_over_processes() -> None:
     exp = ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.SerialSampler(16, 4))
     with EnvRunnerGroup(exp, num_env_runners=2, backend="processes") as workers:
@@ -197,6 +198,7 @@ def connections(process: psutil.Process) -> list[Any]:
         return []
 
 
+@pytest.mark.slow
 def test_everything_listens_on_loopback_alone(cluster: Any) -> None:
     me = psutil.Process()
     listening = [

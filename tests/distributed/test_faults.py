@@ -309,6 +309,7 @@ class Fatal(Seeded):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_process_that_is_killed_in_an_evaluation_changes_none_of_its_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

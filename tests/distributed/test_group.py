@@ -279,6 +279,7 @@ def test_a_runner_that_dies_in_sample_is_named_and_its_slots_are_missing() -> No
         assert sum(workers.faults.counts.values()) >= 1
 
 
+@pytest.mark.slow
 def test_import_of_penstock_and_of_the_group_imports_no_ray() -> None:
     import subprocess
     import sys

@@ -144,6 +144,7 @@ class Raises(ThreeStep):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_what_another_learner_raises_is_raised_here(tmp_path: Path) -> None:
     exp = experiment(tmp_path / "run", ps.SerialSampler(T=8, B=4))
@@ -152,6 +153,7 @@ def test_what_another_learner_raises_is_raised_here(tmp_path: Path) -> None:
         ps.train(exp)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
     ("run", "sampler", "said"),

@@ -13,7 +13,8 @@ import torch
 import penstock as ps
 from penstock.distributed.sampler import RunnerSampler
 from penstock.testing.samplers import bits, check_resume, check_sampler
-from tests.samplers.placed import CASES, differences, live, run
+from tests.samplers.placed import CASES, differences, live, run, serial
+from tests.slow import slow
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
@@ -28,18 +29,8 @@ def runners(n: int, inner: str, T: int, B: int, backend: Any = "in-process", dep
     return RunnerSampler(runners=n, inner=INNER[inner](T, B // n, **kwargs), backend=backend, depth=depth)
 
 
-_SERIAL: dict[Any, Any] = {}
-
-
-def serial(case: str, T: int, B: int, updates: int, evaluate: bool = False, **kwargs: Any) -> Any:
-    key = case, T, B, updates, evaluate, tuple(kwargs.items())
-    if key not in _SERIAL:
-        _SERIAL[key] = run(ps.SerialSampler(T, B, **kwargs), *CASES[case], updates, evaluate)
-    return _SERIAL[key]
-
-
 @pytest.mark.parametrize("case", sorted(CASES))
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [2, *slow(1, 3)])
 def test_updates_are_equal_bit_for_bit(n: int, case: str) -> None:
     updates = 8 if case not in ("cnn", "gsde") else 3
     batches, parameters = serial(case, 9, 6, updates)
@@ -48,8 +39,8 @@ def test_updates_are_equal_bit_for_bit(n: int, case: str) -> None:
     assert parameters == parameters_there
 
 
-@pytest.mark.parametrize("inner", ["cpu", "alternating"])
-@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+@pytest.mark.parametrize("inner", ["alternating", *slow("cpu")])
+@pytest.mark.parametrize("reset", ["next_step", *slow("batch_end")])
 def test_resets_decorrelation_and_evaluations_are_equal(inner: str, reset: str) -> None:
     kwargs = {"reset": reset, "max_decorrelation_steps": 30}
     batches, parameters = serial("lstm", 9, 6, 5, True, **kwargs)
@@ -73,7 +64,7 @@ def test_updates_of_an_agent_with_a_parametrised_layer_are_equal(backend: str) -
     assert parameters == parameters_there
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, *slow(2)])
 def test_rounds_ahead_are_those_of_an_async_sampler(depth: int) -> None:
     batches, parameters = run(ps.AsyncSampler(ps.SerialSampler(9, 6), depth=depth), *CASES["lstm"], 6, True)
     there, parameters_there = run(runners(2, "serial", 9, 6, depth=depth), *CASES["lstm"], 6, True)
@@ -81,10 +72,10 @@ def test_rounds_ahead_are_those_of_an_async_sampler(depth: int) -> None:
     assert parameters == parameters_there
 
 
-@pytest.mark.parametrize(("reset", "decorrelated"), [("next_step", True), ("batch_end", False)])
+@pytest.mark.parametrize(("reset", "decorrelated"), [("batch_end", False), *slow(("next_step", True))])
 def test_the_contract(reset: Any, decorrelated: bool) -> None:
     settings = runners(3, "serial", 7, 6, reset=reset, max_decorrelation_steps=9 * decorrelated)
-    check_sampler(settings.build, nested=True, reset=reset, decorrelated=decorrelated)
+    check_sampler(settings.build, nested=True, reset=reset, decorrelated=decorrelated, batches=5)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -102,8 +93,8 @@ PLACES: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize(
     ("first", "second", "depth"),
-    [("2", "serial", 0), ("serial", "3 of cpu", 0), ("2", "3 of cpu", 0), ("2", "3 of cpu", 1), ("async", "2", 1),
-     ("2", "async", 1)],
+    [("2", "serial", 0), ("async", "2", 1), ("2", "async", 1),
+     *slow(("serial", "3 of cpu", 0), ("2", "3 of cpu", 0), ("2", "3 of cpu", 1))],
 )  # fmt: skip
 def test_goes_on_under_another_number_of_runners_or_none(first: str, second: str, depth: int) -> None:
     env, algo = CASES["lstm"]

@@ -29,6 +29,7 @@ from penstock.replay.view import Sequences, Transitions
 from penstock.run.trainer import Trainer
 from tests.replay.oracle import INFO, SPEC, STATE, random_batches
 from tests.samplers.placed import digest, live
+from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(180)
 B = 3
@@ -176,7 +177,7 @@ def local(case: str) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("case", ALGOS)
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("shards", [3, *slow(1, 2)])
 def test_training_is_equal_bit_for_bit(case: str, shards: int) -> None:
     assert trained(case, shards, prefetch=shards != 2) == local(case)
 
@@ -199,22 +200,17 @@ def cluster() -> Iterator[Any]:
 
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("case", ["DQN-PER", *(pytest.param(x, marks=pytest.mark.slow) for x in ("SAC", "R2D1"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALGOS)
 def test_training_is_equal_from_actors_of_ray(case: str) -> None:
     assert trained(case, 3, "ray") == local(case)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("cluster")
-def test_an_actor_of_ray_that_dies_is_named() -> None:
-    check_death("ray")
-
-
-def test_a_process_that_dies_is_named() -> None:
-    check_death("processes")
-
-
-def check_death(backend: Any) -> None:
+@pytest.mark.parametrize("backend", ["processes", "ray"])
+def test_a_shard_that_dies_is_named(backend: Any) -> None:
     replay = made("transitions", 2, backend)
     try:
         for batch, _ in random_batches(0, 8, B, 3):
@@ -240,6 +236,7 @@ class Slow(Transitions):
         return super().read(storage, t, b, noise)
 
 
+@pytest.mark.slow
 def test_a_shard_that_hangs_costs_its_deadline_and_is_killed() -> None:
     settings = ReplaySettings(capacity=150, shards=1, shard_backend="processes", shard_deadline_s=2.0)
     replay = Replay(SPEC, settings, Slow())
@@ -329,7 +326,7 @@ def test_a_checkpoint_of_another_replay_is_refused_and_nothing_changes(close: An
         copy.deepcopy(replay)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 3), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), *slow((2, 0), (0, 3))])
 def test_a_run_goes_on_under_another_number_of_shards(before: int, after: int, tmp_path: Path) -> None:
     """What it writes on its way is what a run without shards does."""
     env, algo = ALGOS["DQN-PER"]
@@ -357,6 +354,7 @@ def test_a_run_goes_on_under_another_number_of_shards(before: int, after: int, t
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_run_whose_shard_died_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """With runners too: Ape-X's layout. It ends in the bits of a run that never knew of either."""
@@ -396,6 +394,7 @@ def test_resume_takes_another_number_of_shards(tmp_path: Path) -> None:
         ps.resume(tmp_path / "run", {"algo.replay.capacity": 300})
 
 
+@pytest.mark.slow
 def test_the_seam_is_a_name() -> None:
     """Replay loads nothing of the layer that shards live in before there are some; a shard needs no torch."""
     assert import_object(_SHARDS) is replay_shards.Shards

@@ -52,11 +52,11 @@ def test_a_runner_that_hangs_is_lost_while_others_deliver() -> None:
 
 
 def test_a_pause_of_the_consumer_is_no_hang() -> None:
-    with ps.EnvRunnerGroup(EXP, 2, "in-process", deadline_s=0.2) as workers:
+    with ps.EnvRunnerGroup(EXP, 2, "in-process", deadline_s=0.1) as workers:
         stream = workers.sample_async(max_in_flight=2)
-        for _ in range(4):
+        for _ in range(3):
             next(stream)
-            time.sleep(0.3)
+            time.sleep(0.15)
         again = workers.sample_async(max_in_flight=2)  # goes on with what the first one asked for
         assert [next(again).spec for _ in range(5)] == [(4, 2)] * 5
         assert not workers.faults.counts

@@ -14,6 +14,7 @@ from penstock.envs import toy
 from penstock.learn.policy import as_tensors
 from tests.algos.test_stale_probes import FAST_APPO, FAST_IMPALA, SHARED
 from tests.samplers.placed import live
+from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,8 +27,8 @@ def trained(settings: Any, env: Any, algo: Any, batches: int) -> tuple[Any, Any]
     return sampler, policy
 
 
-@pytest.mark.parametrize("algo", [FAST_IMPALA, FAST_APPO], ids=["impala", "appo"])
-@pytest.mark.parametrize("mode", ["rounds", "ready"])
+@pytest.mark.parametrize("algo", [*slow(FAST_IMPALA), FAST_APPO], ids=["impala", "appo"])
+@pytest.mark.parametrize("mode", [*slow("rounds"), "ready"])
 def test_a_state_is_matched(mode: Any, algo: Any) -> None:
     settings = RunnerSampler(2, ps.SerialSampler(16, 8), "in-process", mode, depth=2)
     batches = (150 if algo is FAST_IMPALA else 25) * (2 if mode == "ready" else 1)
@@ -39,6 +40,7 @@ def test_a_state_is_matched(mode: Any, algo: Any) -> None:
     assert np.abs(policy.agent.values(batch)[:-1][batch.valid].numpy() - 1).max() < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rounds", "ready"])
 def test_what_was_shown_before_is_repeated_by_an_lstm(mode: Any) -> None:
     net = ps.Net(hidden=(32,), recurrent="lstm", recurrent_size=32)

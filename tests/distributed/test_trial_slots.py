@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from penstock.core.errors import ConfigError
@@ -19,6 +18,7 @@ from penstock.run.launch.launcher import Launcher
 from penstock.run.launch.slots import check_backend
 from penstock.run.search.queue import SearchQueue, open_search
 from penstock.run.search.trial import to_plain
+from tests.distributed.test_learners import processes
 from tests.run.launch.fakes import Seen
 from tests.run.search import test_queue
 from tests.run.search.test_queue import queue_of, slots
@@ -46,17 +46,6 @@ def record(queue: SearchQueue) -> list[dict[str, Any]]:
     return [{**to_plain(t), "run": t.run.name} for t in queue.search.trials]
 
 
-def descendants(word: str) -> list[psutil.Process]:
-    found = list[psutil.Process]()
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if word in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:  # it has ended
-            continue
-    return found
-
-
 def until(seen: Callable[[], Any]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not seen():
@@ -64,6 +53,7 @@ def until(seen: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_trials_on_a_cluster_are_those_of_this_machine(fake: Path) -> None:
     here, there = queue_of(fake), queue_of(Path("there"))
@@ -76,10 +66,11 @@ def test_trials_on_a_cluster_are_those_of_this_machine(fake: Path) -> None:
     assert said.splitlines()[0].endswith("--run.dir there/trial-000")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_slot_that_dies_takes_its_trial_along_which_is_tried_again_in_another(fake: Path) -> None:
     on_ray, queue = RaySlots(2), queue_of(fake)
-    before = descendants("ray::SlotActor")
+    before = processes("ray::SlotActor")
     assert len(before) == 2
 
     def strike() -> None:
@@ -93,7 +84,7 @@ def test_a_slot_that_dies_takes_its_trial_along_which_is_tried_again_in_another(
     on_ray.close()
     assert [t.state for t in queue.search.trials].count("failed") == 0
     assert open_search(fake).search.over
-    until(lambda: not descendants("ray::SlotActor"))
+    until(lambda: not processes("ray::SlotActor"))
 
 
 def test_a_directory_that_a_node_does_not_see_is_named(tmp_path: Path) -> None:
@@ -125,7 +116,7 @@ def test_a_run_waits_until_what_was_left_of_it_is_gone(tmp_path: Path) -> None:
     with RunLock(tmp_path):
         thread = threading.Thread(target=lambda: (RaySlots.settle(tmp_path), free.append(time.monotonic())))
         thread.start()
-        time.sleep(0.5)
+        time.sleep(0.1)
         held = time.monotonic()
     thread.join(LIMIT_S)
     assert free[0] >= held

@@ -1,3 +1,5 @@
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -152,3 +154,29 @@ def test_a_batched_atari_id_is_ale_pys_own_with_the_published_preprocessing(ale:
     monkeypatch.setattr(ids, "atari_vector", batched)
     made: Any = EnvConfig("ALE/Fake-v5", {"vectorized": True, "num_envs": 2, "noop_max": 3}).make()
     assert [env.made for env in made.envs] == [("fake", 0.25, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("id_", "imports", "said"),
+    [
+        ("PongNoFrameskip-v4", (), "'PongNoFrameskip-v4': Atari games are ALE/Pong-v5 here, .*sticky=0"),
+        ("CrafterReward-v1", (), "'CrafterReward-v1'. Packages register their ids when they are imported"),
+        ("CrafterReward-v1", ("json",), "'CrafterReward-v1'. Importing json has not registered it with Gymnasium"),
+        ("MortarMayhem-Grid-v0", (), "'MortarMayhem-Grid-v0'. Packages register"),
+        ("CartPol-v1", (), "did you mean 'CartPole-v1'"),
+    ],
+)
+def test_an_unknown_id_is_answered_with_what_is_known_of_it(id_: str, imports: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        EnvConfig(id_, imports=imports).make()
+
+
+@pytest.mark.parametrize("of_0_21", [True, False])
+def test_an_id_of_the_old_gym_is_answered_with_a_converter(of_0_21: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = {"CrafterReward-v1": None}
+    registry = SimpleNamespace(env_specs=ids) if of_0_21 else ids
+    monkeypatch.setitem(sys.modules, "gym.envs.registration", SimpleNamespace(registry=registry))
+    with pytest.raises(
+        ConfigError, match=r"'CrafterReward-v1': a package has registered it with .* the old `gym`.*shimmy"
+    ):
+        EnvConfig("CrafterReward-v1", imports=("json",)).make()

@@ -28,7 +28,8 @@ def start(zygote: Any, tmp_path: Path, count: int, *trouble: str) -> tuple[ps.En
     return spec, batches, [zygote.script(script, str(rank), "2", *names, *trouble) for rank in range(2)]
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, 13])
 def test_two_processes_equal_one_learner(tmp_path: Path, zygote: Any, count: int) -> None:
     """Over 80 gradient steps a batch; one learner in the meantime takes the first 160."""
     spec, batches, processes = start(zygote, tmp_path, count)
@@ -44,6 +45,7 @@ def test_two_processes_equal_one_learner(tmp_path: Path, zygote: Any, count: int
     assert max(float((x - agent[name]).abs().max()) for name, x in whole_agent.items()) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trouble", "least", "most"), [("die", 0.0, 4.0), ("hang", 4.0, 15.0)])
 def test_a_rank_that_is_lost_is_an_error_in_time(
     tmp_path: Path, zygote: Any, until: Any, trouble: str, least: float, most: float
@@ -87,6 +89,7 @@ def test_a_meeting_place_that_cannot_be_written(tmp_path: Path) -> None:
         meet(str(tmp_path / "absent" / "file"), 0, 2)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_come_in_time(tmp_path: Path) -> None:
     with pytest.raises(ps.LearnerLostError, match=r"rank 0 did not meet the other 1 in .* within 1 s"):
         meet(str(tmp_path / "meeting"), 0, 2, timeout_s=1.0)
@@ -101,6 +104,7 @@ def test_numbers_its_collectives(tmp_path: Path) -> None:
     assert threading.active_count() < 100
 
 
+@pytest.mark.slow
 def test_waits_longer_than_ranks_may_take_to_meet_and_hears_signals_meanwhile(tmp_path: Path) -> None:
     heard, ended_at = list[float](), list[float]()
 

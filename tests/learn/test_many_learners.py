@@ -10,6 +10,7 @@ import torch
 import penstock as ps
 from penstock.learn.settings import Functions
 from tests.learn.ranks import ThreadComm, apart, batches_of, on_ranks, trained
+from tests.params import slow_but
 
 CLOSE = 1e-6
 SMALL = ps.Net(hidden=(16,))
@@ -30,7 +31,10 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    slow_but("ppo-uneven ppo-normalisers ppo-lstm-with-empty-shares impala marwil", [*CASES]),
+)
 def test_learners_on_shares_equal_one_on_the_whole(case: str) -> None:
     env, algo, T, B, widths = CASES[case]
     updates_a_batch = 4 if case.startswith("ppo") else 1

@@ -10,6 +10,7 @@ import torch
 import penstock as ps
 from penstock.learn.columns import Columns
 from tests.learn.ranks import ThreadComm, apart, batches_of, bounds, on_ranks, trained
+from tests.params import slow_but
 
 CLOSE = 1e-6
 SMALL = ps.Net(hidden=(16,), activation="relu")
@@ -93,7 +94,7 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but("dqn-per fifo sac-normalised r2d1", [*CASES]))
 def test_learners_on_shares_equal_one_on_the_whole(case: str) -> None:
     env, algo, T, B, widths = CASES[case]
     spec, batches = batches_of(env, algo, T, B, 16 if case in ("r2d1", "dqn-with-empty-shares") else 6)
@@ -158,6 +159,7 @@ def test_priorities_are_those_of_one_learner_bit_for_bit() -> None:
         assert all(np.array_equal(x, y) for x, y in zip(one, found))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_learners_is_that_of_one() -> None:
     """State and arrays of two ranks, loaded by one learner and by three, which then go on as one would have."""
     env, algo, T, B, _ = CASES["sac-normalised"]

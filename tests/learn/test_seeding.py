@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -40,6 +41,7 @@ def test_a_generator_that_is_given_is_used() -> None:
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
 
 
+@pytest.mark.slow
 def test_building_does_not_load_torchs_compiler() -> None:
     """Which takes a second."""
     build = (

@@ -19,6 +19,7 @@ from penstock.envs.toy.base import Toy, box
 from penstock.replay.replay import Replay, ReplaySettings, make_view
 from penstock.replay.view import Sequences
 from penstock.run.trainer import Trainer
+from tests.params import slow_but
 
 GOAL = LeafSpec("box", (1,), "float32")
 SPEC = EnvSpec({"achieved_goal": GOAL, "desired_goal": GOAL}, LeafSpec("discrete", (), "int64", sizes=(2,)))
@@ -205,7 +206,7 @@ ALGOS = {
 }
 
 
-@pytest.mark.parametrize("name", ALGOS)
+@pytest.mark.parametrize("name", slow_but("TD3", [*ALGOS]))
 def test_each_algorithm_of_transitions_learns_in_hindsight(name: str) -> None:
     env, algo = ALGOS[name]
     trainer = Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), ps.RunConfig(steps=200)))
@@ -238,6 +239,7 @@ def solved(hindsight: int) -> float:
     return float(joined.mean())
 
 
+@pytest.mark.slow
 def test_hindsight_solves_what_chance_never_reaches() -> None:
     """8 bits (Andrychowicz et al. 2017, figure 1): DQN alone sees no reward, and stays about where chance is."""
     assert solved(hindsight=4) > 0.8

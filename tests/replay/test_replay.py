@@ -13,15 +13,19 @@ from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_leaves
 from penstock.replay.replay import Replay, ReplaySettings, make_view
 from penstock.replay.view import Sequences
+from tests.params import pairs_first
 from tests.replay.oracle import SPEC, STACK, STATE, Oracle, assert_same, random_batches
 
 T, B, ROWS, GAMMA = 4, 3, 40, 0.9
-each_storage = pytest.mark.parametrize(
-    ("storage", "reset"),
-    [("ring", "next_step"), ("ring", "batch_end"), ("frames", "next_step"), ("frames", "batch_end"), ("files", "next_step"),
-     ("frames in files", "batch_end")],
-)  # fmt: skip
-each_index = pytest.mark.parametrize("index", ["uniform", "prioritized", "fifo"])
+STORAGES = {
+    f"{storage}-{reset}": (storage, reset)
+    for storage, resets in (
+        ("ring", ("next_step", "batch_end")), ("frames", ("next_step", "batch_end")), ("files", ("next_step",)),
+        ("frames in files", ("batch_end",)),
+    )
+    for reset in resets
+}  # fmt: skip
+INDEXES = {name: name for name in ("uniform", "prioritized", "fifo")}
 
 
 @functools.cache
@@ -143,10 +147,9 @@ CASES = {
 }
 
 
-@each_storage
-@each_index
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_transitions_are_those_of_the_record(storage: str, index: str, reset: str, case: Case, tmp_path: Path):
+@pytest.mark.parametrize(("case", "stored", "index"), pairs_first(CASES, STORAGES, INDEXES))
+def test_transitions_are_those_of_the_record(case: Case, stored: tuple[str, str], index: str, tmp_path: Path):
+    storage, reset = stored
     n, B, hindsight = case.n, case.B, case.hindsight
     reward = f"{__name__}:reward_fn" if hindsight else ""
     settings = settings_of(storage, index, tmp_path, B, hindsight=hindsight, reward_fn=reward)
@@ -197,10 +200,9 @@ STRETCHES = {
 }
 
 
-@each_storage
-@each_index
-@pytest.mark.parametrize("case", STRETCHES.values(), ids=STRETCHES)
-def test_sequences_are_those_of_the_record(storage: str, index: str, reset: str, case: Pieces, tmp_path: Path):
+@pytest.mark.parametrize(("case", "stored", "index"), pairs_first(STRETCHES, STORAGES, INDEXES))
+def test_sequences_are_those_of_the_record(case: Pieces, stored: tuple[str, str], index: str, tmp_path: Path):
+    storage, reset = stored
     every, burn_in, train, n, B = case.every, case.burn_in, case.train, case.n, case.B
     view = Sequences(every, burn_in, train, n, case.clip)
     settings = settings_of(storage, index, tmp_path, B)

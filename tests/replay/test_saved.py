@@ -15,6 +15,7 @@ from penstock.core.tree import tree_leaves
 from penstock.replay.multi_agent import MultiAgentReplay
 from penstock.replay.replay import Replay, ReplaySettings, make_view
 from penstock.replay.view import Sequences
+from tests.params import pairs_first
 from tests.replay.oracle import INFO, SPEC, STATE, Oracle, random_batches
 from tests.replay.test_replay import GAMMA, Case, check_transitions
 
@@ -53,9 +54,15 @@ def saved(replay: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return copy.deepcopy(replay.state_dict()), {name: x.copy() for name, x in replay.arrays().items()}
 
 
-@pytest.mark.parametrize("storage", ["ring", "frames", "files", "frames in files"])
-@pytest.mark.parametrize("index", ["uniform", "prioritized", "fifo"])
-@pytest.mark.parametrize("kind", ["transitions", "sequences", "hindsight"])
+@pytest.mark.parametrize(
+    ("storage", "index", "kind"),
+    pairs_first(
+        *({name: name for name in names} for names in (
+            ("ring", "frames", "files", "frames in files"), ("uniform", "prioritized", "fifo"),
+            ("transitions", "sequences", "hindsight"),
+        ))
+    ),
+)  # fmt: skip
 @pytest.mark.parametrize("before", [5, 21])
 def test_a_loaded_replay_goes_on_in_the_same_bits(storage: str, index: str, kind: str, before: int, tmp_path: Path):
     """Before the ring comes round, and after it."""

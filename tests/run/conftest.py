@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from penstock.core import trace
 from penstock.run.checkpoints.checkpoint import find_checkpoint
+from tests.run.resumed import EXPERIMENTS, train
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
@@ -69,6 +71,18 @@ def same_run() -> Callable[[Path, Path], None]:
             np.testing.assert_array_equal(texts[0][name], texts[1][name])
 
     return same_run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of A2C on CartPole that has ended after its 320 steps; for readers."""
+    return train(EXPERIMENTS["a2c"], tmp_path_factory.mktemp("finished") / "run").run_dir
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it, to go on from or to damage."""
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 @pytest.fixture

@@ -42,6 +42,12 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("0*") if path.name.isdecimal()) if folder.is_dir() else []
 
 
+def logged(run: Path) -> int:
+    """Rows."""
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 # In this process from here on: what is asked is which settings are taken.
 
 

@@ -76,7 +76,7 @@ def calls(folder: Path) -> list[int]:
 
 CASES = {
     "the learner is slower": (DQN, ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1, weights="newest"), 1e-3, 0.0),
-    "the environment is slower": (SAC, ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1, weights="newest"), 0.0, 3e-3),
+    "the environment is slower": (SAC, ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1, weights="newest"), 0.0, 2e-3),
     "workers, two batches ahead": (PRIORITIZED, ps.AsyncCpuSampler(ps.CpuSampler(T, B, workers=2), depth=2, weights="newest"), 0.0, 0.0),
 }  # fmt: skip
 """Settings, sampler, and seconds that an update and a step take longer."""

@@ -173,6 +173,7 @@ def test_read_metrics_of_nothing(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_kill_loses_no_row_that_was_written(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from penstock.run.log import MetricsLog\n"

@@ -25,7 +25,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError, NonFiniteError
 from penstock.envs.toy import Constant
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.files.lock import RunLock
-from penstock.run.result import summary
+from penstock.run.result import headline, summary
 from penstock.samplers.episodes import Episodes
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
@@ -106,19 +106,15 @@ SMALL_REPLAY = ps.ReplaySettings(capacity=6_400)
         ),
     ],
 )  # fmt: skip
-def test_the_first_line_says_how_much_is_trained(
-    algo: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    ps.train(at(tmp_path / "run", replace(CARTPOLE, algo=algo), steps=64, eval_episodes=0, progress="plain"))
-    line = next(line for line in capsys.readouterr().out.splitlines() if "observation box[4] float32" in line)
-    assert says in line
+def test_the_first_line_says_how_much_is_trained(algo: Any, says: str) -> None:
+    with ps.Trainer(replace(CARTPOLE, algo=algo, run=replace(RUN, steps=64))) as trainer:
+        assert says in headline(trainer)
 
 
 def test_the_same_settings_give_the_same_run(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
     exp = replace(CARTPOLE, algo=ps.PPO(epochs=2, minibatch=32))
     for name in "ab":
-        ps.train(at(tmp_path / name, exp))
+        ps.train(at(tmp_path / name, exp, steps=256))
     same_run(tmp_path / "a", tmp_path / "b")
 
 
@@ -158,7 +154,7 @@ def test_no_evaluation_if_none_is_wanted(tmp_path: Path) -> None:
 
 def test_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
     for name, interval in (("a", 0), ("b", 64)):
-        ps.train(at(tmp_path / name, eval_interval=interval))
+        ps.train(at(tmp_path / name, eval_interval=interval, steps=256))
     a, b = (load_checkpoint(find_checkpoint(tmp_path / name)).policy for name in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -310,6 +306,7 @@ def can_mount() -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_a_full_disk_does_not_stop_training(tmp_path: Path) -> None:
     done = in_a_small_disk(tmp_path, FULL_DISK)
@@ -324,6 +321,7 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path) -> None:
     assert "checkpoints lost" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_a_read_only_run_directory(tmp_path: Path) -> None:
     script = (
@@ -338,6 +336,7 @@ def test_a_read_only_run_directory(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_a_new_run_on_a_read_only_disk(tmp_path: Path) -> None:
     script = (
@@ -453,6 +452,7 @@ def test_an_interactive_session_gets_the_result(tmp_path: Path, monkeypatch: pyt
     assert saved(tmp_path) == [run.result.env_steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_run_tidily(number: int, code: int, zygote: Any, until: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -476,6 +476,7 @@ def wait_until_idle(pid: int) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills(zygote: Any, until: Any, tmp_path: Path) -> None:
     """The first waits for a step that never comes back; the checkpoints before stay good, and a resumed run goes on."""
     run = tmp_path / "run"
@@ -493,6 +494,7 @@ def test_a_second_signal_kills(zygote: Any, until: Any, tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(("number", "delay_s"), [(signal.SIGINT, 0.0), (signal.SIGINT, 0.15), (signal.SIGTERM, 0.05)])
 def test_signals_at_start_up(number: int, delay_s: float, tmp_path: Path) -> None:
@@ -516,26 +518,6 @@ def test_signals_at_start_up(number: int, delay_s: float, tmp_path: Path) -> Non
     assert run.exists() or f"stopped by {signal.Signals(number).name}" in err
 
 
-def test_a_signal_in_an_evaluation_loses_nothing(tmp_path: Path) -> None:
-    """The last evaluation is cut short; the run resumes, evaluates, and is what it would have been."""
-    whole = ps.train(at(tmp_path / "whole"))
-    with pytest.raises(SystemExit) as end, ps.Run(at(tmp_path / "cut")) as run:
-        inner = run.trainer.sampler.evaluate_agent
-
-        def interrupted(*args: Any, **kwargs: Any) -> Episodes:
-            signal.raise_signal(signal.SIGTERM)
-            return inner(*args, **kwargs)
-
-        run.trainer.sampler.evaluate_agent = interrupted
-        finish(run)
-    assert end.value.code == 143
-    resumed = ps.resume(tmp_path / "cut")
-    assert resumed.metrics["eval/mean_reward"] == whole.metrics["eval/mean_reward"]
-    assert resumed.checkpoint is not None
-    for a, b in zip(whole.policy.agent.parameters(), resumed.policy.agent.parameters()):
-        assert torch.equal(a, b)
-
-
 # Code of the user's own between the iterations
 
 
@@ -549,8 +531,8 @@ def untimed(run: Path) -> list[dict[str, Any]]:
 
 
 def test_an_empty_body_is_ps_train(tmp_path: Path, same_run: Callable[[Path, Path], None]) -> None:
-    ps.train(at(tmp_path / "a", eval_interval=150, eval_episodes=2))
-    with ps.Run(at(tmp_path / "b", eval_interval=150, eval_episodes=2)) as run:
+    ps.train(at(tmp_path / "a", eval_interval=150, steps=256))
+    with ps.Run(at(tmp_path / "b", eval_interval=150, steps=256)) as run:
         finish(run)
         assert run.result.stopped_by == "steps"  # already in the with
     same_run(tmp_path / "a", tmp_path / "b")
@@ -595,7 +577,7 @@ def test_ended_early_it_is_saved_and_goes_on_as_if_it_had_not(
     how: str, tmp_path: Path, same_run: Callable[[Path, Path], None]
 ) -> None:
     exp = replace(CARTPOLE, eval_env_kwargs={"max_episode_steps": 15})
-    settings: dict[str, Any] = {"log_interval": 200, "eval_interval": 150, "eval_episodes": 2, "checkpoint_interval": 0}
+    settings: dict[str, Any] = {"steps": 384, "log_interval": 200, "eval_interval": 150, "checkpoint_interval": 0}
 
     def body(run: ps.Run, until: int) -> None:
         for it in run:

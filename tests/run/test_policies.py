@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.result import headline
 
 NET = ps.Net(hidden=(8,))
 PPO = ps.PPO(net=NET, epochs=2, minibatch=16)
 DQN = ps.DQN(net=NET, batch_size=8, replay_ratio=8.0, learning_starts=40, replay=ps.ReplaySettings(capacity=600))
-SAMPLER = ps.SerialSampler(T=8, B=4)
+SAMPLER, WORKERS = ps.SerialSampler(T=8, B=4), ps.CpuSampler(T=5, B=4, workers=2)
 Same = Callable[[Path, Path], None]
 
 
@@ -86,17 +87,24 @@ def test_a_plain_algorithm_plays_all_agents_by_one_policy(tmp_path: Path) -> Non
     assert ps.resume(run, {"run.steps": 160}).env_steps >= 160
 
 
-@pytest.mark.parametrize("env", [BITS, NIM], ids=["at once", "turns"])
-@pytest.mark.parametrize("sampler", [SAMPLER, ps.CpuSampler(T=5, B=4, workers=2)], ids=["serial", "cpu"])
+@pytest.mark.parametrize(
+    ("env", "sampler"),
+    [
+        pytest.param(BITS, WORKERS, id="cpu-at once"),
+        pytest.param(NIM, SAMPLER, id="serial-turns"),
+        pytest.param(BITS, SAMPLER, id="serial-at once", marks=pytest.mark.slow),
+        pytest.param(NIM, WORKERS, id="cpu-turns", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.usefixtures("forked")
 def test_a_run_of_two_policies_goes_on_in_the_bits_of_one_that_never_stopped(
     env: str, sampler: ps.SerialSampler, same_run: Same, tmp_path: Path
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     mapping = ONE_EACH if env == NIM else swapped
-    result = ps.train(ps.Experiment(env, two(mapping), sampler, run_config(whole, 200, checkpoint_interval=30)))
-    ps.train(ps.Experiment(env, two(mapping), sampler, run_config(cut, 100, checkpoint_interval=30, eval_episodes=0)))
-    ps.resume(cut, {"run.steps": 200, "run.eval_episodes": 3})
+    result = ps.train(ps.Experiment(env, two(mapping), sampler, run_config(whole, 120, checkpoint_interval=30)))
+    ps.train(ps.Experiment(env, two(mapping), sampler, run_config(cut, 60, checkpoint_interval=30, eval_episodes=0)))
+    ps.resume(cut, {"run.steps": 120, "run.eval_episodes": 3})
     same_run(whole, cut)
     assert {"train/a/value_loss", "train/b/loss", "rollout/b/ep_rew_mean", "eval/a/mean_reward"} <= set(result.metrics)
     files = sorted(x.name for x in find_checkpoint(whole).iterdir())
@@ -163,10 +171,7 @@ def test_a_sampler_that_one_of_the_policies_cannot_learn_from_is_refused(tmp_pat
          "; one update of 8 every row after the first 64 (replay ratio 8), which is never in the 64 moves of this run"),
     ],
 )  # fmt: skip
-def test_the_first_lines_count_the_rows_of_a_policy(
-    env: str, algo: ps.DQN, end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = replace(run_config(tmp_path / "run", 64, eval_episodes=0), progress="plain")
-    ps.train(ps.Experiment(env, algo, SAMPLER, config))
-    line = next(line for line in capsys.readouterr().out.splitlines() if "policy shared, 2 agents" in line)
+def test_the_first_lines_count_the_rows_of_a_policy(env: str, algo: ps.DQN, end: str) -> None:
+    with ps.Trainer(ps.Experiment(env, algo, SAMPLER, ps.RunConfig(steps=64))) as trainer:
+        (line,) = (x for x in headline(trainer).splitlines() if "policy shared, 2 agents" in x)
     assert line.endswith(end)

@@ -206,7 +206,7 @@ def test_clock(seconds: float, text: str) -> None:
     ],
 )
 def test_number(value: float, text: str) -> None:
-    assert module._number(value) in (text, "123.4" if value == 123.45 else text)
+    assert module.number(value) in (text, "123.4" if value == 123.45 else text)
 
 
 def test_numbers_of_policies_and_agents_stand_beside_those_of_all(capsys: pytest.CaptureFixture[str]) -> None:

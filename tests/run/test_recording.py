@@ -80,19 +80,19 @@ def test_an_environment_of_other_spaces_is_refused_before_anything_is_written(tr
 
 def run_of(env: Any, folder: Path, algo: Any = None) -> Path:
     run = ps.RunConfig(steps=64, dir=str(folder), eval_episodes=0, progress="off", tensorboard=False, learner_threads=1)
-    return ps.train(ps.Experiment(env, algo or ps.PPO(), ps.SerialSampler(T=16, B=4), run)).run_dir
+    return ps.train(ps.Experiment(env, algo or ps.PPO(epochs=1), ps.SerialSampler(T=16, B=4), run)).run_dir
 
 
 def test_nested_spaces_and_memory_go_through(tmp_path: Path) -> None:
     """Boxes are stored as the agent chose them, and the environment's info keys are columns."""
     config = echo_config(nested=True)
     net = ps.Net(hidden=(8,), recurrent="gru", recurrent_size=8)
-    run = run_of(config, tmp_path / "run", ps.PPO(net=net))
-    found = record(run, tmp_path / "d", 40, deterministic=False, env=config)
+    run = run_of(config, tmp_path / "run", ps.PPO(epochs=1, net=net))
+    found = record(run, tmp_path / "d", 12, deterministic=False, env=config)
     data = Dataset(tmp_path / "d")
-    assert (len(found.returns), found.total, found.steps) == (40, 40, int(data.lengths.sum()))
+    assert (len(found.returns), found.total, found.steps) == (12, 12, int(data.lengths.sum()))
     assert set(data.info) == {"env/echo", "env/is_success", "logp"}
-    assert any(np.abs(data.episode(i).action["arm"]).max() > 1 for i in range(40))
+    assert any(np.abs(data.episode(i).action["arm"]).max() > 1 for i in range(12))
     assert float(data.episode(3).reward.sum()) == pytest.approx(float(found.returns[3]), rel=1e-5)
 
 

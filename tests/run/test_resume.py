@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import shutil
@@ -15,19 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock as ps
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.trainer import Trainer
 from penstock.samplers.live import LiveSampler
 
 if TYPE_CHECKING:
     from conftest import Child, Zygote
-from tests.run.resumed import EXPERIMENTS, RUN, STEPS, Same, at, checkpoints, train
-
-
-def logged(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+from tests.run.resumed import EXPERIMENTS, RUN, STEPS, Same, at, checkpoints, logged, train
 
 
 @pytest.fixture(scope="module", params=EXPERIMENTS)
@@ -58,6 +54,7 @@ def beginning(zygote: Zygote, exp: ps.Experiment, run: Path, **changes: Any) -> 
     return begin
 
 
+@pytest.mark.slow
 def test_kill_right_after_a_checkpoint(
     name: str, whole: Any, zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path
 ) -> None:
@@ -72,6 +69,7 @@ def test_kill_right_after_a_checkpoint(
     same_run(whole(name), run)
 
 
+@pytest.mark.slow
 def test_kill_at_random(name: str, whole: Any, zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path) -> None:
     """Anywhere: in a step, in an update, in the middle of a file; then once more in the resumed run."""
     rng = random.Random(name)
@@ -94,6 +92,7 @@ def test_kill_at_random(name: str, whole: Any, zygote: Zygote, ended_by: Any, sa
     same_run(whole(name), run)
 
 
+@pytest.mark.slow
 def test_kill_in_the_final_evaluation(zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path) -> None:
     """All steps are done, and a checkpoint of the last one is there; what is left must still be done."""
     exp = replace(
@@ -108,6 +107,7 @@ def test_kill_in_the_final_evaluation(zygote: Zygote, ended_by: Any, same_run: S
     same_run(tmp_path / "whole", run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_then_resume(
     number: int, code: int, whole: Any, zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path
@@ -122,6 +122,7 @@ def test_signal_then_resume(
     same_run(whole("recurrent"), run)
 
 
+@pytest.mark.slow
 def test_broken_newest_checkpoint_of_a_killed_run(
     whole: Any, zygote: Zygote, ended_by: Any, same_run: Same, tmp_path: Path
 ) -> None:
@@ -139,19 +140,17 @@ def test_broken_newest_checkpoint_of_a_killed_run(
     assert newest.name in left or any(name.startswith(f"{newest.name}.broken") for name in left)
 
 
-def test_nothing_good_left(zygote: Zygote, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert zygote.train(at(EXPERIMENTS["ppo"], run, steps=640)).succeed()
+def test_nothing_good_left(run: Path) -> None:
     for path in run.glob("checkpoints/*/state.pt"):
         path.write_bytes(path.read_bytes()[:-1])
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
-    child = zygote.resume(run, {"run.steps": STEPS})
-    assert child.wait() == 5
-    assert "CheckpointError" in child.output
-    assert "no good checkpoint" in child.output
+    with pytest.raises(CheckpointError, match="no good checkpoint") as caught:
+        ps.resume(run, {"run.steps": STEPS})
+    assert caught.value.exit_code == 5
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint(zygote: Zygote, ended_by: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ended_by(beginning(zygote, EXPERIMENTS["ppo"], run, checkpoint_interval=0), lambda: logged(run) >= 2)
@@ -161,33 +160,50 @@ def test_killed_before_the_first_checkpoint(zygote: Zygote, ended_by: Any, tmp_p
     assert "start" in child.output  # what to do
 
 
-@pytest.mark.parametrize("name", ["a2c", "continuous"])
-def test_extension_equals_the_longer_run(name: str, zygote: Zygote, same_run: Same, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a2c", "continuous", "recurrent"])
+def test_extension_equals_the_longer_run(name: str, same_run: Same, tmp_path: Path) -> None:
     """No schedules, no evaluation: a finished run that is extended is the longer run, bit for bit."""
-    exp = EXPERIMENTS[name]
-    exp = ps.override(replace(exp, run=replace(RUN, eval_interval=0, eval_episodes=0)), {"algo.entropy_coef": 0.01})
-    assert zygote.train(at(exp, tmp_path / "long", steps=1_000)).succeed()
-    assert zygote.train(at(exp, tmp_path / "short", steps=500)).succeed()
-    assert zygote.resume(tmp_path / "short", {"run.steps": 1_000}).succeed()["env_steps"] >= 1_000
+    exp = ps.override(EXPERIMENTS[name], {"algo.entropy_coef": 0.01})
+    train(exp, tmp_path / "long", steps=480)
+    train(exp, tmp_path / "short", steps=200)
+    assert ps.resume(tmp_path / "short", {"run.steps": 480}).env_steps >= 480
     same_run(tmp_path / "long", tmp_path / "short")
 
 
 STOPS = {
-    "interval": {"eval_interval": 160},
+    "interval": {"eval_interval": 90},
     "end": {"eval_interval": 0},
-    "stop rule": {"eval_interval": 0, "stop": {"time/total_timesteps": 170}},
-    "interval at the end": {"eval_interval": 320},
+    "stop rule": {"eval_interval": 0, "stop": {"time/total_timesteps": 100}},
+    "interval at the end": {"eval_interval": 180},
 }
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("case", STOPS)
+def stopping(case: str) -> dict[str, Any]:
+    return {"steps": 180, "eval_episodes": 2, "checkpoint_interval": 60, **STOPS[case]}
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def run(case: str) -> Path:
+        return train(EXPERIMENTS["a2c"], tmp_path_factory.mktemp("never") / "run", **stopping(case)).run_dir
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("case", "moment"),
+    [
+        *((case, "before") for case in STOPS),
+        ("stop rule", "after"),
+        *(pytest.param(case, "after", marks=pytest.mark.slow) for case in STOPS if case != "stop rule"),
+    ],
+)
 def test_signal_in_an_evaluation(
-    case: str, moment: str, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, moment: str, never_stopped: Any, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be cut short; the resumed run does it again, or not if it was done, and is the run that was never stopped."""
-    changes = {"eval_episodes": 3, "checkpoint_interval": 100, **STOPS[case]}
-    train(EXPERIMENTS["a2c"], tmp_path / "whole", **changes)
+    whole = never_stopped(case)
     inner, calls = LiveSampler.evaluate_agent, [0]
 
     def evaluate_agent(*args: Any, **kwargs: Any) -> Any:
@@ -200,25 +216,29 @@ def test_signal_in_an_evaluation(
         return found
 
     monkeypatch.setattr(LiveSampler, "evaluate_agent", evaluate_agent)
-    with pytest.raises(SystemExit):
-        train(EXPERIMENTS["a2c"], tmp_path / "run", **changes)
-    assert calls == [1]
+    with pytest.raises(SystemExit) as end:
+        train(EXPERIMENTS["a2c"], tmp_path / "run", **stopping(case))
+    assert (calls, end.value.code) == ([1], 143)
     with contextlib.suppress(ConfigError):  # it had finished
         ps.resume(tmp_path / "run")
-    same_run(tmp_path / "whole", tmp_path / "run")
+    same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("case", STOPS)
-@pytest.mark.parametrize("last", ["evaluation", "row"])
+@pytest.mark.parametrize(
+    ("case", "last"),
+    [
+        *((case, "evaluation") for case in STOPS),
+        ("interval", "row"),
+        *(pytest.param(case, "row", marks=pytest.mark.slow) for case in STOPS if case != "interval"),
+    ],
+)
 def test_kill_right_after_the_last_evaluation(
-    case: str, last: str, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, last: str, never_stopped: Any, same_run: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows are on disk and no checkpoint knows of them."""
-    changes = {"eval_episodes": 3, "checkpoint_interval": 100, **STOPS[case]}
-    train(EXPERIMENTS["a2c"], tmp_path / "whole", **changes)
-    run, inner = tmp_path / "run", Trainer.save
-    rows = len((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
-    evaluations = len((tmp_path / "whole" / "eval" / "evaluations.jsonl").read_text().splitlines())
+    whole, run, inner = never_stopped(case), tmp_path / "run", Trainer.save
+    rows = logged(whole)
+    evaluations = len((whole / "eval" / "evaluations.jsonl").read_text().splitlines())
 
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
         path = run / "eval" / "evaluations.jsonl"
@@ -229,15 +249,13 @@ def test_kill_right_after_the_last_evaluation(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Trainer, "save", save)
-        train(EXPERIMENTS["a2c"], run, **changes)
+        train(EXPERIMENTS["a2c"], run, **stopping(case))
     ps.resume(run)
-    same_run(tmp_path / "whole", run)
+    same_run(whole, run)
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "empty manifest"])
-def test_broken_newest_checkpoint_is_passed_over(harm: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    run = tmp_path / "run"
-    train(EXPERIMENTS["a2c"], run)
+def test_broken_newest_checkpoint_is_passed_over(harm: str, run: Path, recwarn: pytest.WarningsRecorder) -> None:
     newest = find_checkpoint(run)
     victim = newest / ("MANIFEST.json" if harm == "empty manifest" else "state.pt")
     data = bytearray(victim.read_bytes())
@@ -246,7 +264,7 @@ def test_broken_newest_checkpoint_is_passed_over(harm: str, tmp_path: Path, recw
     victim.write_bytes({"flip": data, "truncate": data[: len(data) // 2]}.get(harm, b""))
     if harm == "delete":
         victim.unlink()
-    assert ps.resume(run, {"run.steps": 640}).env_steps >= 640
+    assert ps.resume(run, {"run.steps": 400}).env_steps >= 400
     told = [str(w.message) for w in recwarn if "passed over a broken checkpoint" in str(w.message)]
     assert len(told) == 1
     assert str(victim) in told[0]

@@ -17,13 +17,13 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.files.stored import config_bytes
+from tests.run.resumed import EXPERIMENTS, STEPS, checkpoints, logged
 
 if TYPE_CHECKING:
     from conftest import Child, Zygote
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-STEPS = 1_600
 SERIAL = ps.SerialSampler(T=16, B=5, max_decorrelation_steps=20)
 PLACES: dict[str, Any] = {
     "serial": SERIAL,
@@ -32,28 +32,12 @@ PLACES: dict[str, Any] = {
     "alternating": ps.AlternatingSampler(T=16, B=5, workers=2, max_decorrelation_steps=20),
     "no-overlap-alternating": ps.NoOverlapAlternatingSampler(T=16, B=5, workers=2, max_decorrelation_steps=20),
 }
-NET = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, prev_reward=True,
-             normalize_obs=True, normalize_reward=True)  # fmt: skip
-RECURRENT = ps.Experiment(
-    "penstock.envs.toy:RepeatPrevious", ps.PPO(epochs=2, minibatch=32, net=NET), SERIAL,
-    ps.RunConfig(steps=STEPS, seed=3, checkpoint_interval=160, eval_interval=600, eval_episodes=3, log_interval=1,
-                 tensorboard=False, progress="off"),
-    env_kwargs={"length": 23},
-)  # fmt: skip
+RECURRENT = EXPERIMENTS["recurrent"]
 OPTIONS = (
     "--preset", "none", "--sampler.T", "16", "--sampler.B", "5", "--run.steps", str(STEPS), "--run.seed", "3",
     "--run.checkpoint-interval", "160", "--run.eval-interval", "600", "--run.eval-episodes", "3", "--run.log-interval", "1",
     "--run.tensorboard", "False", "--run.progress", "off",
 )  # fmt: skip
-
-
-def logged(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def checkpoints(run: Path) -> list[int]:
-    return sorted(int(path.name) for path in run.glob("checkpoints/0*") if path.name.isdecimal())
 
 
 def rows(run: Path, name: str) -> list[dict[str, Any]]:

@@ -64,6 +64,7 @@ def arrays(run: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (str(x.dtype), x.shape, x.tobytes()) for name, x in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_kill_and_resume(
     case: str, zygote: Any, ended_by: Any, same_run: Callable[[Path, Path], None], tmp_path: Path
@@ -98,22 +99,29 @@ PARTS = {
         replay=replace(UNIFORM, hindsight=4, reward_fn="penstock.envs.toy.goals:BitFlip"))),
     "DDPG": ("Pendulum-v1", ps.DDPG(**CONTROL, replay=UNIFORM)),
     "discrete SAC": ("CartPole-v1", ps.DiscreteSAC(**CONTROL, replay=UNIFORM)),
+    **{case: CASES[case][:2] for case in ("uniform", "frames in files", "TD3 in files", "sequences")},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PARTS)
-def test_every_part_comes_back(case: str, tmp_path: Path) -> None:
+def test_every_part_comes_back(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, in one process: what is drawn, learned and reported after a restore is what it was without."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     env, algo = PARTS[case]
-    exp = ps.Experiment(env, algo, SERIAL, replace(RUN, dir=str(tmp_path)))
+    exps = [
+        ps.Experiment(
+            env, replace(algo, replay=replace(algo.replay, dir=algo.replay.dir and str(tmp_path / name))), SERIAL, RUN
+        )
+        for name in "ab"
+    ]
     found: list[tuple[Any, ...]] = []
-    with Trainer(exp, tmp_path) as whole, Trainer(exp, tmp_path) as resumed:
-        for _ in range(15):
+    with Trainer(exps[0], tmp_path) as whole, Trainer(exps[1], tmp_path) as resumed:
+        for _ in range(10):
             whole.train()
         whole.save()
         resumed.restore()
         for trainer in (whole, resumed):
-            metrics = [trainer.train() for _ in range(15)]
+            metrics = [trainer.train() for _ in range(8)]
             found.append((
                 [{k: x for k, x in row.items() if not k.startswith("time/")} for row in metrics],
                 {k: x.tobytes() for k, x in trainer.policy.arrays().items()},
@@ -121,11 +129,20 @@ def test_every_part_comes_back(case: str, tmp_path: Path) -> None:
                 trainer.policy.updates,
             ))  # fmt: skip
     assert found[0] == found[1]
-    assert found[0][-1] > (5 if case == "fifo" else 20)
+    assert found[0][-1] > (4 if case in ("fifo", "frames in files") else 20)
 
 
-def train(run: Path, **changes: Any) -> ps.Result:
-    return ps.train(experiment("prioritized", run, **changes))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended after 320 steps, of which the newest two checkpoints hold their replay."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    return ps.train(experiment("prioritized", run, steps=320)).run_dir
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def flip(file: Path) -> None:
@@ -135,24 +152,19 @@ def flip(file: Path) -> None:
 
 
 def test_a_flipped_bit_in_the_replay_is_named_and_the_checkpoint_before_goes_on(
-    tmp_path: Path, same_run: Callable[[Path, Path], None]
+    trained: Path, run: Path, same_run: Callable[[Path, Path], None]
 ) -> None:
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    train(whole)
-    shutil.copytree(whole, run)
     before, newest = steps(run)[-2:]
     victim = run / "checkpoints" / f"{newest:012d}" / "replay-000.npy"
     flip(victim)
     with pytest.warns(UserWarning, match=rf"{victim} is damaged: its sha256.*using .*{before:012d}"):
         ps.resume(run)
     shutil.rmtree(next((run / "checkpoints").glob(f"{newest:012d}.broken-*")))
-    same_run(whole, run)
-    assert arrays(whole) == arrays(run)
+    same_run(trained, run)
+    assert arrays(trained) == arrays(run)
 
 
-def test_readers_of_the_policy_do_not_read_the_replay(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(run, steps=400)
+def test_readers_of_the_policy_do_not_read_the_replay(run: Path) -> None:
     for path in (run / "checkpoints").glob("*/replay-*.npy"):
         path.unlink()
         path.mkdir()  # whoever opens it fails
@@ -168,11 +180,7 @@ def test_readers_of_the_policy_do_not_read_the_replay(tmp_path: Path) -> None:
     ({"algo.replay.index": "uniform", "algo.replay.fresh_priority": "max"}, r"replay\.index='prioritized'; this one has 'uniform'"),
     ({"algo.replay.fresh_priority": "max"}, None),
 ])  # fmt: skip
-def test_another_replay_is_refused_and_nothing_is_lost(
-    change: dict[str, Any], says: str | None, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    train(run, steps=300)
+def test_another_replay_is_refused_and_nothing_is_lost(change: dict[str, Any], says: str | None, run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with Trainer(ps.override(experiment("prioritized", run), change), run) as trainer:
         if says is None:
@@ -188,7 +196,7 @@ def test_another_replay_is_refused_and_nothing_is_lost(
 
 def test_a_checkpoint_without_its_replay_is_no_place_to_go_on_from(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(run, steps=600, keep_replays=1)
+    ps.train(experiment("prioritized", run, steps=240, keep_replays=1))
     newest = find_checkpoint(run)
     older = find_checkpoint(run, str(steps(run)[-2]))
     assert ps.load(run, str(steps(run)[-2])).predict(np.zeros(4)) in (0, 1)
@@ -202,10 +210,8 @@ def test_a_checkpoint_without_its_replay_is_no_place_to_go_on_from(tmp_path: Pat
         trainer.restore(load_checkpoint(older))
 
 
-def test_a_resumed_run_lets_go_of_the_checkpoint_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_lets_go_of_the_checkpoint_it_came_from(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or its files would take their space on the disk after they are pruned, for as long as the run lasts."""
-    run = tmp_path / "run"
-    train(run, steps=400)
     held: list[str] = []
 
     def look(self: Any, *args: Any) -> Any:
@@ -214,19 +220,18 @@ def test_a_resumed_run_lets_go_of_the_checkpoint_it_came_from(tmp_path: Path, mo
 
     inner = Trainer.save
     monkeypatch.setattr(Trainer, "save", look)
-    ps.resume(run, {"run.steps": 600})
+    ps.resume(run, {"run.steps": 400})
     assert held == []
 
 
-def test_another_algorithm_is_refused(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(run, steps=300)
+def test_another_algorithm_is_refused(run: Path) -> None:
     found = load_checkpoint(find_checkpoint(run), replay=True)
     state = {**found.state, "policy": {k: v for k, v in found.state["policy"].items() if k != "experience"}}
     with Trainer(experiment("prioritized", run)) as trainer, pytest.raises(CheckpointError, match="'experience'"):
         trainer.restore(Checkpoint(found.path, found.step, state, found.policy, found.array_files))
 
 
+@pytest.mark.usefixtures("forked")
 def test_stale_batches_are_for_algorithms_that_take_them(tmp_path: Path) -> None:
     ahead = ps.AsyncSerialSampler(SERIAL, depth=1)
     with pytest.raises(ConfigError, match=r"sampler\.depth=1 with A2C"):

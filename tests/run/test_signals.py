@@ -13,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock.run.signals import Unfailing, ending_signals, handling
 from tests.cli.short import SHORT, metrics
+from tests.run.cartpole import at
 
 
 def test_signals_are_noted_inside_the_block_and_handlers_restored_after_it() -> None:
@@ -86,6 +87,7 @@ def trained(zygote: Any, folder: Path, broken: str, *options: str) -> Any:
     return child
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_run_goes_on_without_a_display(broken: str, zygote: Any, tmp_path: Path) -> None:
@@ -99,11 +101,19 @@ def test_a_run_goes_on_without_a_display(broken: str, zygote: Any, tmp_path: Pat
     assert ps.load(run)
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_that_ends_the_reader_too_exits_as_promised(zygote: Any, tmp_path: Path) -> None:
     child = trained(zygote, tmp_path, "pipe", "--run.each", "hit:hit")
     assert child.code == 130, child.output
     assert len(metrics(tmp_path / "run")) == 1
     assert ps.load(tmp_path / "run")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_display_that_nobody_takes_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert ps.train(at(tmp_path / "run", steps=64, progress="plain")).stopped_by == "steps"
 
 
 def test_a_stream_that_fails_is_passed_over(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ EXPECTED = {
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("kind", EXPECTED)
+@pytest.mark.parametrize("kind", ["serial", pytest.param("cpu", marks=pytest.mark.slow), "gpu", "async"])
 def test_a_trace_says_who_did_what(kind: str, tmp_path: Path) -> None:
     sampler, expected = EXPECTED[kind]
     found = traced(sampler, tmp_path / "new" / "t.json")

@@ -16,9 +16,11 @@ from penstock.learn.policy import as_tensors
 from penstock.testing.samplers import bits
 
 PLACES: dict[str, Callable[..., Any]] = {
+    "serial": ps.SerialSampler,
     "cpu-1": lambda T, B, **k: ps.CpuSampler(T, B, workers=1, **k),
     "cpu-2": lambda T, B, **k: ps.CpuSampler(T, B, workers=2, **k),
     "cpu-3": lambda T, B, **k: ps.CpuSampler(T, B, workers=3, **k),
+    "cpu-4": lambda T, B, **k: ps.CpuSampler(T, B, workers=4, **k),
     "gpu-1": lambda T, B, **k: ps.GpuSampler(T, B, workers=1, **k),
     "gpu-2": lambda T, B, **k: ps.GpuSampler(T, B, workers=2, **k),
     "alternating-2": lambda T, B, **k: ps.AlternatingSampler(T, B, workers=2, **k),
@@ -30,7 +32,7 @@ PLACES: dict[str, Callable[..., Any]] = {
         ps.AlternatingSampler(T, B, workers=2, **k), depth=0
     ),
 }
-"""Every sampler that must give the batches of SerialSampler."""
+"""SerialSampler and every sampler that must give its batches."""
 
 
 CASES: dict[str, tuple[Any, Any]] = {
@@ -73,6 +75,17 @@ def run(settings: Any, env: Any, algo: Any, updates: int, evaluate: bool = False
     finally:
         sampler.shutdown()
     return out, digest(policy)
+
+
+_SERIAL: dict[Any, Any] = {}
+
+
+def serial(case: str, T: int, B: int, updates: int, evaluate: bool = False, **kwargs: Any) -> Any:
+    """What a SerialSampler gives, computed once for all tests that compare with it."""
+    key = case, T, B, updates, evaluate, tuple(kwargs.items())
+    if key not in _SERIAL:
+        _SERIAL[key] = run(ps.SerialSampler(T, B, **kwargs), *CASES[case], updates, evaluate)
+    return _SERIAL[key]
 
 
 def differences(a: Any, b: Any) -> list[str]:

@@ -26,6 +26,7 @@ def test_resumes_exactly_with_waiting_batches() -> None:
     check_resume(ps.AsyncSerialSampler(ps.SerialSampler(7, 6), depth=1).build, before=2, after=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_async_tree_is_started_anew(tmp_path: Path) -> None:
     settings = ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1, start_timeout_s=LIMIT_S)
@@ -58,6 +59,7 @@ class DiesOnce(SeedEcho):
         return super().act(action)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_process_that_dies_in_its_first_batch_begins_anew_whatever_its_number(tmp_path: Path, first: int) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 def test_depth_one_is_the_same_from_run_to_run_and_from_sampler_to_sampler() -> None:
     inner = ps.CpuSampler(16, 8, workers=2), ps.SerialSampler(16, 8)
     settings = [ps.AsyncSampler(each, depth=1) for each in (*inner, inner[1])]
-    (one, parameters), *others = (run(each, *CASES["cartpole"], 10) for each in settings)
+    (one, parameters), *others = (run(each, *CASES["cartpole"], 5) for each in settings)
     for other, other_parameters in others:
         assert differences(one, other) == []
         assert parameters == other_parameters

@@ -44,6 +44,7 @@ def test_settings_that_contradict_each_other_are_refused(make: Any, message: str
         make()
 
 
+@pytest.mark.usefixtures("forked")
 def test_no_worker_is_started_that_would_have_no_slot() -> None:
     assert [ps.CpuSampler(8, B, workers=4).processes for B in (1, 3, 4, 9)] == [1, 3, 4, 4]
     assert [ps.GpuSampler(8, B, workers=8, groups=2).processes for B in (2, 3, 6, 16)] == [1, 1, 3, 8]

@@ -21,6 +21,7 @@ from penstock.envs.toy.plumbing import SeedEcho
 from penstock.samplers import async_process
 from penstock.testing.samplers import EchoAgent
 from penstock.workers import control
+from tests.slow import slow
 from tests.workers.crashing import LIMIT_S, SEED, B, T, crash, leaves_nothing, told_of
 
 __all__ = ["leaves_nothing"]
@@ -65,6 +66,7 @@ def seeds_by_slot(batch: Any) -> list[list[int]]:
     return [seed[1:, b][batch.first[1:, b]].tolist() for b in range(B)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_that_dies_while_a_run_is_resumed_repeats_no_episode(kind: str, tmp_path: Path) -> None:
     armed = tmp_path / "armed"
@@ -99,6 +101,7 @@ def test_a_worker_that_dies_while_a_run_is_resumed_repeats_no_episode(kind: str,
     resumed.shutdown()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_before_its_first_episode_twice_does_not_idle(tmp_path: Path) -> None:
     """Its replacement knows only what the shared ledger says, which the dead one never wrote."""
     sampler = started(KINDS["cpu"], crash("sigkill", "init", tmp_path / "once"))
@@ -108,6 +111,7 @@ def test_a_worker_that_dies_before_its_first_episode_twice_does_not_idle(tmp_pat
     sampler.shutdown()
 
 
+@pytest.mark.slow
 def test_the_process_of_an_async_sampler_may_die_in_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ def test_the_process_of_an_async_sampler_may_die_in_a_checkpoint(
     resumed.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["sigkill", "sleep"])
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_a_death_in_the_process_of_an_async_serial_sampler_is_named_and_counted(
@@ -211,7 +216,7 @@ class WontClose(SeedEcho):
         os._exit(0)
 
 
-@pytest.mark.parametrize("kind", ["serial", *KINDS])
+@pytest.mark.parametrize("kind", ["serial", "cpu", "async-serial", *slow("alternating", "async-cpu")])
 def test_an_environment_that_fails_to_close_is_a_warning_everywhere(kind: str) -> None:
     settings = KINDS.get(kind, ps.SerialSampler(T, B))
     sampler = started(settings, WontClose)
@@ -221,11 +226,11 @@ def test_an_environment_that_fails_to_close_is_a_warning_everywhere(kind: str) -
         UserWarning, match=r"slot 0 and 3 more of .*WontClose in close\(\): ValueError: the arm is stuck"
     ) as seen:
         sampler.shutdown()
-    slots = {str(w.message).split(" of ")[0] for w in seen}
-    assert slots == {f"slot 0 and {B - 1} more", "evaluation slot 0 and 1 more"}
+    said = sorted(str(w.message).split(" of ")[0] for w in seen)
+    assert said == ["evaluation slot 0 and 1 more", f"slot 0 and {B - 1} more"], "one for all of their workers"
 
 
-@pytest.mark.parametrize("way", ["hang", "exit"])
+@pytest.mark.parametrize("way", ["exit", *slow("hang")])
 def test_one_that_hangs_or_dies_in_it_too(way: str) -> None:
     settings = ps.CpuSampler(T, B, workers=2, step_timeout_s=1.0 if way == "hang" else LIMIT_S)
     sampler = started(settings, EnvConfig(WontClose, {"way": way}))
@@ -252,8 +257,11 @@ def test_slots_that_differ_within_one_process_are_refused() -> None:
             settings.build(Grows, SEED)
 
 
-@pytest.mark.parametrize("kind", ["serial", "cpu", "async-serial"])
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("serial", ValueError), ("cpu", SystemExit), ("async-serial", ValueError),
+     *slow(("serial", SystemExit), ("cpu", ValueError), ("async-serial", SystemExit))],
+)  # fmt: skip
 def test_an_error_in_a_constructor_names_the_slot(kind: str, error: type[BaseException]) -> None:
     made: list[int] = []
     at = 3 if kind == "cpu" else 4  # the others make one to look at it

@@ -19,6 +19,7 @@ from penstock.samplers.live import evaluation_seed
 from penstock.testing.samplers import EchoAgent
 from tests.envs.pools.plain_loop import seated
 from tests.samplers.many import Rows, agents_of, bits
+from tests.slow import slow
 
 
 def turn_about(agent: str, episode: int, seed: int) -> str:
@@ -37,7 +38,7 @@ def echoes(kind: str, who: Any, **config: Any) -> EnvConfig:
     return seated(KINDS[kind], policies, mapping, seats, kwargs={"agents": K}, info_keys=("echo",), **config)
 
 
-@pytest.mark.parametrize("T", [1, 2, 5, 64])
+@pytest.mark.parametrize("T", [2, 64, *slow(1, 5)])
 @pytest.mark.parametrize("who", [ONE, IDLE, THREE, DEALT], ids=["one", "idle", "three", "dealt"])
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 def test_every_row_state_and_episode_is_a_plain_loops(kind: str, who: Any, T: int) -> None:

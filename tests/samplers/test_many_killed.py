@@ -23,6 +23,7 @@ from tests.samplers.many import Rows, agents_of, bits
 from tests.samplers.test_many_agents import DEALT, IDLE, ONE, THREE, echoes
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.usefixtures("forked"),
     pytest.mark.filterwarnings("ignore:.*replaced"),
@@ -100,7 +101,6 @@ def test_rows_are_a_plain_loops_under_random_kills(
     play_under_kills(name, kind, DEALT, T, 7, kills=2, pause_s=0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("T", [1, 2, 5, 16])
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 @pytest.mark.parametrize("name", KILLED)

@@ -12,6 +12,7 @@ from penstock.core.errors import EnvWorkerError
 from penstock.core.spec import MASK_KEY
 from penstock.envs.toy import EchoAgents
 from tests.samplers.test_many_placed import PLACED
+from tests.slow import slow
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 SAMPLERS = {"serial": lambda T: ps.SerialSampler(T, 5), **PLACED}
@@ -66,11 +67,12 @@ def played(env: Any, settings: Any) -> list[Any]:
     return out
 
 
+@pytest.mark.parametrize("names", [["serial", "cpu-1"], *slow([*SAMPLERS])], ids=["one", "all"])
 @pytest.mark.parametrize("env", [Legal, "pettingzoo:classic/tictactoe_v3"], ids=["infos", "observations"])
-def test_only_what_masks_allow_is_played(env: Any) -> None:
+def test_only_what_masks_allow_is_played(env: Any, names: list[str]) -> None:
     if isinstance(env, str):
         pytest.importorskip("pettingzoo")
-    found = {name: played(env, settings(6)) for name, settings in SAMPLERS.items()}
+    found = {name: played(env, SAMPLERS[name](6)) for name in names}
     assert all(each == found["serial"] for each in found.values())
 
 

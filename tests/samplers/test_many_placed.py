@@ -14,6 +14,7 @@ import penstock as ps
 from penstock.envs.toy import EchoAgents, EchoTurns
 from tests.samplers.many import Rows, agents_of, bits
 from tests.samplers.test_many_agents import DEALT, THREE, echoes
+from tests.slow import slow
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
@@ -47,12 +48,13 @@ def outcome(settings: Any, config: Any, batches: int, evaluate: bool) -> list[An
     return found
 
 
+@pytest.mark.parametrize("names", [["cpu-1", "gpu-3-of-3"], *slow([*PLACED])], ids=["two", "all"])
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
-def test_where_work_is_placed_changes_no_bit(kind: str) -> None:
+def test_where_work_is_placed_changes_no_bit(kind: str, names: list[str]) -> None:
     config, T = echoes(kind, THREE), 6
     expected = outcome(ps.SerialSampler(T, B), config, 6, True)
-    for name, settings in PLACED.items():
-        found = outcome(settings(T), config, 6, True)
+    for name in names:
+        found = outcome(PLACED[name](T), config, 6, True)
         for k, (one, other) in enumerate(zip(expected, found, strict=True)):
             assert one == other, (name, k)
 
@@ -91,6 +93,7 @@ class DyingTurns(EchoTurns):
 DYING = {"parallel": DyingAgents, "turns": DyingTurns}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu", "alternating"])
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 @pytest.mark.filterwarnings("ignore:worker")
@@ -131,8 +134,10 @@ def test_the_rows_before_a_death_are_kept_and_the_others_are_undisturbed(kind: s
         quiet.shutdown()
 
 
-@pytest.mark.parametrize("name", ["cpu-3", "alternating-2"])
-@pytest.mark.parametrize("kind", ["parallel", "turns"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("parallel", "cpu-3"), ("turns", "alternating-2"), *slow(("parallel", "alternating-2"), ("turns", "cpu-3"))],
+)
 def test_a_resumed_run_goes_on_in_other_processes_bit_for_bit(kind: str, name: str) -> None:
     config = echoes(kind, THREE)
     whole, resumed = (settings.build(config, 2) for settings in (ps.SerialSampler(5, B), PLACED[name](5)))
@@ -176,6 +181,7 @@ def test_an_asynchronous_run_is_resumed_with_its_waiting_batches(kind: str, dept
         resumed.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 @pytest.mark.filterwarnings("ignore:worker")
 def test_an_asynchronous_process_that_dies_goes_on_with_other_episodes(kind: str, tmp_path: Path) -> None:

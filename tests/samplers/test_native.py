@@ -21,17 +21,18 @@ from penstock.samplers.gpu import AlternatingSampler, GpuSampler, NoOverlapAlter
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.samplers import bits, check_sampler
+from tests.slow import slow
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
-@pytest.mark.parametrize(("B", "T"), [(1, 5), (5, 7)])
+@pytest.mark.parametrize(("B", "T"), [(5, 7), *slow((1, 5))])
 def test_the_contract(nested: bool, B: int, T: int):
     def batched(config: EnvConfig) -> EnvConfig:
         return replace(config, env=lambda nested: SyncVectorEnv([lambda: SeedEcho(nested)] * B))
 
-    check_sampler(SerialSampler(T=T, B=B).build, nested=nested, env=batched, seeded=False)
+    check_sampler(SerialSampler(T=T, B=B).build, nested=nested, env=batched, seeded=False, batches=5)
 
 
 def cartpole(B: int, T: int, limit: int = 40, seed: int = 0) -> LiveSampler:
@@ -166,13 +167,13 @@ class Halved(SyncVectorEnv):
         return super().step(self.actions)
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+@pytest.mark.parametrize("nested", [False, *slow(True)], ids=["flat", "nested"])
 @pytest.mark.parametrize(
     "sampler", [GpuSampler(T=5, B=4), AlternatingSampler(T=7, B=4), AlternatingSampler(T=5, B=7, groups=3, device="cpu"),
                 NoOverlapAlternatingSampler(T=5, B=6)], ids=["one", "two", "three", "exclusive"]
 )  # fmt: skip
 def test_the_contract_in_groups_that_take_turns(sampler: GpuSampler, nested: bool):
-    check_sampler(sampler.build, nested=nested, env=lambda config: replace(config, env=Halved), seeded=False)
+    check_sampler(sampler.build, nested=nested, env=lambda config: replace(config, env=Halved), seeded=False, batches=5)
 
 
 def test_groups_play_alike_under_one_seed_and_say_how_long_they_waited():
@@ -191,6 +192,7 @@ def test_groups_play_alike_under_one_seed_and_say_how_long_they_waited():
     assert batches(3)[0] != batches(4)[0]
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("sampler", "env", "text"),
     [

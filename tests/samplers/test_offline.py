@@ -23,6 +23,7 @@ from penstock.testing.pools import echo_config
 from penstock.testing.records import RecordCheck
 from penstock.testing.samplers import EchoAgent
 from penstock.workers.shares import Shared
+from tests.slow import slow
 
 FIELDS = ("obs", "first", "prev_action", "prev_reward", "terminated", "truncated", "valid")
 
@@ -88,7 +89,7 @@ def test_one_slot_in_order_is_the_record_it_was_made_of(nested: bool, T: int, tm
 
 
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize(("T", "B"), [(6, 5), (1, 3), (30, 2)])
+@pytest.mark.parametrize(("T", "B"), [(6, 5), *slow((1, 3), (30, 2))])
 def test_every_rule_of_the_record_holds(nested: bool, T: int, B: int, tmp_path: Path) -> None:
     path, _ = recorded(tmp_path / "d", nested, batches=30)
     sampler, check = live(path, nested, T=T, B=B), RecordCheck(B, seed=None, acted=True)
@@ -256,8 +257,9 @@ def parameters(run: Path) -> dict[str, torch.Tensor]:
     return dict(ps.load(run).agent.state_dict())
 
 
-@pytest.mark.parametrize("recurrent", ["none", "lstm"])
-@pytest.mark.parametrize("algo", [ps.BC, ps.MARWIL])
+@pytest.mark.parametrize(
+    ("algo", "recurrent"), [(ps.BC, "none"), (ps.MARWIL, "lstm"), *slow((ps.BC, "lstm"), (ps.MARWIL, "none"))]
+)
 def test_a_resumed_run_is_the_run(algo: Any, recurrent: Any, tmp_path: Path) -> None:
     path, _ = recorded(tmp_path / "d")
     net = ps.Net(hidden=(8,), recurrent=recurrent, recurrent_size=8)

@@ -78,8 +78,7 @@ def played(settings: Any) -> tuple[dict[str, float], list[str]]:
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("place", ["serial", "gpu-1", "async-serial-0"])
 def test_every_sampler_goes_on_warns_once_and_reports_one_count(place: str) -> None:
-    make = PLACES.get(place, ps.SerialSampler)
-    found, said = played(make(12, 6))
+    found, said = played(PLACES[place](12, 6))
     assert found == {"env/out_of_bounds": 4 * 4 * 6}
     if not place.startswith("async"):  # whose own process says it
         assert len(said) == 1

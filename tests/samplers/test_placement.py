@@ -11,49 +11,35 @@ import penstock as ps
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import BitFlip
 from penstock.testing.samplers import bits, check_resume, check_sampler
-from tests.samplers.placed import CASES, PLACES, differences, live, run
+from tests.samplers.placed import CASES, PLACES, differences, live, run, serial
+from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(300)
 
 
-_SERIAL: dict[Any, Any] = {}
-
-
-def serial(case: str, T: int, B: int, updates: int, evaluate: bool = False, **kwargs: Any) -> Any:
-    key = case, T, B, updates, evaluate, tuple(kwargs.items())
-    if key not in _SERIAL:
-        _SERIAL[key] = run(ps.SerialSampler(T, B, **kwargs), *CASES[case], updates, evaluate)
-    return _SERIAL[key]
-
-
-EVERYWHERE = [(place, case) for place in ("cpu-2", "gpu-2", "alternating-2") for case in CASES if case != "gsde"] + [
-    ("cpu-2", "gsde"), ("gpu-2", "gsde"), ("no-overlap", "lstm"), ("async-serial-0", "pendulum"), ("async-cpu-0", "lstm"),
-    ("async-alternating-0", "cnn"),
+QUICK = [("cpu-2", "cartpole"), ("gpu-1", "cnn"), ("alternating-2", "pendulum"), ("no-overlap", "lstm"),
+         ("async-serial-0", "pendulum"), ("async-cpu-0", "gsde"), ("async-alternating-0", "cnn")]  # fmt: skip
+"""Every agent and every sampler."""
+EVERYWHERE = [(place, case) for place in ("cpu-2", "gpu-2", "alternating-2") for case in CASES if (place, case) not in QUICK] + [
+    ("async-cpu-0", "lstm"),
 ]  # fmt: skip
-"""Every agent in each way to place work, and every sampler."""
-AS_USERS_DO = [("cpu-2", "lstm"), ("gpu-2", "pendulum"), ("alternating-2", "cartpole"), ("async-cpu-0", "cnn")]
-"""Those whose workers are no forks of this process; of the rest too with `-m slow`."""
-MORE = [("cpu-1", "pendulum"), ("cpu-3", "lstm"), ("gpu-1", "cnn"), ("alternating-3", "lstm"), ("alternating-3", "pendulum"),
+"""Every agent in each way to place work."""
+MORE = [("cpu-1", "pendulum"), ("cpu-3", "lstm"), ("alternating-3", "lstm"), ("alternating-3", "pendulum"),
         ("no-overlap", "cartpole"), ("async-serial-0", "lstm")]  # fmt: skip
+"""Other numbers of workers and groups."""
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("place", "case"), EVERYWHERE)
+@pytest.mark.parametrize(("place", "case"), [*QUICK, *slow(*EVERYWHERE, *MORE)])
 def test_twenty_updates_are_equal_bit_for_bit_wherever_work_is_placed(case: str, place: str) -> None:
     compare_with_serial(case, place)
 
 
 @pytest.mark.parametrize(
-    ("place", "case"),
-    [*AS_USERS_DO, *(pytest.param(*x, marks=pytest.mark.slow) for x in EVERYWHERE if x not in AS_USERS_DO)],
+    ("place", "case"), [("gpu-2", "pendulum"), *slow(*(x for x in (*QUICK, *EVERYWHERE) if x != ("gpu-2", "pendulum")))]
 )
 def test_twenty_updates_are_equal_with_workers_that_begin_as_users_do(case: str, place: str) -> None:
-    compare_with_serial(case, place)
-
-
-@pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("place", "case"), MORE)
-def test_twenty_updates_are_equal_with_other_numbers_of_workers_and_groups(case: str, place: str) -> None:
+    """Whose workers are no forks of this process."""
     compare_with_serial(case, place)
 
 
@@ -97,8 +83,9 @@ def test_uneven_shares_change_nothing(place: str, B: int, workers: int) -> None:
     assert parameters == parameters_there
 
 
-RESETS = [("cpu-2", "next_step"), ("cpu-2", "batch_end"), ("gpu-2", "next_step"), ("alternating-3", "next_step"),
-          ("alternating-3", "batch_end"), ("no-overlap", "batch_end"), ("async-cpu-0", "batch_end")]  # fmt: skip
+RESETS = [("gpu-2", "next_step"), ("alternating-3", "batch_end"), *slow(
+    ("cpu-2", "next_step"), ("cpu-2", "batch_end"), ("alternating-3", "next_step"), ("no-overlap", "batch_end"),
+    ("async-cpu-0", "batch_end"))]  # fmt: skip
 
 
 @pytest.mark.usefixtures("forked")
@@ -115,11 +102,9 @@ def test_reset_modes_decorrelation_and_evaluations_change_nothing(place: str, re
 
 
 CONTRACTS = [
-    pytest.param(place, reset, decorrelated, id=f"{place}-{reset}{'-decorrelated' * decorrelated}")
-    for place, reset, decorrelated in (
-        ("cpu-2", "next_step", False), ("gpu-2", "batch_end", False), ("alternating-3", "batch_end", False),
-        ("no-overlap", "next_step", False), ("async-serial-0", "next_step", True), ("async-alternating-0", "batch_end", False),
-    )
+    ("gpu-2", "batch_end", False), ("async-serial-0", "next_step", True),
+    *slow(("cpu-2", "next_step", False), ("alternating-3", "batch_end", False), ("no-overlap", "next_step", False),
+          ("async-alternating-0", "batch_end", False)),
 ]  # fmt: skip
 """The rest is in test_contract.py."""
 
@@ -135,7 +120,7 @@ def test_the_contract(place: str, reset: Any, decorrelated: bool) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("place", ["alternating-2", "no-overlap", "async-cpu-0"])
+@pytest.mark.parametrize("place", ["no-overlap", *slow("alternating-2", "async-cpu-0")])
 def test_resumes_exactly(place: str) -> None:
     check_resume(PLACES[place](7, 6).build, before=1, after=2)
 
@@ -143,10 +128,9 @@ def test_resumes_exactly(place: str) -> None:
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("first", "second"), [("serial", "alternating-2"), ("gpu-1", "cpu-2")])
 def test_resumes_exactly_in_another_sampler(first: str, second: str) -> None:
-    places = {**PLACES, "serial": lambda T, B, **k: ps.SerialSampler(T, B, **k)}
     env, algo = CASES["lstm"]
-    one, _ = live(places[first](8, 7), env, algo)
-    two, _ = live(places[second](8, 7), env, algo)
+    one, _ = live(PLACES[first](8, 7), env, algo)
+    two, _ = live(PLACES[second](8, 7), env, algo)
     try:
         for itr in range(3):
             one.obtain_samples(itr)

@@ -21,14 +21,15 @@ from penstock.samplers.serial import SerialSampler
 from penstock.testing.pools import echo_config
 from penstock.testing.records import RecordCheck
 from penstock.testing.samplers import EchoAgent, bits, check_resume
+from tests.slow import slow
 
 
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])
-@pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 4), (3, 5), (6, 9)])
+@pytest.mark.parametrize(("B", "T"), [(1, 4), (3, 5), *slow((1, 1), (6, 9))])
 def test_the_contract(reset: Reset, B: int, T: int):
     for decorrelation in (0, 20):
         settings = SerialSampler(T=T, B=B, reset=reset, max_decorrelation_steps=decorrelation)
-        check_resume(settings.build, nested=B == 3)
+        check_resume(settings.build, nested=B == 3, before=2, after=3)
 
 
 def stored(state: Any) -> Any:
@@ -55,7 +56,7 @@ ENVS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+@pytest.mark.parametrize("reset", ["next_step", *slow("batch_end")])
 def test_a_recurrent_agent_goes_on_bit_by_bit_from_a_stored_state(env: str, reset: Reset):
     settings = {"recurrent": True, "reset": reset, "max_decorrelation_steps": 12}
     whole = live(ENVS[env], **settings)

@@ -17,15 +17,21 @@ from penstock.envs.pools.settings import Reset
 from penstock.envs.toy import PixelCatch, SeedEcho, TMaze, Toy
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.samplers import EchoAgent, bits, check_sampler
+from tests.slow import slow
 
 
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])
-@pytest.mark.parametrize(("B", "T"), [(1, 5), (3, 1), (3, 7), (5, 4), (17, 6)])
+@pytest.mark.parametrize(("B", "T"), [(1, 5), (5, 4), *slow((3, 1), (3, 7), (17, 6))])
 def test_the_contract(reset: Reset, B: int, T: int):
     for decorrelation in (0, 20):
         settings = SerialSampler(T=T, B=B, reset=reset, max_decorrelation_steps=decorrelation, discount=0.9)
         check_sampler(
-            settings.build, reset=reset, decorrelated=decorrelation > 0, discount=0.9, nested=decorrelation > 0
+            settings.build,
+            reset=reset,
+            decorrelated=decorrelation > 0,
+            discount=0.9,
+            nested=decorrelation > 0,
+            batches=5,
         )
 
 
@@ -61,7 +67,7 @@ def test_a_slots_stream_does_not_depend_on_how_many_slots_lie_beside_it(setup: s
     spec = SerialSampler(T=1, B=1).build(env).spec
     agent = agent_of(spec, **net)
     decorrelation = 7 if "mlp" in setup or "lstm" in setup else 0
-    shapes = (1, 3, 8) if setup == "pixels" else (1, 3, 5, 8, 17)
+    shapes = (1, 3, 8) if setup in ("pixels", "tree") else (1, 3, 5, 8, 17)
     wide = batches(env, agent, 12, shapes[-1], reset=reset, max_decorrelation_steps=decorrelation)
     for B in shapes[:-1]:
         narrow = batches(env, agent, 12, B, reset=reset, max_decorrelation_steps=decorrelation)

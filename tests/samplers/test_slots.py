@@ -19,6 +19,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.toy import TMaze
 from penstock.run.recording import record
 from penstock.testing.samplers import bits
+from tests.slow import slow
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
@@ -38,6 +39,9 @@ CASES: dict[str, tuple[Any, Any]] = {
     "ladder": ("CartPole-v1", ps.DQN(ladder="ape-x", epsilon=0.4, learning_starts=0, net=ps.Net(hidden=(8,)))),
 }
 
+QUICK = [("serial", "lstm"), ("serial", "ladder"), ("serial-batch-end", "lstm"), ("cpu", "ladder"), ("gpu", "ladder"),
+         ("alternating", "ladder"), ("async", "lstm")]  # fmt: skip
+
 
 def started(settings: Any, env: Any, algo: Any, **place: Any) -> Any:
     sampler = settings.build(env, 7, **place)
@@ -47,8 +51,10 @@ def started(settings: Any, env: Any, algo: Any, **place: Any) -> Any:
     return sampler
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "case"),
+    [*QUICK, *slow(*((place, case) for place in PLACES for case in CASES if (place, case) not in QUICK))],
+)
 def test_two_samplers_of_eight_slots_equal_one_of_sixteen(place: str, case: str) -> None:
     env, algo = CASES[case]
     samplers = [

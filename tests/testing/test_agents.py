@@ -24,6 +24,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree
 from penstock.testing.agents import check_agent
+from tests.params import slow_but
 
 VECTOR = LeafSpec("box", (3,), "float32")
 IMAGE = LeafSpec("box", (3, 36, 36), "uint8", 0.0, 255.0)
@@ -89,7 +90,10 @@ BUILT_IN: dict[str, tuple[Any, EnvSpec, Net]] = {
 }
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(
+    "name",
+    slow_but("lstm gru noisy c51 gaussian point q normalized impala", [*BUILT_IN]),
+)
 def test_every_built_in_agent_keeps_its_promises(name: str) -> None:
     make, spec, net = BUILT_IN[name]
     check_agent(make, spec, net)

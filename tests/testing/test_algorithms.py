@@ -16,6 +16,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import ContinuousBandit
 from penstock.learn.policy import Policy
 from penstock.testing.algorithms import check_algorithm
+from tests.params import slow_but
 
 ROOT = Path(__file__).parent.parent.parent
 NET = ps.Net(hidden=(8,))
@@ -51,12 +52,15 @@ BOXES = {
 BATCH = ps.BatchSpec(T=8, B=4)
 
 
-@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+@pytest.mark.parametrize(
+    "name",
+    slow_but("ppo-lstm impala appo rainbow discrete-sac r2d1", [*ON_POLICY, *OFF_POLICY]),
+)
 def test_every_built_in_algorithm_of_choices_keeps_its_promises(name: str) -> None:
     check_algorithm({**ON_POLICY, **OFF_POLICY}[name], batch=BATCH)
 
 
-@pytest.mark.parametrize("name", [*BOXES, "ppo", "impala", "appo"])
+@pytest.mark.parametrize("name", slow_but("sac td3 ppo", [*BOXES, "ppo", "impala", "appo"]))
 def test_every_built_in_algorithm_of_boxes_keeps_its_promises(name: str) -> None:
     check_algorithm({**ON_POLICY, **BOXES}[name], ContinuousBandit, batch=BATCH, iterations=5)
 

@@ -23,6 +23,7 @@ from penstock.envs.toy.faults import FaultEnv
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.workers import checking
 from penstock.workers.checking import check_apart
+from tests.slow import slow
 from tests.workers.first_batches import no_process_is_left
 
 __all__ = ["no_process_is_left"]
@@ -72,8 +73,10 @@ PLACES = {"construction": "its construction", "reset": r"reset\(\) with seed \d+
           "close": r"close\(\)"}  # fmt: skip
 
 
-CASES = [(way, where) for way in ("os_exit", "crash") for where in PLACES]
-CASES += [("hang", where) for where in ("construction", "step", "close")]
+CASES = [("os_exit", where) for where in PLACES]
+CASES += slow(
+    *(("crash", where) for where in PLACES), *(("hang", where) for where in ("construction", "step", "close"))
+)
 
 
 @pytest.mark.parametrize(("way", "where"), CASES)

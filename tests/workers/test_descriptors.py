@@ -17,6 +17,7 @@ import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.workers import descriptors, forking, process
 from penstock.workers.descriptors import read_all, require_room, write_all
+from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -61,7 +62,7 @@ os._exit(check_apart("CartPole-v1").steps)
 """
 
 
-@pytest.mark.parametrize("streams", [[0], [0, 1, 2]])
+@pytest.mark.parametrize("streams", [[0, 1, 2], *slow([0])])
 def test_workers_start_where_standard_streams_are_closed(streams: list[int]) -> None:
     close = "; ".join(f"os.close({fd})" for fd in streams)
     assert subprocess.run([sys.executable, "-c", CLOSED.format(close=close)], timeout=150).returncode == 30

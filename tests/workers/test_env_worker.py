@@ -13,28 +13,15 @@ import pytest
 
 import penstock as ps
 from penstock.envs.make import EnvConfig
-from penstock.envs.toy import Counter
 from penstock.testing.samplers import bits
-from tests.samplers.placed import live
-from tests.workers.first_batches import PLACES, TWO_KINDS, first_batches, no_process_is_left, refuse
+from tests.slow import slow
+from tests.workers.first_batches import PLACES, first_batches, no_process_is_left, refuse
 
 __all__ = ["no_process_is_left"]
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_an_env_worker_has_no_torch_and_little_memory() -> None:
-    from pathlib import Path
-
-    sampler, _ = live(ps.GpuSampler(8, 4, workers=2), "CartPole-v1", ps.PPO())
-    try:
-        sampler.obtain_samples(0)
-        for child in sampler.pool._workers.workers:
-            assert "libtorch" not in Path(f"/proc/{child.process.pid}/maps").read_text()
-    finally:
-        sampler.shutdown()
-
-
-@pytest.mark.parametrize("kind", ["gpu", "alternating", "no-overlap"])
+@pytest.mark.parametrize("kind", ["gpu", *slow("alternating", "no-overlap")])
 def test_a_worker_without_an_agent_never_loads_torch(kind: str) -> None:
     sampler = PLACES[kind](T=6, B=5, workers=2).build("CartPole-v1", 4)
     again = PLACES[kind](T=6, B=5, workers=2).build("CartPole-v1", 4)
@@ -63,8 +50,11 @@ def test_nothing_that_a_worker_imports_to_begin_with_is_torch() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("kind", TWO_KINDS)
-@pytest.mark.parametrize(("module", "extra"), [("Box2D", "box2d"), ("mujoco", "mujoco"), ("ale_py", "atari")])
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("kind", "module", "extra"),
+    [("cpu", "Box2D", "box2d"), ("alternating", "mujoco", "mujoco"), ("cpu", "ale_py", "atari")],
+)
 def test_a_missing_extra_is_named_though_a_worker_missed_it(kind: str, module: str, extra: str) -> None:
     def make() -> Any:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
@@ -79,7 +69,7 @@ gymnasium.register("OnlyByImport-v0", "penstock.envs.toy:SeedEcho")
 """
 
 
-@pytest.mark.parametrize("kind", TWO_KINDS)
+@pytest.mark.parametrize("kind", ["alternating", *slow("cpu")])
 def test_ids_that_an_import_registers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "registers_only.py").write_text(textwrap.dedent(REGISTERS))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -94,17 +84,3 @@ def test_ids_that_an_import_registers(kind: str, tmp_path: Path, monkeypatch: py
     finally:
         gym.registry.pop("OnlyByImport-v0", None)
         sys.modules.pop("registers_only", None)
-
-
-class Stuck(Counter):
-    """An environment that fails to close."""
-
-    def close(self) -> None:
-        raise RuntimeError("stuck")
-
-
-def test_environments_of_all_workers_that_fail_to_close_are_one_warning() -> None:
-    sampler = ps.GpuSampler(4, 4, workers=2).build(Stuck, 5)
-    with pytest.warns(UserWarning, match=r"^slot 0 and 3 more of .*Stuck in close\(\): RuntimeError: stuck") as said:
-        sampler.shutdown()
-    assert len(said) == 1

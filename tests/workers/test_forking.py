@@ -78,6 +78,7 @@ def wait_for_end(pid: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_forked_worker_is_as_one_that_was_started_by_itself(tmp_path: Path) -> None:
     for name, workers in (("alone", 1), ("forked", 2)):
         sampler = initialized(ps.CpuSampler(T=4, B=4, workers=workers), where(tmp_path / name))
@@ -90,6 +91,7 @@ def test_a_forked_worker_is_as_one_that_was_started_by_itself(tmp_path: Path) ->
         assert each == alone
 
 
+@pytest.mark.slow
 def test_a_replacement_sees_the_present_directory_and_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_the_exit_code_of_a_forked_worker_is_known(tmp_path: Path) -> None:
     sampler.shutdown()
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_process_that_forked_them_and_are_replaced_by_another(tmp_path: Path) -> None:
     sampler = live(where(tmp_path))
     try:
@@ -137,6 +140,7 @@ def test_workers_end_with_the_process_that_forked_them_and_are_replaced_by_anoth
         sampler.shutdown()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_while_it_is_asked_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It and a worker were killed at the same time, and the run ended with the advice to use fewer workers."""
     sampler = live(where(tmp_path))
@@ -160,6 +164,7 @@ def test_a_server_that_dies_while_it_is_asked_is_started_anew(tmp_path: Path, mo
         sampler.shutdown()
 
 
+@pytest.mark.slow
 def test_the_server_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
@@ -227,6 +232,7 @@ def test_a_mark_of_a_worker_takes_the_place_of_the_servers() -> None:
     child.close()
 
 
+@pytest.mark.slow
 def test_the_process_that_was_started_ahead_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forking.start_ahead(cpu.ACTING, environment_of_workers())
     (ahead,) = forking.waiting

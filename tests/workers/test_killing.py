@@ -76,6 +76,7 @@ class Leaves(gym.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_an_environment_that_leaves_its_group_is_killed_and_so_is_what_it_started(
     forked: Any, left_of: Any, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ sampler.obtain_samples(0)
 """
 
 
+@pytest.mark.slow
 def test_workers_die_with_a_learner_that_has_forked(left_of: Any) -> None:
     argv = [sys.executable, "-c", FORKS]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as learner:
@@ -147,6 +149,7 @@ ps.CpuSampler(T=16, B=2, workers=2).build(make, 0)
 """
 
 
+@pytest.mark.slow
 def test_workers_that_still_unpickle_die_with_the_learner(left_of: Any) -> None:
     with subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True) as learner:
         try:

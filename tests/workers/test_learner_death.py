@@ -16,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Child, Zygote
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import subprocess, time
 import gymnasium as gym

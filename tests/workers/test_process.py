@@ -24,6 +24,7 @@ from penstock.envs.toy.plumbing import SeedEcho
 from penstock.workers import process
 from penstock.workers.messages import Boot, Start
 from penstock.workers.process import WorkerProcess, pickled
+from tests.slow import slow
 from tests.workers.first_batches import PLACES, first_batches, no_process_is_left, refuse
 
 __all__ = ["no_process_is_left"]
@@ -52,7 +53,7 @@ def test_what_cannot_be_pickled_is_named_before_a_process_starts(
         refuse(kind, config, rf"cannot be sent to a worker process.*({text}).*inside the factory, or use SerialSampler")
 
 
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("kind", ["gpu", *slow("cpu", "alternating", "no-overlap")])
 def test_lambdas_closures_and_local_classes_are_sent(kind: str) -> None:
     scale = 3.0
 
@@ -101,6 +102,7 @@ print(len(set(digests)), "digest", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", "stdin"])
 def test_a_class_of_a_script_without_a_main_guard(way: str, tmp_path: Path) -> None:
     """`stdin` has no file to import again, as a notebook has none."""

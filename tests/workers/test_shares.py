@@ -27,6 +27,7 @@ __all__ = ["no_process_is_left"]
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("kind", TWO_KINDS)
 def test_spaces_that_differ_between_workers_are_shown_side_by_side(kind: str, tmp_path: Path) -> None:
     claimed = str(tmp_path / "claimed")

@@ -26,6 +26,7 @@ from penstock.envs.toy.plumbing import SeedEcho
 from penstock.testing.records import RecordCheck
 from penstock.workers import control, faults
 from tests.samplers import placed
+from tests.slow import slow
 from tests.workers.crashing import (
     DIES,
     EPISODE,
@@ -84,16 +85,14 @@ def all_of(places: list[tuple[str, str]]) -> EnvConfig:
 @pytest.mark.parametrize(
     ("kind", "places"),
     [
-        ("cpu", PLACES),
-        *((kind, PLACES[:FIRST_HANG]) for kind in SAMPLERS if kind != "cpu"),
-        *(pytest.param(kind, PLACES, marks=pytest.mark.slow) for kind in SAMPLERS if kind != "cpu"),
+        ("alternating", PLACES[: len(RAISES)]),
+        *slow(*((kind, PLACES) for kind in SAMPLERS)),
     ],
-    ids=lambda x: x if isinstance(x, str) else "hangs-too" if x is PLACES else "",
+    ids=lambda x: x if isinstance(x, str) else "all" if x is PLACES else "raises",
 )
 def test_every_fault_is_named_and_replaced_in_every_sampler(
     kind: str, places: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hang takes seconds; the supervisor is the same in all samplers."""
     monkeypatch.setattr(faults, "_BUDGET", len(places))
     monkeypatch.setattr(faults, "_LONGEST_DELAY_S", 0.0)
     sampler = live(kind, all_of(places), fault_policy="restart")
@@ -131,8 +130,8 @@ def _cut_at(batch: Any, b: int) -> int | None:
     return t if t < T else None
 
 
-RAISED = [("cpu", "sigkill", "raise"), ("gpu", "sleep", "raise"), ("alternating", "raise", "auto"), ("no-overlap", "abort", "raise"),
-          ("cpu", "interrupt", "auto")]  # fmt: skip
+RAISED = [("alternating", "raise", "auto"), *slow(("cpu", "sigkill", "raise"), ("gpu", "sleep", "raise"), ("no-overlap", "abort", "raise"),
+          ("cpu", "interrupt", "auto"))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "way", "policy"), RAISED)
@@ -147,7 +146,7 @@ def test_the_error_is_raised_where_the_policy_says_so(kind: str, way: str, polic
         sampler.shutdown()
 
 
-@pytest.mark.parametrize(("kind", "way"), [("cpu", "os_exit"), ("gpu", "orphan"), ("alternating", "sleep")])
+@pytest.mark.parametrize(("kind", "way"), [("cpu", "os_exit"), *slow(("gpu", "orphan"), ("alternating", "sleep"))])
 def test_by_default_deaths_and_hangs_are_replaced(kind: str, way: str, tmp_path: Path) -> None:
     sampler = live(kind, crash(way, once=tmp_path / "once"), step_timeout_s=HANG_S if way in HANGS else LIMIT_S)
     check = RecordCheck(B, seed=SEED, acted=True, faults=True)
@@ -164,21 +163,9 @@ def test_by_default_deaths_and_hangs_are_replaced(kind: str, way: str, tmp_path:
 KILLS = 4
 
 
-PAIRS = [("cpu", "next_step"), ("gpu", "batch_end"), ("alternating", "batch_end"), ("no-overlap", "next_step")]
-
-
-@pytest.mark.parametrize(
-    ("kind", "reset"),
-    [
-        *PAIRS,
-        *(
-            pytest.param(kind, reset, marks=pytest.mark.slow)
-            for kind in SAMPLERS
-            for reset in ("next_step", "batch_end")
-            if (kind, reset) not in PAIRS
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
+@pytest.mark.parametrize("kind", SAMPLERS)
 def test_the_echo_passes_under_random_kills(kind: str, reset: Any) -> None:
     env = EnvConfig(CrashEnv, {"where": "never", "nap_s": 0.0005}, info_keys=("echo",), checks="always")
     sampler = live(kind, env, reset=reset)
@@ -211,6 +198,7 @@ def test_the_echo_passes_under_random_kills(kind: str, reset: Any) -> None:
         sampler.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_replacement_that_is_slow_to_make_leaves_the_episodes_of_the_others_alone(kind: str) -> None:
     """The other worker begins episodes meanwhile; the one that replaces that one later must know of them."""
@@ -236,6 +224,7 @@ def test_a_replacement_that_is_slow_to_make_leaves_the_episodes_of_the_others_al
         sampler.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_death_between_the_first_command_and_the_last_worker_that_hears_it(kind: str) -> None:
     sampler = live(kind, EnvConfig(CrashEnv, {"where": "never"}, info_keys=("echo",), checks="always"))
@@ -270,6 +259,7 @@ def test_a_death_between_the_first_command_and_the_last_worker_that_hears_it(kin
         sampler.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cpu", "alternating"])
 def test_drop_goes_on_without_the_slots_of_the_worker(kind: str) -> None:
     sampler = live(kind, crash("sigkill"), fault_policy="drop")
@@ -287,6 +277,7 @@ def test_drop_goes_on_without_the_slots_of_the_worker(kind: str) -> None:
         sampler.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_past_the_budget_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_FIRST_DELAY_S", 0.01)

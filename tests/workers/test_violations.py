@@ -14,18 +14,20 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.toy import FaultEnv
 from penstock.envs.toy.crashes import CrashEnv
 from penstock.testing.records import RecordCheck
+from tests.slow import slow
 from tests.workers.crashing import LIMIT_S, SEED, SEEN, B, crash, leaves_nothing, live, saves_time
 
 __all__ = ["leaves_nothing", "saves_time"]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:.*(replaced|dropped)")]
 
 
-@pytest.mark.parametrize(("kind", "way"), [("cpu", "raise"), ("cpu", "sleep"), ("gpu", "sigkill"), ("gpu", "exit")])
+@pytest.mark.parametrize(("kind", "way"), [("cpu", "raise"), *slow(("cpu", "sleep"), ("gpu", "sigkill"))])
 def test_faults_while_environments_are_made(kind: str, way: str) -> None:
     with pytest.raises(EnvWorkerError, match=rf"(?s)worker \d.*({SEEN[way]}|not started within 1 s)"):
         live(kind, crash(way, "init"), fault_policy="raise", start_timeout_s=1.0 if way == "sleep" else LIMIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cpu", "alternating"])
 def test_a_worker_that_dies_while_it_starts_is_replaced(kind: str, tmp_path: Path) -> None:
     sampler = live(kind, crash("sigkill", "init", tmp_path / "once"))
@@ -38,10 +40,11 @@ def test_a_worker_that_dies_while_it_starts_is_replaced(kind: str, tmp_path: Pat
         sampler.shutdown()
 
 
-BREACHES = ["nan_obs", "inf_obs", "wrong_shape", "wrong_dtype", "nan_reward", "str_reward", "short_tuple"]
-BREACHED = [("alternating", fault, "auto") for fault in BREACHES] + [
-    ("alternating", "nan_obs", "restart"), ("gpu", "short_tuple", "restart"), ("cpu", "nan_obs", "auto"),
-    ("cpu", "wrong_shape", "restart"),
+BREACHES = ["nan_obs", "inf_obs", "wrong_shape", "wrong_dtype", "nan_reward", "short_tuple"]
+BREACHED = [
+    ("alternating", "str_reward", "auto"), ("alternating", "nan_obs", "restart"), ("cpu", "nan_obs", "auto"),
+    *slow(*(("alternating", fault, "auto") for fault in BREACHES), ("gpu", "short_tuple", "restart"),
+          ("cpu", "wrong_shape", "restart")),
 ]  # fmt: skip
 
 
@@ -63,6 +66,7 @@ def test_violations_of_the_contract(kind: str, fault: str, policy: str) -> None:
         sampler.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cpu", "alternating"])
 def test_an_evaluation_has_exact_counts_though_a_worker_dies(kind: str, tmp_path: Path) -> None:
     once, fatal = tmp_path / "once", env_seed(SEED + (1 << 40), 9, 0, evaluation=True)

@@ -210,11 +210,17 @@ def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWrite
         raise ConfigError(
             f"cannot render: {error}. For the classic environments: pip install 'penstock[video]'"
         ) from error
-    if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
+    if not isinstance(frame, np.ndarray):
         raise ConfigError(
-            f"render() gave {type(frame).__name__}; expected uint8 [H, W, 3]: the environment must know "
+            f"render() gave {type(frame).__name__}; expected an array, uint8 [H, W, 3]: the environment must know "
             "render_mode='rgb_array'"
         )
+    if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+        grey = "repeat grey in 3 channels" if frame.ndim == 2 or frame.shape[-1] == 1 else ""
+        floats = "floats from 0 to 1 times 255 are uint8" if frame.dtype.kind == "f" else ""
+        cures = [cure for cure in (grey, floats) if cure]
+        cure = f"; in a wrapper, {', '.join(cures)}" if cures else ""
+        raise ConfigError(f"render() gave {frame.dtype} {list(frame.shape)}; expected uint8 [H, W, 3]{cure}")
     if writer is None:
         fps = int(env.metadata.get("render_fps", 30) or 30)
         writer = VideoWriter(path, fps, (frame.shape[0], frame.shape[1]))

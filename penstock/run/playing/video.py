@@ -39,7 +39,7 @@ class VideoWriter:
             raise ConfigError(f"video path {path}; expected a name that ends in {', '.join(_SUFFIXES)}")
         if fps < 1 or min(size) < 1:
             raise ConfigError(f"video with fps={fps}, size={size}; expected positive numbers")
-        program = _ffmpeg()
+        program = require_ffmpeg()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._size = size
@@ -161,7 +161,8 @@ class VideoWriter:
             self._temporary.unlink(missing_ok=True)
 
 
-def _ffmpeg() -> str:
+def require_ffmpeg() -> str:
+    """The path of the ffmpeg program. Raises MissingExtraError without the extra `video`."""
     try:
         import imageio_ffmpeg  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -63,6 +63,27 @@ def read_curves(run_dir: Path, metric: str) -> list[Curve]:
     return [whole, *found] if len(whole.own) or len(whole.data) else found
 
 
+def without_copies(runs: Sequence[Curve]) -> tuple[list[Curve], list[Curve]]:
+    """The runs of one curve, and those of them that are another one again: of the same seed, with the same values as
+    far as both go. Of such runs the longest stays."""
+    kept: list[Curve] = []
+    for run in sorted(runs, key=lambda run: -len(run.own)):
+        if not any(_is_copy(run, other) for other in kept):
+            kept.append(run)
+    return [run for run in runs if run in kept], [run for run in runs if run not in kept]
+
+
+def _is_copy(short: Curve, long: Curve) -> bool:
+    n, seed = len(short.own), short.of.seed
+    return (
+        seed is not None
+        and seed == long.of.seed
+        and np.array_equal(short.own.steps, long.own.steps[:n])
+        and np.array_equal(short.own.values, long.own.values[:n])
+        and bool(n or np.array_equal(short.data.values, long.data.values[: len(short.data)]))
+    )
+
+
 def _policies(rows: Sequence[dict[str, float]]) -> list[str]:
     """Ids of policies, in the order in which rows name them; none where there is one."""
     keys = dict.fromkeys(key for row in rows for key in row)

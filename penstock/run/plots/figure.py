@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ConfigError, nearest
+from penstock.core.machine import counted
 from penstock.run.files.stored import require_plain_run, undamaged
 from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
-from penstock.run.plots.curves import Curve, Points, read_curves
+from penstock.run.plots.curves import Curve, Points, read_curves, without_copies
 from penstock.run.plots.grouping import curve_names
 from penstock.run.plots.looks import (
     DATA,
@@ -60,8 +61,9 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) ->
     Runs of equal environment, algorithm and settings are seeds of one curve: their interquartile mean, with a 95%
     bootstrap band, over the stretch that all of them reached. A single run is a line, with its evaluations as points
     in a picture of up to 7 curves. A run that learns from a dataset is drawn by its evaluations, and the data by a
-    thin line. A run of several policies has a curve of all agents and one of each policy. A directory given twice
-    counts once; a run without a row to draw is left out with a warning.
+    thin line. A run of several policies has a curve of all agents and one of each policy. Several environments have a
+    row of the picture each. A directory given twice counts once; a copy of a run, and a run without a row to draw, are
+    left out with a warning.
 
     Args:
         out: ends in .png, .pdf or .svg; its directory is made if absent.
@@ -86,6 +88,15 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) ->
             groups.setdefault(curve.of.group, {}).setdefault(curve.policy, []).append(curve)
         if not found:
             without.append(str(run_dir))
+    copies: dict[str, None] = {}
+    for parts in groups.values():
+        for policy, runs in parts.items():
+            parts[policy], again = without_copies(runs)
+            copies |= dict.fromkeys(str(run.of.run_dir) for run in again)
+    if copies:
+        warnings.warn(
+            f"left out, the same run as another one, with its seed and values: {', '.join(copies)}", stacklevel=2
+        )
     if not groups:
         looked = ", ".join(str(Path(d) / JSONL) for d in run_dirs) or "no directory at all"
         raise ConfigError(f"nothing to plot: no row with {metric!r} in {looked}; {_other(metric, run_dirs)}")
@@ -121,32 +132,35 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     every = [run for _, runs in curves for run in runs]
-    envs = {run.of.env for run in every}
+    envs, panels = {run.of.env for run in every}, list(dict.fromkeys(run.of.panel for run in every))
     longest = max(_last(points.seconds) for run in every for points in (run.own, run.data))
     unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
     with rc_context({**STYLE, "axes.edgecolor": INK, "svg.fonttype": "none", "pdf.fonttype": 42}):
         layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07, wspace=0.04)  # else texts touch, or touch the border
-        figure = Figure(figsize=(10.5, 4.2), layout=layout)
+        figure = Figure(figsize=(10.5, 4.2 if len(panels) == 1 else 3.4 * len(panels)), layout=layout)
         FigureCanvasAgg(figure)
-        by_step, by_time = figure.subplots(1, 2, sharey=True)
+        rows = dict(zip(panels, figure.subplots(len(panels), 2, sharey="row", squeeze=False)))
         points_too = len(curves) <= FEW and metric == "rollout/ep_rew_mean"
         entries: list[tuple[str, dict[str, Any]]] = []
         for index, (name, runs) in enumerate(curves):
             look = curve_look(index, len(curves))
+            by_step, by_time = rows[runs[0].of.panel]
             _panel(by_time, runs, lambda points: points.seconds / unit, look, index, points_too)
             entries.append((name + _panel(by_step, runs, lambda points: points.steps, look, index, points_too), look))
-        summed_up = bool(by_step.collections)
+        summed_up = any(by_step.collections for by_step, _ in rows.values())
         if points_too and any(len(run.evals) for _, runs in curves if len(runs) == 1 for run in runs):
             entries.append(("evaluation", {**EVALUATION, "markeredgecolor": NEUTRAL}))
         if any(len(run.data) for run in every):
             entries.append(("data", {**DATA, "color": NEUTRAL}))
         offline = {run.of.offline for run in every}
-        _finish(
-            by_step, {1: "Steps played back" if True in offline else "Environment steps"}.get(len(offline), "Steps")
-        )
-        _finish(by_time, f"Wall time ({unit_name})")
-        by_step.xaxis.set_major_formatter(_step_text)
-        by_step.set_ylabel(_value_label(metric, offline))
+        steps = {1: "Steps played back" if True in offline else "Environment steps"}.get(len(offline), "Steps")
+        for env, (by_step, by_time) in rows.items():
+            _finish(by_step, steps)
+            _finish(by_time, f"Wall time ({unit_name})")
+            by_step.xaxis.set_major_formatter(_step_text)
+            by_step.set_ylabel(_value_label(metric, offline))
+            if len(panels) > 1:
+                by_step.set_title(escaped(env), loc="left", fontweight="bold")
         if len(envs) == 1:
             figure.suptitle(escaped(*envs), fontweight="bold", fontsize=13)
         legend(figure, entries, "Seeds: interquartile mean, with its 95% bootstrap interval" if summed_up else None)
@@ -174,7 +188,9 @@ def _panel(
         axes.fill_between(grid, *bootstrap_band(values), color=look["color"], alpha=0.18, linewidth=0)
         axes.plot(grid, interquartile_mean(values), markevery=marks_every(index, len(grid)), **look)
     by_itself = "" if summary is not None else ", each by itself"
-    return f" ({len(known)} seeds{by_itself})" if len(known) > 1 else ""
+    seeds = {run.of.run_dir if run.of.seed is None else run.of.seed for run in runs}
+    count = f"{len(known)} seeds" if len(seeds) >= len(known) else f"{len(known)} runs of {counted(len(seeds), 'seed')}"
+    return f" ({count}{by_itself})" if len(known) > 1 else ""
 
 
 def _finish(axes: Any, label: str) -> None:

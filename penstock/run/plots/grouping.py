@@ -29,12 +29,19 @@ class Identity:
     algo: str
     settings: Any
     """The experiment in config.json, numbers as floats, without settings that change no curve; None if unreadable."""
+    seed: float | None = None
+    """The run's seed; None if it is not known."""
 
     @property
     def group(self) -> tuple[str, str, str]:
         """A key that is equal for seeds of one curve. A run whose settings are unknown is a curve by itself."""
         known = self.settings is not None and bool(self.algo)
         return self.env, self.algo, json.dumps(self.settings, sort_keys=True) if known else str(self.run_dir)
+
+    @property
+    def panel(self) -> str:
+        """The environment, whose curves share axes; "" for a folder that does not name it."""
+        return self.env if self.algo else ""
 
     @property
     def offline(self) -> bool:
@@ -52,9 +59,11 @@ def identify(run_dir: Path) -> Identity:
         env, algo = run_dir.name, ""
     if not isinstance(settings, dict):
         return Identity(run_dir, env, algo, None)
+    seed = meta.get("seed")
     if isinstance(run := settings.get("run"), dict):
+        seed = run.get("seed", seed)
         settings = {**settings, "run": {key: value for key, value in run.items() if key not in _NOT_OF_THE_CURVE}}
-    return Identity(run_dir, env, algo, settings)
+    return Identity(run_dir, env, algo, settings, seed if isinstance(seed, float) else None)
 
 
 def curve_names(curves: Sequence[Identity]) -> list[str]:

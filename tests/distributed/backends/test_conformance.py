@@ -19,11 +19,11 @@ from penstock.distributed.backends.in_process import InProcess
 from penstock.distributed.backends.on_ray import INLINE_BYTES, Ray
 from penstock.distributed.backends.processes import Processes
 from tests.distributed.backends.echo import Echo
+from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(200)
 PATIENCE_S = 60.0
-KINDS = ["in-process", "processes", "ray"]
-APART = KINDS[1:]
+APART = ["processes", *slow("ray")]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
     made.close()
 
 
-every = pytest.mark.parametrize("backend", KINDS, indirect=True)
+every = pytest.mark.parametrize("backend", ["in-process", *APART], indirect=True)
 apart = pytest.mark.parametrize("backend", APART, indirect=True)
 
 
@@ -117,7 +117,7 @@ def test_the_error_of_the_constructor_is_that_of_every_call(backend: Any) -> Non
 
 
 @every
-@pytest.mark.parametrize("n", [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 5_000_000])
+@pytest.mark.parametrize("n", [INLINE_BYTES, 5_000_000, *slow(0, 1, INLINE_BYTES + 1)])
 def test_what_was_put_reaches_every_call_and_may_be_overwritten_after(backend: Any, n: int) -> None:
     runners = [backend.start(Echo, (), f"runner {i}") for i in range(2)]
     data = (np.arange(n) % 251).astype(np.uint8)
@@ -149,6 +149,7 @@ def test_a_killed_runner_says_so_and_others_live(backend: Any) -> None:
     assert backend.result(two.echo.remote(2), PATIENCE_S) == 2
 
 
+@pytest.mark.slow
 @apart
 @pytest.mark.parametrize("how", ["kill", "crash"])
 def test_a_death_by_a_signal_is_told_with_the_last_words(backend: Any, how: str) -> None:
@@ -159,6 +160,7 @@ def test_a_death_by_a_signal_is_told_with_the_last_words(backend: Any, how: str)
     assert failure(backend, runner.echo.remote(1)).kind == "signal"
 
 
+@pytest.mark.slow
 @apart
 def test_a_runner_that_hangs_times_out_and_can_be_killed_with_what_it_started(backend: Any) -> None:
     runner = backend.start(Echo, (), "runner 0")

@@ -99,6 +99,7 @@ def test_what_was_put_cannot_be_changed(backend: Processes) -> None:
         os.ftruncate(there.fd, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGABRT, signal.SIGRTMIN + 3])
 def test_the_signal_is_named(backend: Processes, number: int) -> None:
     runner = backend.start(Told, (), "runner 2")
@@ -116,6 +117,7 @@ def test_an_exit_behind_pythons_back_is_an_exit(backend: Processes) -> None:
     assert found.value.kind == "exit"
 
 
+@pytest.mark.slow
 def test_a_kill_that_the_kernel_counts_as_want_of_memory(backend: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = backend.start(Told, (), "runner 0")
     backend.result(runner.echo.remote(0), PATIENCE_S)
@@ -225,6 +227,7 @@ time.sleep(500)
 """
 
 
+@pytest.mark.slow
 def test_runners_die_with_a_driver_that_is_killed_though_a_fork_of_it_lives() -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
     assert driver.stdout

@@ -17,6 +17,26 @@ from penstock.envs.pools.making import pool_for
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.seats import PolicyMap, seat_agents
 from penstock.envs.shown import read_agents
+from tests.params import slow_but
+
+
+def turn_about(agent: str, episode: int, seed: int) -> str:
+    return "a" if (int(agent[-1]) + episode) % 2 else "b"
+
+
+_SEATINGS: dict[str, tuple[int, tuple[str, ...], Any, Any]] = {
+    "one": (1, ("s",), None, None),
+    "idle": (2, ("s",), None, {"s": 3}),  # a seat that idles for ever
+    "shared": (5, ("s",), None, None),
+    "two": (2, ("a", "b"), {"agent_0": "a", "agent_1": "b"}, None),
+    "three": (5, ("a", "b", "c"), {f"agent_{k}": "abcab"[k] for k in range(5)}, {"c": 2}),
+    "in turn": (3, ("a", "b"), turn_about, {"a": 2, "b": 2}),
+}
+SEATINGS = slow_but(
+    [f"{name}-{T}" for name, T in zip(_SEATINGS, (64, 1, 5, 2, 1, 5))],
+    {f"{name}-{T}": (*seating, T) for name, seating in _SEATINGS.items() for T in (1, 2, 5, 64)},
+)
+"""Agents, policies, who plays for whom, seats, and rows of a batch."""
 
 
 def seated(

@@ -64,8 +64,10 @@ CASES = [
     (cls, mapping, T, {})
     for cls in (EchoAgents, SavedAgents, EchoTurns)
     for mapping in (None, by_turns)
-    for T in (1, 4, 23)
+    for T in (1, 4)
 ] + [
+    *(pytest.param(cls, mapping, 23, {}, marks=pytest.mark.slow) for cls in (EchoAgents, SavedAgents, EchoTurns)
+      for mapping in (None, by_turns)),
     (EchoAgents, None, 4, {"max_decorrelation_steps": 20}),
     (SavedAgents, None, 4, {"max_decorrelation_steps": 20}),
     (EchoAgents, None, 7, {"reset": "batch_end"}),

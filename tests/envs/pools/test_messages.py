@@ -102,40 +102,39 @@ def check_message(message: str | None, episode: int, step: int, text: str, error
     assert message.split("; last action ")[1][0] in "01"
 
 
-@pytest.mark.parametrize("at", [3, 10, 14], ids=lambda at: f"step {at}")
 @pytest.mark.parametrize("fault", VIOLATIONS)
-def test_a_broken_contract_names_slot_episode_step_seed_and_action(fault: str, at: int):
-    checks: Checks = "always" if fault == "out_of_space" or (fault in VALUES and at >= 10) else "sampled"
-    message = caught(live(fault, at, checks), 12)
-    check_message(message, at // 10, at % 10, VIOLATIONS[fault], EnvContractError)
+def test_a_broken_contract_names_slot_episode_step_seed_and_action(fault: str):
+    for at in (3, 10, 14):
+        checks: Checks = "always" if fault == "out_of_space" or (fault in VALUES and at >= 10) else "sampled"
+        message = caught(live(fault, at, checks), 12)
+        check_message(message, at // 10, at % 10, VIOLATIONS[fault], EnvContractError)
 
 
-@pytest.mark.parametrize("at", [0, 3, 10, 14], ids=lambda at: f"step {at}")
 @pytest.mark.parametrize("fault", EXCEPTIONS)
-def test_an_exception_carries_its_traceback_and_cause_as_well(fault: str, at: int):
-    sampler = live(fault, at)
-    with pytest.raises(EnvWorkerError) as error:
-        for itr in range(5):
-            sampler.obtain_samples(itr)
-    message = f"{type(error.value).__name__}: {error.value}"
-    check_message(message, at // 10, at % 10, EXCEPTIONS[fault], EnvWorkerError)
-    assert "Traceback (most recent call last)" in message
-    assert "faults.py" in message
-    assert type(error.value.__cause__).__name__ == EXCEPTIONS[fault].split(":")[0]
+def test_an_exception_carries_its_traceback_and_cause_as_well(fault: str):
+    for at in (0, 3, 10, 14):
+        sampler = live(fault, at)
+        with pytest.raises(EnvWorkerError) as error:
+            for itr in range(5):
+                sampler.obtain_samples(itr)
+        message = f"{type(error.value).__name__}: {error.value}"
+        check_message(message, at // 10, at % 10, EXCEPTIONS[fault], EnvWorkerError)
+        assert "Traceback (most recent call last)" in message
+        assert "faults.py" in message
+        assert type(error.value.__cause__).__name__ == EXCEPTIONS[fault].split(":")[0]
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_an_exception_in_reset_names_its_episode(at: int):
-    message = caught(live("raise_in_reset", at), 12)
-    assert message is not None
-    assert message.startswith(f"EnvWorkerError: slot {SLOT} of ")
-    assert place(at, 0, "reset") in message
-    assert "RuntimeError: the door is locked" in message
-    assert "faults.py" in message
+def test_an_exception_in_reset_names_its_episode():
+    for at in (0, 1, 2):
+        message = caught(live("raise_in_reset", at), 12)
+        assert message is not None
+        assert message.startswith(f"EnvWorkerError: slot {SLOT} of ")
+        assert place(at, 0, "reset") in message
+        assert "RuntimeError: the door is locked" in message
+        assert "faults.py" in message
 
 
 @pytest.mark.parametrize("fault", VALUES)
-@pytest.mark.parametrize("dict_obs", [False, True])
 @pytest.mark.parametrize(
     ("checks", "at", "found"),
     [
@@ -150,23 +149,22 @@ def test_an_exception_in_reset_names_its_episode(at: int):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*out_of_bounds")
-def test_a_bad_value_after_the_first_episode_is_found_in_one_row_of_64(
-    fault: str, dict_obs: bool, checks: Checks, at: int, found: str
-):
+def test_a_bad_value_after_the_first_episode_is_found_in_one_row_of_64(fault: str, checks: Checks, at: int, found: str):
     """An episode of 10 steps takes 11 rows with its reset: step 58 of the environment is in row 63, the 64th."""
-    message = caught(live(fault, at, checks, dict_obs=dict_obs), 25)
     if fault == "out_of_space" and checks != "always":
         found = ""
-    if found == "in its row":
-        check_message(message, at // 10, at % 10, VIOLATIONS[fault], EnvContractError)
-    elif found == "in its batch":
-        assert message is not None
-        assert message.startswith(f"EnvContractError: slot {SLOT} of ")
-        leaf = "obs['sensor'][1]" if dict_obs else "obs[1]"
-        assert f"row {(at + at // 10) % 5 + 1} of the batch: {leaf}: got {fault[:3]}, expected a finite" in message
-        assert message.split("; last action ")[1][0] in "01"
-    else:
-        assert message is None, message
+    for dict_obs in (False, True):
+        message = caught(live(fault, at, checks, dict_obs=dict_obs), 25)
+        if found == "in its row":
+            check_message(message, at // 10, at % 10, VIOLATIONS[fault], EnvContractError)
+        elif found == "in its batch":
+            assert message is not None
+            assert message.startswith(f"EnvContractError: slot {SLOT} of ")
+            leaf = "obs['sensor'][1]" if dict_obs else "obs[1]"
+            assert f"row {(at + at // 10) % 5 + 1} of the batch: {leaf}: got {fault[:3]}, expected a finite" in message
+            assert message.split("; last action ")[1][0] in "01"
+        else:
+            assert message is None, message
 
 
 @pytest.mark.parametrize("fault", [f for f in VIOLATIONS if f not in VALUES])

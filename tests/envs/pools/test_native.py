@@ -14,6 +14,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native_groups import NativeGroups
+from tests.params import slow_but
 
 
 class Misbehaves(gym.Env):
@@ -46,7 +47,10 @@ def in_processes(num_envs: int, what: str, where: str) -> AsyncVectorEnv:
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
-@pytest.mark.parametrize(("what", "text"), [("dies", "EOFError|BrokenPipe|ConnectionReset"), ("hangs", "TimeoutError")])
+@pytest.mark.parametrize(
+    ("what", "text"),
+    slow_but("dies", {"dies": ("dies", "EOFError|BrokenPipe|ConnectionReset"), "hangs": ("hangs", "TimeoutError")}),
+)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.timeout(300)  # less than it hangs
 def test_a_process_of_gymnasium_that_dies_or_hangs_is_an_error_in_time(groups: int, what: str, text: str, where: str):

@@ -20,6 +20,7 @@ from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.toy import SeedEcho
 from penstock.testing.pools import check_pool, echo_config
 from penstock.testing.records import RecordCheck
+from tests.params import pairs_first
 
 
 class Halved(SyncVectorEnv):
@@ -60,10 +61,15 @@ def config(env: Callable[..., Any], nested: bool = False) -> EnvConfig:
     return replace(echo_config(nested), env=env)
 
 
-@pytest.mark.parametrize("exclusive", [False, True])
-@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
-@pytest.mark.parametrize(("B", "groups", "T"), [(2, 2, 1), (5, 2, 7), (8, 2, 7), (7, 3, 5), (3, 1, 4)])
-def test_the_contract(B: int, groups: int, T: int, nested: bool, exclusive: bool):
+SHARES = {"2-2-1": (2, 2, 1), "5-2-7": (5, 2, 7), "8-2-7": (8, 2, 7), "7-3-5": (7, 3, 5), "3-1-4": (3, 1, 4)}
+
+
+@pytest.mark.parametrize(
+    ("shares", "nested", "exclusive"),
+    pairs_first(SHARES, {"flat": False, "nested": True}, {"beside": False, "exclusive": True}),
+)
+def test_the_contract(shares: tuple[int, int, int], nested: bool, exclusive: bool):
+    B, groups, T = shares
     check_pool(lambda: NativeGroups(config(Halved, nested), 3, B, groups, exclusive=exclusive), T=T)
 
 
@@ -269,6 +275,7 @@ def test_an_error_in_either_half_carries_its_traceback():
         pool.close()
 
 
+@pytest.mark.slow
 def test_an_error_in_a_process_of_gymnasium_is_an_error_of_the_environment():
     pool = NativeGroups(EnvConfig(HangingVector), 0, 2, 2, step_timeout_s=2.0)
     with pytest.raises(EnvWorkerError, match="TimeoutError"):

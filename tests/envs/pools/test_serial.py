@@ -21,12 +21,24 @@ from penstock.envs.pools.settings import PoolSettings, Reset
 from penstock.envs.toy import Counter, Masked, SeedEcho, Toy
 from penstock.testing.pools import check_pool, echo_config
 from penstock.testing.records import RecordCheck
+from tests.params import pairs_first
+
+SIZES = {"1-1": (1, 1), "1-5": (1, 5), "3-2": (3, 2), "5-7": (5, 7)}
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
-@pytest.mark.parametrize("reset", ["next_step", "batch_end"])
-@pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (3, 2), (5, 7), (17, 3)])
-def test_the_contract(nested: bool, reset: Reset, B: int, T: int):
+@pytest.mark.parametrize(
+    ("size", "nested", "reset"),
+    [
+        *pairs_first(SIZES, {"flat": False, "nested": True}, {"next_step": "next_step", "batch_end": "batch_end"}),
+        *(
+            pytest.param((17, 3), n, r, marks=pytest.mark.slow)
+            for n in (False, True)
+            for r in ("next_step", "batch_end")
+        ),
+    ],
+)
+def test_the_contract(size: tuple[int, int], nested: bool, reset: Reset):
+    B, T = size
     for decorrelation in (0, 1, 25):
 
         def make(decorrelation: int = decorrelation) -> SerialPool:

@@ -9,25 +9,10 @@ import pytest
 
 from penstock.core.tree import tree_leaves
 from penstock.envs.toy import EchoAgents
-from tests.envs.pools.plain_loop import Driver, compare, seated
+from tests.envs.pools.plain_loop import SEATINGS, Driver, compare, seated
 
 
-def turn_about(agent: str, episode: int, seed: int) -> str:
-    return "a" if (int(agent[-1]) + episode) % 2 else "b"
-
-
-SEATINGS: list[tuple[int, tuple[str, ...], Any, Any]] = [
-    (1, ("s",), None, None),
-    (2, ("s",), None, {"s": 3}),  # a seat that idles for ever
-    (5, ("s",), None, None),
-    (2, ("a", "b"), {"agent_0": "a", "agent_1": "b"}, None),
-    (5, ("a", "b", "c"), {f"agent_{k}": "abcab"[k] for k in range(5)}, {"c": 2}),
-    (3, ("a", "b"), turn_about, {"a": 2, "b": 2}),
-]
-
-
-@pytest.mark.parametrize("T", [1, 2, 5, 64])
-@pytest.mark.parametrize(("K", "policies", "mapping", "seats"), SEATINGS)
+@pytest.mark.parametrize(("K", "policies", "mapping", "seats", "T"), SEATINGS)
 def test_every_row_is_the_plain_loops(K: int, policies: Any, mapping: Any, seats: Any, T: int) -> None:
     config = seated(EchoAgents, policies, mapping, seats, kwargs={"agents": K}, checks="always", info_keys=("echo",))
     one, two = (Driver(config, 3, T, buffers, max_decorrelation_steps=0) for buffers in (1, 2))

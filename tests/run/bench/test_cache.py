@@ -112,6 +112,7 @@ def test_a_lambda_has_no_name_to_keep_it_by(cache: Path, asked: list[Any]) -> No
     assert not cache.exists()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_stores_what_was_chosen_and_resume_does_not_ask(cache: Path, asked: list[Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
     exp = ps.Experiment(env=ENV, algo=ps.A2C(), sampler="auto", run=replace(QUIET, dir=str(run)))

@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.machine import Machine
+from penstock.run.bench import search
 from penstock.run.bench.costs import Costs
 from penstock.run.bench.search import (
     Row,
@@ -23,6 +24,11 @@ from penstock.run.bench.search import (
 from tests.run.bench.short import BASE, costs, experiment
 
 pytestmark = pytest.mark.usefixtures("nothing_left_set")
+
+
+@pytest.fixture(autouse=True)
+def _measured_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_SHORTEST_S", 0.05)
 
 
 FOUR = Machine(cores=((0,), (1,), (2,), (3,)), nodes=(0, 0, 0, 0))
@@ -110,7 +116,7 @@ def test_says_why(sampler: Any, parts: Costs, words: str) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_benchmark_measures_what_it_has_time_for_and_leaves_nothing_set() -> None:
-    verdict = bench(experiment(), 2.5)
+    verdict = bench(experiment(), 1.0)
     assert verdict.best.steps_per_s > 0
     assert verdict.rows[0].steps_per_s >= verdict.best.steps_per_s
     for row in verdict.rows:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +40,45 @@ def rewrite(path: Path, state: Any) -> None:
     with HashedFile(path / "state.pt") as file:
         torch.save(state, file)  # type: ignore[arg-type]
     (path / "MANIFEST.json").write_bytes(manifest_bytes(1, None, {"state.pt": file.entry, "policy.safetensors": entry}))
+
+
+def crashes(
+    root: Path, before: Callable[[Path], None], write: Callable[[Path], None], every: int
+) -> Iterator[tuple[Path, bool]]:
+    """Folders in which a process died at the nth call that changes the disk, half a write done first; then one that was through.
+
+    Args:
+        every: how many calls lie between two crashes.
+    """
+    for point in itertools.count(0, every):
+        before(run := root / str(point))
+        if not (pid := os.fork()):
+            try:
+                _die_at(point)
+                write(run)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code in (0, 9)
+        yield run, code == 0
+        if code == 0:
+            assert point > 20
+            return
+
+
+def _die_at(n: int) -> None:
+    left = itertools.count(n, -1)
+
+    def patched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **options: Any) -> Any:
+            if not next(left):
+                if name == "write":
+                    call(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os._exit(9)
+            return call(*args, **options)
+
+        return wrapper
+
+    for name in ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir"):
+        setattr(os, name, patched(name, getattr(os, name)))

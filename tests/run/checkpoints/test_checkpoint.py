@@ -15,7 +15,7 @@ import torch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.checkpoints import checkpoint as module
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
-from tests.run.checkpoints.saved import names, rewrite, save
+from tests.run.checkpoints.saved import crashes, names, rewrite, save
 
 
 def test_policy_tensors_may_share_memory_and_views_take_their_own_size_only(tmp_path: Path) -> None:
@@ -184,75 +184,26 @@ def test_too_little_space_is_told_before_writing(tmp_path: Path, monkeypatch: py
     assert names(tmp_path) == ["000000000001"]
 
 
-CRASH = '''
-import os, sys, shutil
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("new_step", "every"), [(3, 6), (2, 6), *(pytest.param(step, 1, marks=pytest.mark.slow) for step in (3, 2))]
+)
+def test_a_crash_at_any_call_leaves_a_good_checkpoint(tmp_path: Path, new_step: int, every: int) -> None:
+    def keep(run: Path, step: int, x: int) -> None:
+        state = {"x": x, "t": torch.full((8,), float(x))}
+        save_checkpoint(run, step, state, {"w": torch.full((4,), float(x))}, keep=2)
 
-def save(run, step, x):
-    state = {"x": x, "t": torch.full((8,), float(x))}
-    return save_checkpoint(run, step, state, {"w": torch.full((4,), float(x))}, keep=2)
+    def before(run: Path) -> None:
+        keep(run, 1, 1)
+        keep(run, 2, 2)
 
-def crash_at(n):
-    """Dies at the nth system call that changes the disk; half a write is done first."""
-    left = [n]
-    def patched(name):
-        call = getattr(os, name)
-        def wrapper(*args, **options):
-            left[0] -= 1
-            if left[0] < 0:
-                if name == "write":
-                    call(args[0], bytes(args[1])[: len(args[1]) // 2])
-                os._exit(9)
-            return call(*args, **options)
-        return wrapper
-    for name in ("mkdir", "write", "fsync", "rename", "unlink", "rmdir"):
-        setattr(os, name, patched(name))
-
-root, new_step = Path(sys.argv[1]), int(sys.argv[2])
-points = 0
-while True:
-    run = root / str(points)
-    for step in (1, 2):
-        save(run, step, step)
-    pid = os.fork()
-    if pid == 0:
-        crash_at(points)
-        save(run, new_step, 7)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found = load_checkpoint(find_checkpoint(run))
-    assert found.state["x"] in (2, 7), found
-    assert float(found.policy["w"][0]) == float(found.state["t"][0]) == found.state["x"]
-    if code == 0:
-        assert found.state["x"] == 7
-        break
-    assert code == 9, code
-    save(run, 4, 4)
-    names = sorted(p.name for p in (run / "checkpoints").iterdir())
-    assert [n for n in names if not n.isdecimal()] == [], names
-    assert load_checkpoint(find_checkpoint(run)).state["x"] == 4
-    assert len(names) == 2, names
-    points += 1
-print("points", points)
-'''
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("new_step", [3, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_crash_at_any_call_leaves_a_good_checkpoint(tmp_path: Path, new_step: int) -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CRASH, str(tmp_path), str(new_step)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout.split()[-1]) > 20
+    for run, through in crashes(tmp_path, before, lambda run: keep(run, new_step, 7), every):
+        found = load_checkpoint(find_checkpoint(run))
+        assert found.state["x"] == 7 if through else found.state["x"] in (2, 7)
+        assert float(found.policy["w"][0]) == float(found.state["t"][0]) == found.state["x"]
+        keep(run, 4, 4)
+        assert len(names(run)) == 2 and all(name.isdecimal() for name in names(run))
+        assert load_checkpoint(find_checkpoint(run)).state["x"] == 4
 
 
 FULL_DISK = """
@@ -295,6 +246,7 @@ def can_mount() -> bool:
     return subprocess.run(command, capture_output=True, timeout=100, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_full_and_a_read_only_disk(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("needs root and a private mount namespace for a small tmpfs")

@@ -108,6 +108,7 @@ def test_learners_are_one_run_that_goes_on_under_another_number(tmp_path: Path, 
     assert rows(folder)[-1].keys() == rows(tmp_path / "one")[-1].keys()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_costs_no_bit(tmp_path: Path) -> None:
     whole = ps.train(experiment(tmp_path / "whole", learners=2))
     thread = struck(tmp_path / "struck", 1, 1, signal.SIGKILL, (0.0, 0.02))
@@ -153,6 +154,7 @@ def test_kills_at_random_moments_cost_no_bit(tmp_path: Path, algo: Any, seed: in
     thread.join(0.1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_replaced(tmp_path: Path) -> None:
     exp = experiment(tmp_path / "run", learners=2, steps=100_000, learner_timeout_s=5.0)
     said: list[str] = []
@@ -233,6 +235,7 @@ ps.train(exp)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
 def test_no_process_outlives_the_run(tmp_path: Path, zygote: Any, until: Any, number: int, code: int) -> None:
     """Of those that are killed, rank and workers began as users' do."""

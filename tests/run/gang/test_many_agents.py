@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import penstock as ps
@@ -27,7 +28,12 @@ def config(folder: Path, learners: int, steps: int) -> ps.RunConfig:
     )
 
 
-def test_two_learners_of_two_policies_are_one_and_go_on_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", ["forked", pytest.param("as users' are", marks=pytest.mark.slow)])
+def test_two_learners_of_two_policies_are_one_and_go_on_as_one(
+    begun: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if begun == "forked":
+        request.getfixturevalue("forked")
     found = {}
     for learners in (1, 2):
         exp = ps.Experiment("penstock.envs.toy:Nim", ALGO, ps.SerialSampler(T=8, B=5))
@@ -43,6 +49,7 @@ def test_two_learners_of_two_policies_are_one_and_go_on_as_one(tmp_path: Path) -
     _same(ps.load(tmp_path / "1"), ps.load(tmp_path / "2"))
 
 
+@pytest.mark.usefixtures("forked")
 def test_self_play_counts_the_matches_of_all_learners(tmp_path: Path) -> None:
     found = {}
     for learners in (1, 2):

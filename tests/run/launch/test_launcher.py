@@ -134,6 +134,7 @@ def test_the_first_signal_saves_the_second_kills(fake: Path) -> None:
     assert again.command(again.runs[1])[0] == "train"
 
 
+@pytest.mark.slow
 def test_runs_die_with_a_launcher_that_is_killed_and_the_next_goes_on(fake: Path, tmp_path: Path) -> None:
     queue = queue_of(fake, "slow", "deaf", "ok")
     (tmp_path / "scripts").mkdir()

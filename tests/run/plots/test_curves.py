@@ -155,9 +155,8 @@ def test_without_an_episode_the_evaluations_are_drawn(tmp_path: Path) -> None:
 
 def test_runs_of_the_offline_algorithms_are_known_by_their_files(tmp_path: Path) -> None:
     quiet: dict[str, Any] = {"progress": "off", "tensorboard": False, "eval_episodes": 1}
-    teacher = ps.train(
-        ps.Experiment("CartPole-v1", ps.PPO(), run=ps.RunConfig(steps=64, dir=str(tmp_path / "t"), **quiet))
-    )
+    run = ps.RunConfig(steps=64, dir=str(tmp_path / "t"), **quiet)
+    teacher = ps.train(ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.SerialSampler(T=16, B=4), run))
     record(teacher.run_dir, tmp_path / "d", 4)
     for algo in (ps.BC(), ps.MARWIL(), ps.CQL()):
         sampler = ps.OfflineSampler(str(tmp_path / "d"), T=8, B=2)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.run.plots.figure import plot_runs
-from tests.run.plots.made import PPO_META, make_run, texts
+from tests.run.plots.made import PPO_META, make_run, settings, texts
 
 
 def test_seeds_are_one_curve_and_single_runs_show_evaluations(tmp_path: Path) -> None:
@@ -44,10 +44,10 @@ def test_a_run_without_times_still_has_its_curve_over_steps(tmp_path: Path) -> N
     assert "not recorded" in texts(plot_runs([make_run(tmp_path / "a", time=False)], tmp_path / "x.svg"))
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
-def test_pictures_by_suffix(tmp_path: Path, suffix: str, magic: bytes) -> None:
+def test_pictures_by_suffix(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "one", last=2), make_run(tmp_path / "two")]
-    assert plot_runs(runs, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
+    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+        assert plot_runs(runs, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
 
 
 def test_nothing_to_plot_says_what_was_looked_for(tmp_path: Path) -> None:
@@ -69,6 +69,31 @@ def test_a_directory_given_twice_counts_once(tmp_path: Path, monkeypatch: pytest
     assert not any("seeds" in text.lower() for text in shown)
 
 
+def test_a_copy_of_a_run_is_that_run_and_no_further_seed(tmp_path: Path) -> None:
+    of = {"seed": 3}
+    runs = [make_run(tmp_path / name, 1, PPO_META, settings(**of), last=last) for name, last in zip("abc", (11, 8, 11))]
+    with pytest.warns(UserWarning, match="the same run as another one, .*b, .*c$"):
+        shown = texts(plot_runs(runs, tmp_path / "x.svg"))
+    assert "ppo" in shown
+    assert not any("seeds" in text.lower() for text in shown)
+    other = make_run(tmp_path / "d", 2, PPO_META, settings(**of))  # the same seed, and not the same run
+    with pytest.warns(UserWarning, match="the same run"):
+        assert "ppo (2 runs of 1 seed)" in texts(plot_runs([*runs, other], tmp_path / "y.svg"))
+    third = make_run(tmp_path / "e", 3, PPO_META, settings(4))
+    assert "ppo (2 seeds)" in texts(plot_runs([other, third], tmp_path / "z.svg"))
+
+
+def test_each_environment_has_axes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *_, **__: drawn.append(self))
+    names = ("E1", "E2", "E1")
+    runs = [make_run(tmp_path / f"r{i}", 1 + i, {"env": env, "algo": f"a{i}"}) for i, env in enumerate(names)]
+    plot_runs(runs, tmp_path / "x.png")
+    rows = [drawn[0].axes[i : i + 2] for i in (0, 2)]
+    assert [row[0].get_title(loc="left") for row in rows] == ["E1", "E2"]
+    assert [[len(axes.lines) for axes in row] for row in rows] == [[n, n] for n in (6, 3)]  # curve, evaluations, data
+
+
 def test_seeds_without_a_common_stretch_are_not_called_a_mean(tmp_path: Path) -> None:
     early, late = make_run(tmp_path / "a", meta=PPO_META, last=4), make_run(tmp_path / "b", meta=PPO_META, opens=6)
     shown = texts(plot_runs([early, late], tmp_path / "x.svg"))
@@ -88,8 +113,17 @@ def test_a_run_without_the_metric_is_left_out_with_a_warning(tmp_path: Path) -> 
         plot_runs([make_run(tmp_path / "a"), early], tmp_path / "x.png")
 
 
-@pytest.mark.parametrize("name", ["r{}", "a-folder-whose-name-is-as-long-as-people-make-them-{}" * 3])
-@pytest.mark.parametrize("count", [1, 3, 17])
+SHORT, LONG = "r{}", "a-folder-whose-name-is-as-long-as-people-make-them-{}" * 3
+
+
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [
+        (1, SHORT),
+        (17, LONG),
+        *(pytest.param(n, x, marks=pytest.mark.slow) for n, x in ((1, LONG), (3, SHORT), (3, LONG), (17, SHORT))),
+    ],
+)
 def test_any_number_of_runs_is_told_apart_and_named_within_the_picture(
     count: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

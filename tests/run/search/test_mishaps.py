@@ -19,7 +19,7 @@ from penstock.run.search.schedulers import Decision
 from penstock.run.search.stored import BASE, SETTINGS, STATE
 from penstock.run.search.tune import execute, opened, prepared, search_settings
 from tests.run.launch.fakes import Seen
-from tests.run.search.test_queue import EXP, FAKE, begun, legs, queue_of, settings, slots, work
+from tests.run.search.test_queue import EXP, FAKE, begun, legs, queue_of, settings, slots, stand_in, work
 
 ODD = (
     FAKE
@@ -49,11 +49,7 @@ CONTRADICTING = {"algo.c_bar": "uniform(0.5, 1)", "algo.rho_bar": "uniform(0.5, 
 
 @pytest.fixture
 def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "penstock").mkdir()
-    (tmp_path / "penstock" / "__init__.py").touch()
-    (tmp_path / "penstock" / "__main__.py").write_text(ODD)
-    monkeypatch.chdir(tmp_path)
-    return Path("search")
+    return stand_in(ODD, tmp_path, monkeypatch)
 
 
 def change(folder: Path, harm: Callable[[dict[str, Any]], object]) -> None:

@@ -10,7 +10,9 @@ from tests.run.search.toys import SPACE, search, trained
 WIDE = {**SPACE, "algo.clip": "choice(0.1, 0.2, [1,2])", "algo.epochs": "int(1, 4)", "algo.n": "logint(1, 3000)"}
 
 
-@pytest.mark.parametrize("scheduler", ["none", "asha", "median", "pbt"])
+@pytest.mark.parametrize(
+    "scheduler", ["none", "pbt", *(pytest.param(x, marks=pytest.mark.slow) for x in ("asha", "median"))]
+)
 def test_three_pictures_of_a_search(scheduler: str, tmp_path: Path) -> None:
     found = search(space=WIDE, scheduler=scheduler, trials=9, mode="min", metric="$cost$")
     trained(found)

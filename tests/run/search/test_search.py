@@ -238,8 +238,17 @@ def test_pbt_beats_its_worst_start() -> None:
 # Ask and tell
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("suggest", ["tpe", "random", f"{TOYS}:quasi_random", f"{TOYS}:genetic"])
+SUGGESTS = ("tpe", "random", f"{TOYS}:quasi_random", f"{TOYS}:genetic")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "suggest"),
+    [
+        pytest.param(x, y, marks=[pytest.mark.slow] * ((i + j) % 4 != 3))
+        for i, x in enumerate(SCHEDULERS)
+        for j, y in enumerate(SUGGESTS)
+    ],
+)
 def test_a_search_that_is_killed_at_every_step_ends_as_one_that_was_not(scheduler: str, suggest: str) -> None:
     whole, cut = (search(scheduler=scheduler, suggest=suggest, trials=13, seed=3) for _ in range(2))
     trained(whole)
@@ -362,6 +371,7 @@ def test_importances_name_what_mattered() -> None:
     assert importances(found.space, found.trials[:3], 27, found.worth) == {}
 
 
+@pytest.mark.slow
 def test_asha_takes_half_the_steps_of_random_search_for_the_same_best() -> None:
     for seed in range(20):
         whole, halved = search(seed=seed), search(seed=seed, scheduler="asha")
