@@ -52,10 +52,11 @@ def run(argv: list[str]) -> int:
         sampler=sized(settings, BatchSpec(args.T or settings.spec.T, args.B or settings.spec.B)),
         imports=(*exp.imports, *args.imports),
         env_kwargs={**exp.env_kwargs, **kwargs},
+        env_options={**exp.env_options, **key_values(args.env_options, "--env-options")},
         wrappers=(*exp.wrappers, *args.wrappers),
         env_drop=(*exp.env_drop, *args.env_drop),
         env_text=args.env_text or exp.env_text,
-        env_mask=args.env_mask or exp.env_mask,
+        env_mask=exp.env_mask if args.env_mask is None else args.env_mask,
         run=replace(exp.run, device=args.device or exp.run.device),
     )
     verdict = bench(exp, args.budget, say=_progress)
@@ -75,10 +76,11 @@ def _command(args: Any, sampler: Synchronous) -> str:
     parts = ["penstock", "train", args.algo, "--env", args.env]
     parts += [word for module in args.imports for word in ("--import", module)]
     parts += ["--env-kwargs", *args.env_kwargs] if args.env_kwargs else []
+    parts += ["--env-options", *args.env_options] if args.env_options else []
     parts += ["--wrappers", *args.wrappers] if args.wrappers else []
     parts += ["--env-drop", *args.env_drop] if args.env_drop else []
     parts += ["--env-text", str(args.env_text)] if args.env_text else []
-    parts += ["--env-mask", args.env_mask] if args.env_mask else []
+    parts += ["--env-mask", args.env_mask] if args.env_mask is not None else []
     parts += ["--preset", "none"] if args.no_preset else []
     parts += ["--run.device", args.device] if args.device else []
     parts += ["--sampler", found.pop("name")]

@@ -19,6 +19,7 @@ from penstock.samplers import placed
 _ENV = {
     "id": "env",
     "kwargs": "env_kwargs",
+    "options": "env_options",
     "wrappers": "wrappers",
     "info_keys": "info_keys",
     "imports": "imports",

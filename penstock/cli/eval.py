@@ -51,19 +51,19 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.seats and not args.against:
         raise ConfigError(f"--seats {' '.join(args.seats)} without --against; a run by itself plays all agents")
-    env, kwargs = played_env(args)
+    env, added = played_env(args)
     if args.against:
-        return _matches(args, env, kwargs)
+        return _matches(args, env, added)
     require_one_run(Path(args.run))
     if args.exploit or args.exploit_steps:
-        return _exploit(args, env, kwargs)
+        return _exploit(args, env, added)
     from penstock.run.playing.evaluation import evaluate_run, record_video
     from penstock.run.playing.video import require_ffmpeg
     from penstock.run.progress import print_summary
 
     if args.video:
         require_ffmpeg()  # before all is played, not after
-    opened: dict[str, Any] = {"env": env, "env_kwargs": kwargs, "which": args.which, "trust": args.trust}
+    opened: dict[str, Any] = {"env": env, **added, "which": args.which, "trust": args.trust}
     how: dict[str, Any] = {"seed": args.seed, "slots": args.slots, "max_steps": args.max_steps}
     episodes, step = evaluate_run(args.run, episodes=args.episodes, deterministic=not args.stochastic, **opened, **how)
     rows = {
@@ -86,7 +86,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _exploit(args: Any, env: Any, kwargs: Any) -> int:
+def _exploit(args: Any, env: Any, added: Any) -> int:
     """Says how exploitable the policy of a run is."""
     from penstock.run.playing.exploiter import exploit_run
     from penstock.run.progress import print_summary
@@ -99,7 +99,7 @@ def _exploit(args: Any, env: Any, kwargs: Any) -> int:
         args.episodes,
         args.exploit_steps,
         env=env,
-        env_kwargs=kwargs,
+        **added,
         deterministic=not args.stochastic,
         trust=args.trust,
         **how,
@@ -115,7 +115,7 @@ def _exploit(args: Any, env: Any, kwargs: Any) -> int:
     return 0
 
 
-def _matches(args: Any, env: Any, kwargs: Any) -> int:
+def _matches(args: Any, env: Any, added: Any) -> int:
     """Plays the run against others, prints a table, and draws a picture where there are several."""
     from rich.console import Console
     from rich.table import Table
@@ -131,7 +131,7 @@ def _matches(args: Any, env: Any, kwargs: Any) -> int:
         args.against,
         args.episodes,
         env=env,
-        env_kwargs=kwargs,
+        **added,
         which=args.which,
         seed=args.seed,
         deterministic=not args.stochastic,

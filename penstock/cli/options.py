@@ -58,21 +58,32 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--import", dest="imports", action="append", default=[], metavar="PKG", help=text)
 
     def add_environment(self) -> None:
-        """Adds --import, --env-kwargs, --wrappers, --env-drop, --env-text, --env-mask: how an environment is made."""
+        """Adds --import, --wrappers and --env-kwargs, -options, -drop, -text, -mask: how an environment is made."""
         self.add_import(", because it registers environments; may be repeated")
         self.add_argument(
             "--env-kwargs", nargs="+", default=[], metavar="K=V", help="keyword arguments of the environment"
         )
         self.add_argument(
+            "--env-options", nargs="+", default=[], metavar="K=V", help="options that every reset of it is given"
+        )
+        self.add_argument(
             "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
         )
         self.add_argument(
-            "--env-drop", nargs="+", default=[], metavar="KEY", help="keys of a Dict observation to leave out"
+            "--env-drop",
+            nargs="+",
+            default=[],
+            metavar="KEY",
+            help="keys of a Dict observation to leave out; a/b for b in a",
         )
         self.add_argument(
             "--env-text", type=whole_number, default=0, metavar="N", help="show text in observations as N bytes"
         )
-        self.add_argument("--env-mask", metavar="KEY", help="key of the info that holds an action mask")
+        self.add_argument(
+            "--env-mask",
+            metavar="KEY",
+            help="key of the info that holds an action mask; '' for none (default: a method action_masks(), if any)",
+        )
 
     def add_trust(self, of: str = "RUN") -> None:
         """Adds --trust, which `open_run` and all that opens a run take."""
@@ -191,20 +202,23 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
 
     others = getattr(args, "against", [])
     import_modules(args.imports, vars(args), [args.run, *(o for o in others if os.path.isdir(o))], args.trust)
-    kwargs = key_values(args.env_kwargs, "--env-kwargs")
+    added: dict[str, Any] = {
+        "env_kwargs": key_values(args.env_kwargs, "--env-kwargs"),
+        "env_options": key_values(args.env_options, "--env-options"),
+    }
     made = {
         "--wrappers": args.wrappers,
         "--env-drop": args.env_drop,
         "--env-text": [args.env_text] if args.env_text else [],
-        "--env-mask": [args.env_mask] if args.env_mask else [],
+        "--env-mask": [args.env_mask] if args.env_mask is not None else [],
     }
     if args.env is None:
         for option, values in made.items():
             if values:
                 raise ConfigError(f"{option} {values[0]} without --env; the run's environment has its own")
-        return None, kwargs
+        return None, added
     shown: dict[str, Any] = {"drop": tuple(args.env_drop), "text": args.env_text, "mask_key": args.env_mask}
-    return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports), **shown), kwargs
+    return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports), **shown), added
 
 
 def _stored_modules(run: str, trust: bool) -> set[str]:

@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
         "--append", action="store_true", help="add to the dataset that is there, or finish a half-written one"
     )
     args = parser.parse_args(argv)
-    env, kwargs = played_env(args)
+    env, added = played_env(args)
     from penstock.run.progress import print_summary
     from penstock.run.recording import record
 
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
         append=args.append,
         file_format=args.format,
         env=env,
-        env_kwargs=kwargs,
+        **added,
         trust=args.trust,
         progress=tell,
     )

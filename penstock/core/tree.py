@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, dataclass_transform, overload
 
@@ -79,6 +79,23 @@ def tree_paths(tree: Tree) -> list[str]:
     """A readable path for every leaf, in `tree_leaves` order: `obs['camera']`, or '' for a bare leaf."""
     paths = optree.tree_paths(tree, namespace=_NAMESPACE)
     return ["".join(f"[{key!r}]" for key in path) for path in paths]
+
+
+def tree_without(tree: Tree, keys: Sequence[str]) -> Tree:
+    """A tree of dicts without these keys and dicts that they leave empty; absent keys are passed over.
+
+    Args:
+        keys: `a/b` is b in a, unless the tree itself has a key `a/b`.
+    """
+    if not isinstance(tree, dict):
+        return tree
+    out: dict[str, Any] = {}
+    for key, below in tree.items():
+        inner = [path[len(key) + 1 :] for path in keys if path.startswith(f"{key}/") and path not in tree]
+        kept = tree_without(below, inner) if inner else below
+        if key not in keys and not (inner and kept == {}):
+            out[key] = kept
+    return out
 
 
 def is_leaf(tree: Tree) -> bool:

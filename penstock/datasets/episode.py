@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
-from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_structure
+from penstock.envs.contract import Checks, describe_violation, value_limits
 
 ENV = "env/"
 """Prefix of the info columns that the environment reported; the others are the agent's, such as `logp`."""
+
+_MASKLESS = ", or without its masks, as the data is, by env_mask='' (--env-mask '')"
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,13 @@ class EpisodeSource(Protocol):
         """Episode `i` from 0, in arrays of its own. Raises ConfigError if the file is damaged."""
         ...
 
-    def verify(self) -> None:
-        """Reads everything once. Raises ConfigError that names the first damaged file or episode."""
+    def verify(self, checks: Checks = "sampled") -> None:
+        """Reads everything once. Raises ConfigError that names the first damaged file, or episode and row.
+
+        Args:
+            checks: of values, as of environments: observations outside their space are a warning, once, with `sampled`,
+                errors with `always`, and not looked for with the others.
+        """
         ...
 
     def close(self) -> None:
@@ -69,7 +79,7 @@ class EpisodeSource(Protocol):
 
 
 def check_episode(episode: Episode, spec: EnvSpec, where: str) -> None:
-    """Checks structure, shapes, dtypes and end of an episode, and that its numbers are finite.
+    """Checks structure, shapes, dtypes and end of an episode, that its numbers are finite, and its choices legal.
 
     Raises:
         ConfigError: the message begins with `where` and names the first leaf that is wrong.
@@ -86,6 +96,7 @@ def check_episode(episode: Episode, spec: EnvSpec, where: str) -> None:
             raise ConfigError(f"{where}: {name} has the leaves {tree_paths(tree)}; expected {tree_paths(leaves)}")
         for path, x, leaf in zip(tree_paths(leaves), tree_leaves(tree), tree_leaves(leaves)):
             _check_leaf(np.asarray(x), leaf, rows, f"{where}: {name}{path}")
+    check_choices(episode, spec, where)
     if episode.reward.shape != (L,) or episode.reward.dtype != np.float32 or not np.isfinite(episode.reward).all():
         raise ConfigError(
             f"{where}: reward is {episode.reward.dtype}{list(episode.reward.shape)}; expected finite float32[{L}]"
@@ -95,6 +106,72 @@ def check_episode(episode: Episode, spec: EnvSpec, where: str) -> None:
             raise ConfigError(f"{where}: info {key!r} has {len(column)} rows; expected {L}, one for each step")
 
 
+def check_choices(episode: Episode, spec: EnvSpec, where: str) -> None:
+    """Raises ConfigError, with the row, for the first action that its space or its mask does not have."""
+    mask = episode.obs.get(MASK_KEY) if isinstance(episode.obs, dict) else None
+    found = illegal_choice(tree_leaves(episode.action), None if mask is None else mask[:-1], spec)
+    if found is not None:
+        raise ConfigError(f"{where}, row {found[0]}: {found[1]}")
+
+
+def illegal_choice(
+    action: Sequence[npt.NDArray[Any]], mask: npt.NDArray[Any] | None, spec: EnvSpec
+) -> tuple[int, str] | None:
+    """Row and message of the first of N actions that its space or its mask does not have; boxes may be clipped later.
+
+    Args:
+        action: leaves [N, *A]. mask: [N, choices], nonzero for a legal choice, of the observations acted on.
+    """
+    leaves: list[LeafSpec] = tree_leaves(spec.action)
+    for path, x, leaf in zip(tree_paths(spec.action), action, leaves):
+        if leaf.kind != "box" and (row := first_outside(x, leaf)) is not None:
+            return row, f"{_outside(x[row], leaf, f'action{path}')}; correct the data, or use the space that it is of"
+    if mask is None or len(leaves) != 1 or sum(leaves[0].sizes) != math.prod(mask.shape[1:]):
+        return None
+    chosen = action[0].reshape(len(mask), -1).astype(np.int64) - np.ravel(leaves[0].start)
+    for i, (size, stop) in enumerate(zip(leaves[0].sizes, np.cumsum(leaves[0].sizes))):
+        legal = mask.reshape(len(mask), -1)[:, stop - size : stop] != 0
+        bad = legal.any(1) & ~np.take_along_axis(legal, chosen[:, i : i + 1], 1)[:, 0]
+        if bad.any():
+            row = int(np.argmax(bad))
+            return row, (
+                f"action: got {action[0][row]}, which obs[{MASK_KEY!r}] forbids; expected a legal choice, of "
+                f"{(np.flatnonzero(legal[row]) + np.ravel(leaves[0].start)[i % np.size(leaves[0].start)]).tolist()}"
+            )
+    return None
+
+
+def obs_outside(obs: Sequence[npt.NDArray[Any]], spec: EnvSpec) -> tuple[int, str] | None:
+    """Row and message of the first of N observations, as leaves [N, *O], that lies outside its space."""
+    for path, x, leaf in zip(tree_paths(spec.obs), obs, tree_leaves(spec.obs)):
+        if (row := first_outside(x, leaf)) is not None:
+            return row, _outside(x[row], leaf, f"obs{path}")
+    return None
+
+
+def first_outside(x: npt.NDArray[Any], leaf: LeafSpec) -> int | None:
+    """The first row of an array [N, *shape] that holds a value outside its space; None if none does."""
+    _, low, high = value_limits(leaf)
+    bad = np.zeros(len(x), bool)
+    for bound, wrong in ((low, np.less), (high, np.greater)):
+        if bound is not None and len(x):
+            bad |= wrong(x, bound).reshape(len(x), -1).any(1)
+    return int(np.argmax(bad)) if bad.any() else None
+
+
+def _outside(value: Any, leaf: LeafSpec, where: str) -> str:
+    return str(describe_violation(value, leaf, where)).partition("; ")[0]
+
+
+def say_outside(message: str, checks: Checks) -> None:
+    """Raises or warns, as `checks` says, for an observation outside its space."""
+    if checks == "always":
+        raise ConfigError(message)
+    warnings.warn(
+        f"{message}. Training goes on with the value as it is; env_checks='always' makes it an error", stacklevel=4
+    )
+
+
 def check_spec(found: EnvSpec, env: EnvSpec, dataset: str, env_name: str) -> None:
     """Raises ConfigError, naming the first leaf, if a dataset's spaces differ from the environment's."""
     for name, ours, theirs in (("obs", found.obs, env.obs), ("action", found.action, env.action)):
@@ -102,6 +179,7 @@ def check_spec(found: EnvSpec, env: EnvSpec, dataset: str, env_name: str) -> Non
             raise ConfigError(
                 f"dataset {dataset} has other spaces than {env_name}: {name} has the leaves {tree_paths(ours)}, the "
                 f"environment's are {tree_paths(theirs)}; use the environment (and wrappers) that it was recorded in"
+                f"{_MASKLESS if isinstance(theirs, dict) and MASK_KEY in theirs else ''}"
             )
         for path, x, y in zip(tree_paths(ours), tree_leaves(ours), tree_leaves(theirs)):
             keys = [key for key in LeafSpec.__dataclass_fields__ if getattr(x, key) != getattr(y, key)]

@@ -28,9 +28,19 @@ from penstock.core.errors import CheckpointError, ConfigError, MissingExtraError
 from penstock.core.files import open_stored, read_stored
 from penstock.core.machine import free_memory
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.core.tree import Tree
-from penstock.datasets.episode import ENV, Episode, EpisodeSource, check_episode, clipped
+from penstock.core.tree import Tree, tree_leaves
+from penstock.datasets.episode import (
+    ENV,
+    Episode,
+    EpisodeSource,
+    check_episode,
+    clipped,
+    obs_outside,
+    say_outside,
+)
 from penstock.datasets.minari_spaces import space_to_plain, stored_spec
+from penstock.envs.contract import Checks
+from penstock.envs.wrappers import bytes_of
 
 _MAIN, _METADATA = "main_data.hdf5", "metadata.json"
 _VERSION = "0.5.4"
@@ -52,19 +62,20 @@ class MinariEpisodes:
 
     Args:
         directory: that of the dataset, or its folder `data`.
+        drop: keys of the observation to leave out, as far as it has them. text: bytes that texts are shown as.
 
     Raises:
         MissingExtraError: h5py is not installed. ConfigError: half-written, damaged, or not of this layout.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, drop: Sequence[str] = (), text: int = 0) -> None:
         self.path = _data(Path(directory))
         self.name = str(self.path)
         h5py = import_h5py()
         metadata = _read_metadata(self.path)
         self._metadata = metadata
         self._fingerprint: str | None = None
-        self.spec = stored_spec(metadata, str(self.path / _METADATA))
+        self.spec = stored_spec(metadata, str(self.path / _METADATA), drop, text)
         main = str(self.path / _MAIN)
         with _undamaged(main):
             with open_stored(self.path / _MAIN, self.path):
@@ -124,10 +135,13 @@ class MinariEpisodes:
         check_episode(found, self.spec, where)
         return found
 
-    def verify(self) -> None:
+    def verify(self, checks: Checks = "sampled") -> None:
         _ = self.fingerprint  # of the file that is read here, should another take its name during a run
         for i in range(len(self.lengths)):
-            self.episode(i)
+            found = self.episode(i)
+            if checks in ("sampled", "always") and (outside := obs_outside(tree_leaves(found.obs), self.spec)):
+                say_outside(f"{self.path / _MAIN}: episode_{i}, row {outside[0]}: {outside[1]}", checks)
+                checks = "off"
 
     def close(self) -> None:
         self._file.close()
@@ -266,11 +280,13 @@ def _tree(group: Any, name: str, spec: Tree, where: str) -> Tree:
         return leaves if isinstance(spec, dict) else tuple(leaves.values())
     node = _node(group, name, where)
     with _undamaged(f"{where}: {name}"):
-        return _leaf(node, spec)
+        return _leaf(node, spec, where)
 
 
-def _leaf(node: Any, spec: LeafSpec) -> npt.NDArray[Any]:
+def _leaf(node: Any, spec: LeafSpec, where: str) -> npt.NDArray[Any]:
     x = np.asarray(_read(node))
+    if x.ndim == 1 and x.dtype.kind in "SO" and len(spec.shape) == 1:
+        return np.stack([bytes_of(bytes(text), spec.shape[0], f"{where}, row {t}: ") for t, text in enumerate(x)])
     if spec.dtype == "uint8" and len(spec.shape) in (2, 3) and x.shape[1:] != spec.shape:  # each row is a JPEG file
         if not all(bytes(row[:3]) == _JPEG for row in x):
             raise ValueError("a row is no JPEG file")  # other formats have readers that start programs

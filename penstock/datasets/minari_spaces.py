@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -15,18 +15,23 @@ from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree
 from penstock.envs.builtin import harmless_kwarg, is_builtin_env
 from penstock.envs.spaces import env_spec, space_to_spec
+from penstock.envs.wrappers import text_as_bytes, without_keys
 
 
-def stored_spec(metadata: Mapping[str, Any], where: str) -> EnvSpec:
+def stored_spec(metadata: Mapping[str, Any], where: str, drop: Sequence[str] = (), text: int = 0) -> EnvSpec:
     """The spec of the spaces in a dataset's metadata, or else of its environment, which is made for that if built in.
+
+    Args:
+        drop, text: of the environment's settings, by which its observations are shown too.
 
     Raises:
         ConfigError: a space without a fixed-size array, or neither spaces nor an environment that may be made.
     """
     try:
         if "observation_space" in metadata and "action_space" in metadata:
+            shown = _gym_space(json.loads(metadata["observation_space"]))
             return EnvSpec(
-                space_to_spec(_gym_space(json.loads(metadata["observation_space"])), "observation"),
+                space_to_spec(text_as_bytes(without_keys(shown, drop), text), "observation"),
                 space_to_spec(_gym_space(json.loads(metadata["action_space"])), "action"),
             )
         env = _builtin(json.loads(metadata["env_spec"]))
@@ -88,6 +93,8 @@ def _gym_space(plain: Mapping[str, Any]) -> spaces.Space[Any]:
         return spaces.MultiDiscrete(plain["nvec"], dtype=plain["dtype"], start=plain["start"])
     if kind == "MultiBinary":
         return spaces.MultiBinary(plain["n"])
+    if kind == "Text":
+        return spaces.Text(plain["max_length"])
     raise ConfigError(
         f"a {kind} space has no array of fixed size; expected Box, Discrete, MultiDiscrete, MultiBinary, "
         "and Dict or Tuple of these"

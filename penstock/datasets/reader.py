@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,18 @@ import numpy.typing as npt
 from penstock.core.errors import ConfigError
 from penstock.core.files import open_stored, read_stored, require_inside
 from penstock.core.mapped import map_npy
-from penstock.core.spec import EnvSpec
-from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
-from penstock.datasets.episode import Episode, EpisodeSource
+from penstock.core.spec import MASK_KEY, EnvSpec
+from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten, tree_without
+from penstock.datasets.episode import (
+    Episode,
+    EpisodeSource,
+    check_choices,
+    illegal_choice,
+    obs_outside,
+    say_outside,
+)
 from penstock.datasets.minari import MinariEpisodes, is_minari
+from penstock.envs.contract import Checks
 
 FORMAT = 1
 INDEX = "dataset.json"
@@ -41,17 +49,20 @@ _OPEN_SHARDS = 16
 """Shards mapped at a time: each of their files takes a descriptor, of which a process may have 1,024."""
 
 
-def open_dataset(directory: str | Path) -> EpisodeSource:
+def open_dataset(directory: str | Path, drop: Sequence[str] = (), text: int = 0) -> EpisodeSource:
     """A dataset in penstock's or Minari's format.
+
+    Args:
+        drop, text: of the environment that it is for, as in `EnvConfig`: its observations are shown alike.
 
     Raises:
         ConfigError: there is none, or it is half-written or damaged; the message says which.
     """
     path = Path(directory)
     if (path / INDEX).is_file():
-        return Dataset(path)
+        return Dataset(path, drop)
     if is_minari(path):
-        return MinariEpisodes(path)
+        return MinariEpisodes(path, drop, text)
     if not path.is_dir():
         raise ConfigError(
             f"no dataset at {path} (from {Path.cwd()}); expected a folder that `penstock record RUN --dataset "
@@ -73,11 +84,14 @@ def open_dataset(directory: str | Path) -> EpisodeSource:
 class Dataset:
     """A complete dataset in penstock's format; an `EpisodeSource`.
 
+    Args:
+        drop: keys of the observation to leave out, as far as it has them.
+
     Raises:
         ConfigError: half-written, of another format version, or a file is missing or has another size.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, drop: Sequence[str] = ()) -> None:
         self.path = Path(directory)
         self.name = str(self.path)
         self.index = read_index(self.path)
@@ -92,9 +106,15 @@ class Dataset:
             )
             raise ConfigError(f"dataset {self.path} is half-written: its recorder ended before it was complete. {kept}")
         self.env = str(self.index["env"])
-        self.spec, info = stored_columns(self.index)
+        stored, info = stored_columns(self.index)
+        self._stored = stored
+        numbers = tree_unflatten(tree_structure(stored.obs), list(range(len(tree_leaves(stored.obs)))))
+        self._shown: list[int] = tree_leaves(tree_without(numbers, drop))
+        """Numbers of the leaves of the stored observation that are not dropped."""
+        self.spec = EnvSpec(tree_without(stored.obs, drop), stored.action)
         self.info: Mapping[str, tuple[str, tuple[int, ...]]] = info
         self._shards: list[dict[str, Any]] = self.index["shards"]
+        self._verified = False
         self._open: OrderedDict[int, dict[str, npt.NDArray[Any]]] = OrderedDict()
         for shard in self._shards:
             for file, entry in shard["files"].items():
@@ -125,13 +145,13 @@ class Dataset:
         at = i - int(self._ends[number] - len(self._starts[number]))
         start, L = int(self._starts[number][at]), int(self.lengths[i])
 
-        def leaves(name: str, count: int, first: int, rows: int) -> list[npt.NDArray[Any]]:
-            return [np.array(shard[f"{name}-{k}"][first : first + rows]) for k in range(count)]
+        def leaves(name: str, numbers: Iterable[int], first: int, rows: int) -> list[npt.NDArray[Any]]:
+            return [np.array(shard[f"{name}-{k}"][first : first + rows]) for k in numbers]
 
-        obs = leaves("obs", len(tree_leaves(self.spec.obs)), start + at, L + 1)
-        action = leaves("action", len(tree_leaves(self.spec.action)), start, L)
-        info = leaves("info", len(self.info), start, L)
-        return Episode(
+        obs = leaves("obs", self._shown, start + at, L + 1)
+        action = leaves("action", range(len(tree_leaves(self.spec.action))), start, L)
+        info = leaves("info", range(len(self.info)), start, L)
+        found = Episode(
             tree_unflatten(tree_structure(self.spec.obs), obs),
             tree_unflatten(tree_structure(self.spec.action), action),
             np.array(shard["reward"][start : start + L]),
@@ -139,9 +159,12 @@ class Dataset:
             bool(shard["truncated"][at]),
             dict(zip(self.info, info)),
         )
+        if not self._verified:
+            check_choices(found, self.spec, f"dataset {self.path}, episode {i}")
+        return found
 
-    def verify(self) -> None:
-        for shard in self._shards:
+    def verify(self, checks: Checks = "sampled") -> None:
+        for number, shard in enumerate(self._shards):
             for file, entry in shard["files"].items():
                 path = self.path / shard["dir"] / file
                 try:
@@ -154,6 +177,31 @@ class Dataset:
                         f"{path} is damaged: sha256 {found[:12]}..., expected {entry['sha256'][:12]}...; copy "
                         "the dataset again, or record it anew"
                     )
+            if self._look(number, checks):
+                checks = "off"
+        self._verified = True
+
+    def _look(self, number: int, checks: Checks) -> bool:
+        """Raises for a choice of a shard that is none; True if it warned of an observation outside its space."""
+        shard, starts = self._mapped(number), self._starts[number]
+        obs_starts = starts + np.arange(len(starts))
+        mask = None
+        if isinstance(self.spec.obs, dict) and MASK_KEY in self.spec.obs:
+            leaf = tree_unflatten(tree_structure(self.spec.obs), self._shown)[MASK_KEY]
+            mask = np.delete(shard[f"obs-{leaf}"], obs_starts[1:] - 1, axis=0)[:-1]
+        action = [shard[f"action-{k}"] for k in range(len(tree_leaves(self.spec.action)))]
+        if found := illegal_choice(action, mask, self.spec):
+            raise ConfigError(f"{self._place(number, starts, found[0])}: {found[1]}")
+        looks = checks in ("sampled", "always")
+        found = obs_outside([shard[f"obs-{k}"] for k in self._shown], self.spec) if looks else None
+        if found is not None:
+            say_outside(f"{self._place(number, obs_starts, found[0])}: {found[1]}", checks)
+        return found is not None
+
+    def _place(self, number: int, starts: npt.NDArray[np.int64], row: int) -> str:
+        """Dataset, episode and row in it of a row of a shard whose episodes start at these rows."""
+        i = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"dataset {self.path}, episode {int(self._ends[number]) - len(starts) + i}, row {row - int(starts[i])}"
 
     def close(self) -> None:
         self._open.clear()
@@ -167,7 +215,7 @@ class Dataset:
             dtype, shape = list(self.info.values())[int(k)]
             return np.dtype(dtype), (rows, *shape)
         if kind in ("obs", "action"):
-            leaf = tree_leaves(getattr(self.spec, kind))[int(k)]
+            leaf = tree_leaves(getattr(self._stored, kind))[int(k)]
             return np.dtype(leaf.dtype), (rows + E * (kind == "obs"), *leaf.shape)
         dtype, shape = {**plain, "reward": (np.float32, (rows,))}[name]
         return np.dtype(dtype), shape

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,8 @@ from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tr
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.check_agents import check_agents
 from penstock.envs.closing import close_env
+from penstock.envs.conform.notes import mask_note, stateful_note
+from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.contract import (
     Checks,
     describe_reset_violation,
@@ -61,6 +63,10 @@ class EnvReport:
     """The first value seen outside its space, as a message; None if there was none, or `checks` looks at no bounds."""
     agents: AgentSpecs | None = None
     """What each agent sees and does; None in an environment of one."""
+    note: str = ""
+    """What is done to it without being asked, for the first lines of a run."""
+    warning: str = ""
+    """What its wrappers do to a run, as they remember more than an episode."""
 
 
 @dataclass
@@ -90,10 +96,11 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
     checks = config.checks
     made = config.make()
     try:
+        remarks = {"note": mask_note(config, made), "warning": stateful_note(config, made)}
         if isinstance(made, gym.vector.VectorEnv):
-            return check_vector_env(made)
+            return replace(check_vector_env(made), **remarks)
         if is_agents_env(made):
-            return _report_on_agents(config, seed, steps)
+            return replace(_report_on_agents(config, seed, steps), **remarks)
         spec = env_spec(made)
         record = _Record()
         _play(made, spec, checks, seed, 0, steps, record)
@@ -108,7 +115,7 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
         close_env(again, config.name)
     step_s = statistics.median(record.step_s or [0.0])
     reset_s = statistics.median(record.reset_s)
-    return EnvReport(spec, reproducible, has_state, steps, reset_s, step_s, record.out_of_bounds)
+    return EnvReport(spec, reproducible, has_state, steps, reset_s, step_s, record.out_of_bounds, None, **remarks)
 
 
 def _report_on_agents(config: EnvConfig, seed: int, steps: int) -> EnvReport:
@@ -193,7 +200,7 @@ def _check_memory(before: Any, after: Any, spec: EnvSpec, where: str) -> None:
         if np.asarray(old).tobytes() != np.asarray(new).tobytes():
             raise EnvContractError(
                 f"{where}: observation{path}: got the memory of the observation before, whose content has changed, "
-                "expected a new array; return obs.copy()"
+                f"expected a new array; return obs.copy(){NOT_YOURS}"
             )
 
 

@@ -22,6 +22,7 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY, BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.contract import describe_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.pettingzoo import takes_turns
@@ -243,7 +244,7 @@ class _Watch:
                 raise EnvContractError(
                     f"slot 0 of {self._name} in step() at episode {len(self.reset_s) - 1}, agent {agent!r}: rewards it "
                     f"with {reward} though it is not in env.agents {self._agents}; give an agent its last reward "
-                    "before it goes"
+                    f"before it goes{NOT_YOURS}, which leaves such rewards out"
                 )
 
 

@@ -7,12 +7,14 @@ A value outside its space is a violation only where `bounds` says so: `OutOfBoun
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree
+from penstock.envs.conform.values import NOT_YOURS, conform_flag, conform_info, conform_reward, conforms
 
 Checks = Literal["sampled", "always", "finite", "off"]
 LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -50,7 +52,10 @@ def describe_violation(obs: Any, spec_tree: Tree, where: str, values: Values = "
         return check(obs, spec_tree, where, values)
     if isinstance(spec_tree, dict):
         if not isinstance(obs, dict):
-            return f"{where}: got {_shown(obs)}, expected a dict with keys {sorted(spec_tree)}; the space is a Dict"
+            cure = NOT_YOURS if isinstance(obs, Mapping) else ""
+            return (
+                f"{where}: got {_shown(obs)}, expected a dict with keys {sorted(spec_tree)}; the space is a Dict{cure}"
+            )
         if obs.keys() != spec_tree.keys():
             missing, extra = sorted(spec_tree.keys() - obs.keys()), sorted(map(str, obs.keys() - spec_tree.keys()))
             return (
@@ -61,7 +66,8 @@ def describe_violation(obs: Any, spec_tree: Tree, where: str, values: Values = "
     else:
         if not isinstance(obs, tuple) or len(obs) != len(spec_tree):
             size = f" of {len(obs)}" if isinstance(obs, tuple) else ""
-            return f"{where}: got {_shown(obs)}{size}, expected a tuple of {len(spec_tree)}; the space is a Tuple"
+            cure = NOT_YOURS if isinstance(obs, list) and len(obs) == len(spec_tree) else ""  # pyright: ignore
+            return f"{where}: got {_shown(obs)}{size}, expected a tuple of {len(spec_tree)}; the space is a Tuple{cure}"
         pairs = ((f"{where}[{i}]", below, leaf) for i, (below, leaf) in enumerate(zip(obs, spec_tree)))
     for path, below, leaf in pairs:
         if message := describe_violation(below, leaf, path, values):
@@ -73,7 +79,9 @@ def describe_step_violation(result: Any) -> str | None:
     """The first way in which a result of `step`, but for its observation, breaks Gymnasium's API; else None."""
     if not isinstance(result, tuple) or len(result) != 5:
         size = f" of {len(result)}" if isinstance(result, tuple) else ""
-        hint = "; that is the old gym API: split done into terminated and truncated" if size == " of 4" else ""
+        hint = (
+            f"; that is the old gym API: split done into terminated and truncated{NOT_YOURS}" if size == " of 4" else ""
+        )
         return f"got {_shown(result)}{size}, expected a tuple (obs, reward, terminated, truncated, info){hint}"
     _, reward, terminated, truncated, info = result
     if not _is_real(reward):
@@ -82,14 +90,16 @@ def describe_step_violation(result: Any) -> str | None:
             hint = "return reward.item()" if reward.size == 1 else _ONE_REWARD
         elif isinstance(reward, (list, tuple, dict)):
             hint = _FOR_EACH
+        hint += NOT_YOURS if isinstance(conform_reward(reward), float) else ""
         return f"reward: got {_shown(reward)}, expected one real number; {hint}"
     if not -LARGEST_REWARD <= float(reward) <= LARGEST_REWARD:
         return f"reward: got {reward}, expected a finite number that fits float32; look for a division by zero"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):
-            return f"{name}: got {_shown(flag)}, expected a bool; return bool({name})"
+            cure = NOT_YOURS if isinstance(conform_flag(flag), bool) else ""
+            return f"{name}: got {_shown(flag)}, expected a bool; return bool({name}){cure}"
     if not isinstance(info, dict):
-        return f"info: got {_shown(info)}, expected a dict; return {{}} if there is nothing to say"
+        return f"info: got {_shown(info)}, expected a dict; return {{}} if there is nothing to say{_of_info(info)}"
     return None
 
 
@@ -97,10 +107,15 @@ def describe_reset_violation(result: Any) -> str | None:
     """The first way in which a result of `reset`, but for its observation, breaks Gymnasium's API; else None."""
     if not isinstance(result, tuple) or len(result) != 2:
         size = f" of {len(result)}" if isinstance(result, tuple) else ""
-        return f"got {_shown(result)}{size}, expected a tuple (obs, info)"
-    if not isinstance(result[1], dict):
-        return f"info: got {_shown(result[1])}, expected a dict; return {{}} if there is nothing to say"
+        cure = "" if isinstance(result, tuple) else f"; return obs, {{}}{NOT_YOURS}"
+        return f"got {_shown(result)}{size}, expected a tuple (obs, info){cure}"
+    if not isinstance(info := result[1], dict):
+        return f"info: got {_shown(info)}, expected a dict; return {{}} if there is nothing to say{_of_info(info)}"
     return None
+
+
+def _of_info(info: Any) -> str:
+    return NOT_YOURS if isinstance(conform_info(info), dict) else ""
 
 
 def _is_real(value: Any) -> bool:
@@ -113,7 +128,7 @@ def _discrete(obs: Any, leaf: LeafSpec, where: str, values: Values) -> str | Non
     if isinstance(obs, np.ndarray) and obs.ndim == 0:
         obs = obs[()]
     if not isinstance(obs, (int, np.integer)) or isinstance(obs, bool):
-        return f"{where}: got {_shown(obs)}, expected an integer; return int(obs)"
+        return f"{where}: got {_shown(obs)}, expected an integer; return int(obs){_of_obs(obs, leaf)}"
     start: Any = leaf.start
     if values == "bounds" and not start <= obs < start + leaf.sizes[0]:
         return f"{where}: got {obs}, expected {start} to {start + leaf.sizes[0] - 1}; {_CURE}"
@@ -124,13 +139,14 @@ def _array(obs: Any, leaf: LeafSpec, where: str, values: Values) -> str | None:
     if not isinstance(obs, (np.ndarray, np.generic)):
         return (
             f"{where}: got {_shown(obs)}, expected a numpy array {leaf.dtype}{list(leaf.shape)}; return "
-            f"np.asarray(obs, dtype=np.{leaf.dtype})"
+            f"np.asarray(obs, dtype=np.{leaf.dtype}){_of_obs(obs, leaf)}"
         )
     if obs.shape != leaf.shape:
-        return f"{where}: got shape {list(obs.shape)}, expected {list(leaf.shape)}; nothing is broadcast, declare it so"
+        hint = f"nothing is broadcast, declare it so{_of_obs(obs, leaf)}"
+        return f"{where}: got shape {list(obs.shape)}, expected {list(leaf.shape)}; {hint}"
     dtype, low, high = value_limits(leaf)
     if obs.dtype != dtype:
-        hint = f"return obs.astype(np.{leaf.dtype}) or declare it so"
+        hint = f"return obs.astype(np.{leaf.dtype}) or declare it so{_of_obs(obs, leaf)}"
         return f"{where}: got dtype {obs.dtype}, expected {leaf.dtype}; {hint}"
     if values != "any" and dtype.kind == "f" and not np.isfinite(obs).all():
         index = _first(~np.isfinite(obs))
@@ -143,6 +159,10 @@ def _array(obs: Any, leaf: LeafSpec, where: str, values: Values) -> str | None:
             got, limit = np.asarray(obs)[index], np.broadcast_to(bound, leaf.shape)[index]
             return f"{where}: got {got} at {list(index)}, expected at {word} {limit}; {_CURE}"
     return None
+
+
+def _of_obs(obs: Any, leaf: LeafSpec) -> str:
+    return NOT_YOURS if conforms(obs, leaf) else ""
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ Gymnasium makes of the id instead.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib.util
@@ -134,6 +135,21 @@ def take_shipped(entry: Any) -> None:
     """Has an id mean here what it means where its entry comes from, unless a module that is imported registers it."""
     if entry is not None:
         _shipped[entry.id] = entry
+
+
+def entry_point(id_: str) -> Callable[..., Any] | None:
+    """The class or function behind a registered id; None for an id or a module that is not there."""
+    entry = gym.registry.get(id_, _shipped.get(id_))
+    if entry is None:  # Gymnasium takes an id without its version for the newest
+        with contextlib.suppress(gym.error.Error):
+            entry = gym.spec(id_)
+    found: Any = getattr(entry, "entry_point", None)
+    if isinstance(found, str):
+        try:
+            return import_object(found)
+        except (ConfigError, ImportError):
+            return None  # `make_registered` says what is wrong
+    return found
 
 
 def make_registered(id_: str, **kwargs: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import inspect
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium as gym
@@ -28,6 +30,7 @@ from penstock.envs.ids import (
     OLD_GYM,
     VECTORIZED,
     UnknownIdError,
+    entry_point,
     make_registered,
     make_vectorized,
     note_on,
@@ -36,7 +39,7 @@ from penstock.envs.ids import (
 )
 from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
-from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes
+from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes, give_options, masks_itself, why_unmasked
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
 StateOf: TypeAlias = Literal["", "env", "joint"]
@@ -89,7 +92,10 @@ class EnvConfig:
     text: int = 0
     """Bytes of every text in the observation, shown as an array of that length by `TextBytes`; 0: text is refused."""
     mask_key: str | None = None
-    """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper."""
+    """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper.
+
+    None: the method `action_masks()` is asked, if the environment has it and no mask in its observation. "": no mask.
+    """
     state: StateOf = ""
     """A state for critics that see more than an agent does, under `state` in every agent's observation.
 
@@ -98,6 +104,8 @@ class EnvConfig:
     """
     seating: Seating | None = None
     """Of an environment of many agents, who plays whom; `Policies.seat(env)` fills it in. None for one agent."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Given to every `reset(options=...)`, evaluations included; plain data, which is stored with the run."""
 
     def __post_init__(self) -> None:
         refuse_made(self.env)
@@ -112,6 +120,9 @@ class EnvConfig:
                     f"{name}={getattr(self, name)!r}; expected a tuple: {name}=({getattr(self, name)!r},)"
                 )
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        given: Any = self.options
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise ConfigError(f"options={given!r}; expected a dict for reset(options=...), e.g. {{'level': 3}}")
         if not isinstance(self.text, int) or self.text < 0:
             raise ConfigError(f"text={self.text!r}; expected the bytes of the longest text, e.g. 64, or 0")
         if self.state not in get_args(StateOf):
@@ -124,8 +135,14 @@ class EnvConfig:
         """The id, or the import path or name of the callable."""
         return self.env if isinstance(self.env, str) else _name(self.env)
 
-    def make(self) -> AnyEnv:
-        """A new environment; its owner closes it. Of many agents it has PettingZoo's API, not this type.
+    def make(self, slot: int = 0) -> AnyEnv:
+        """A new environment, as the run plays it: wrapped, and reset with `options`. Its owner closes it.
+
+        Of many agents it has PettingZoo's API, not this type.
+
+        Args:
+            slot: given to a factory that names a parameter `slot`: the number among all slots of the run, below 0 for
+                an evaluation's (-1 is its first); of a batched environment that of its first slot.
 
         Raises:
             ConfigError: unknown id, module or name; a missing extra; the factory returned no environment.
@@ -135,7 +152,9 @@ class EnvConfig:
             _import_module(module, "imports")
         what = f"env factory {self.name}"
         try:
-            env = _expect_env(_call(self._factory(), self.kwargs, what), what)
+            factory = self._factory()
+            kwargs = {**self.kwargs, "slot": slot} if _asks_slot(factory) and "slot" not in self.kwargs else self.kwargs
+            env = _expect_env(_call(factory, kwargs, what), what)
         except UnknownIdError as error:
             module = self.name.partition(":")[0] if ":" in self.name else ""
             raise ConfigError(unknown_id(error.id_, tuple(filter(None, (*self.imports, module))))) from error
@@ -145,14 +164,16 @@ class EnvConfig:
                 wrap = import_object(wrapper) if isinstance(wrapper, str) else wrapper
                 env = _expect_env(_call(functools.partial(wrap, env), {}, what), what)
             env = self._shown(env)
+            if self.options:
+                give_options(env, self.options)
         except BaseException:
             close_env(env, self.name)
             raise
         return env
 
-    def make_one(self) -> gym.Env[Any, Any]:
+    def make_one(self, slot: int = 0) -> gym.Env[Any, Any]:
         """As `make`, but raises NativeEnvError for a native batched environment."""
-        env = self.make()
+        env = self.make(slot)
         if is_agents_env(env):
             close_env(env, self.name)
             raise ConfigError(
@@ -194,7 +215,10 @@ class EnvConfig:
             changed = DropKeys(changed, self.drop)
         if self.text:
             changed = TextBytes(changed, self.text)
-        return changed if self.mask_key is None else ActionMask(changed, self.mask_key)
+        if self.mask_key is None:
+            ask = isinstance(changed, gym.Env) and masks_itself(changed) and not why_unmasked(changed)
+            return ActionMask(changed, None) if ask else changed
+        return ActionMask(changed, self.mask_key) if self.mask_key else changed
 
     def _factory(self) -> Callable[..., Any]:
         if not isinstance(self.env, str):
@@ -221,6 +245,32 @@ class EnvConfig:
 def as_env_config(env: EnvConfig | str | Callable[..., Any]) -> EnvConfig:
     """Settings from an id, an import path or a callable; an `EnvConfig` is returned unchanged."""
     return env if isinstance(env, EnvConfig) else EnvConfig(env)
+
+
+def factory_slot(number: int, evaluation: bool) -> int:
+    """The slot that a factory is told: an evaluation's are below 0, as they live beside those that train."""
+    return -1 - number if evaluation else number
+
+
+def _asks_slot(factory: Callable[..., Any]) -> bool:
+    """True for a factory with a parameter `slot`, or an id whose class has one, to which nothing is bound yet."""
+    bound: dict[str, Any] = {}
+    while isinstance(factory, functools.partial):
+        if factory.func is make_registered:
+            found = entry_point(factory.args[0])
+            return found is not None and _asks_slot(found)
+        bound, factory = {**factory.keywords, **bound}, factory.func
+    with contextlib.suppress(TypeError, ValueError):  # of builtins without a signature
+        named = inspect.signature(factory).parameters.get("slot")
+        return named is not None and named.kind is not named.VAR_KEYWORD and "slot" not in bound
+    return False
+
+
+def with_added(
+    config: EnvConfig, kwargs: Mapping[str, Any] | None, options: Mapping[str, Any] | None = None
+) -> EnvConfig:
+    """The settings with more keyword arguments and options of resets, which win over those that are there."""
+    return replace(config, kwargs={**config.kwargs, **(kwargs or {})}, options={**config.options, **(options or {})})
 
 
 def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> Any:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree
+from penstock.envs.conform.values import NOT_YOURS
 
 _FITS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
 
@@ -47,7 +48,9 @@ def space_to_spec(space: Any, where: str) -> Tree:
             return tuple(space_to_spec(below, f"{where}[{i}]") for i, below in enumerate(space.spaces))
         for key in space.spaces:
             if not isinstance(key, str):
-                raise ConfigError(f"{where} space has the key {key!r} ({type(key).__name__}); Dict keys must be text")
+                raise ConfigError(
+                    f"{where} space has the key {key!r} ({type(key).__name__}); Dict keys must be text{NOT_YOURS}"
+                )
         return {key: space_to_spec(below, f"{where}[{key!r}]") for key, below in space.spaces.items()}
     leaf = leaf_spec(space)
     if leaf is None:
@@ -65,8 +68,8 @@ def is_text(space: Any) -> bool:
 def _cure(space: Any, where: str) -> str:
     """What makes such a space one that fits."""
     _, _, key = where.partition("['")
-    key = key.removesuffix("']")
-    ways = [f"leave it out by env_drop=({key!r},) (--env-drop {key})"] if key and "['" not in key else []
+    key = key.removesuffix("']").replace("']['", "/")
+    ways = [f"leave it out by env_drop=({key!r},) (--env-drop {key})"] if key and "[" not in key else []
     if where.startswith("action"):
         ways = []
     elif is_text(space):

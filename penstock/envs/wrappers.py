@@ -1,8 +1,8 @@
-"""Wrappers that change what one environment shows."""
+"""Wrappers that change what one environment shows, or how it is reset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -13,11 +13,16 @@ from gymnasium import spaces
 
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import MASK_KEY
+from penstock.core.tree import tree_without
+from penstock.envs.conform.agents import ConformParallel, ConformTurns
+from penstock.envs.conform.observations import conform_space, conformer
+from penstock.envs.conform.values import conform_flag, conform_info, conform_reward
+from penstock.envs.pettingzoo import is_agents_env, takes_turns
 from penstock.envs.spaces import is_text
 
 
 class DropKeys(gym.ObservationWrapper[Any, Any, Any]):
-    """Shows a Dict observation without some of its keys.
+    """Shows a Dict observation without some of its keys; `a/b` is the key b of the Dict a.
 
     Raises:
         ConfigError: the observation is no Dict, has no such key, or would be empty.
@@ -28,17 +33,18 @@ class DropKeys(gym.ObservationWrapper[Any, Any, Any]):
         space = env.observation_space
         if not isinstance(space, spaces.Dict):
             raise ConfigError(f"drop={tuple(keys)} with the observation space {space!r}; expected a Dict")
+        known = key_paths(space)
         for key in keys:
-            if key not in space.spaces:
-                raise ConfigError(f"drop={tuple(keys)}: the observation has no {key!r}; {nearest(key, space.spaces)}")
-        self._kept = [key for key in space.spaces if key not in keys]
-        if not self._kept:
+            if key not in known:
+                raise ConfigError(f"drop={tuple(keys)}: the observation has no {key!r}; {nearest(key, known)}")
+        self._keys = tuple(keys)
+        self.observation_space = shown = without_keys(space, keys)
+        if not shown.spaces:
             raise ConfigError(f"drop={tuple(keys)} leaves nothing of the observation; keep one of its keys")
-        self.observation_space = spaces.Dict({key: space.spaces[key] for key in self._kept})
 
     def observation(self, observation: Any) -> dict[str, Any]:
         """The keys that are kept."""
-        return {key: observation[key] for key in self._kept}
+        return tree_without(observation, self._keys)
 
 
 class TextBytes(gym.ObservationWrapper[Any, Any, Any]):
@@ -52,27 +58,64 @@ class TextBytes(gym.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], size: int) -> None:
         super().__init__(env)
         self._size = size
-        self.observation_space = self._shown_space(env.observation_space)
+        self.observation_space = text_as_bytes(env.observation_space, size)
         if self.observation_space == env.observation_space:
             raise ConfigError(f"text={size} with the observation space {env.observation_space!r}, which has no text")
 
     def observation(self, observation: Any) -> Any:
         """The observation with bytes in place of text."""
         if isinstance(observation, str):
-            code = observation.encode()
-            if len(code) > self._size:
-                raise EnvWorkerError(f"text {observation!r} is {len(code)} bytes long; set text={len(code)} or more")
-            return np.frombuffer(code.ljust(self._size, b"\0"), np.uint8).copy()
+            return bytes_of(observation.encode(), self._size)
         if isinstance(observation, dict):
             return {key: self.observation(below) for key, below in observation.items()}
         return tuple(map(self.observation, observation)) if isinstance(observation, tuple) else observation
 
-    def _shown_space(self, space: Any) -> Any:
-        if isinstance(space, spaces.Dict):
-            return spaces.Dict({key: self._shown_space(below) for key, below in space.spaces.items()})
-        if isinstance(space, spaces.Tuple):
-            return spaces.Tuple([self._shown_space(below) for below in space.spaces])
-        return spaces.Box(0, 255, (self._size,), np.uint8) if is_text(space) else space
+
+def bytes_of(text: bytes, size: int, of_dataset: str = "") -> npt.NDArray[np.uint8]:
+    """[size] uint8 of a text in UTF-8, zeros behind.
+
+    Args:
+        of_dataset: the place in a dataset that it is from; else it is an environment's.
+
+    Raises:
+        ConfigError, EnvWorkerError: the text is longer, in a dataset or of an environment.
+    """
+    if len(text) > size:
+        said = f"text {text.decode(errors='replace')!r} is {len(text)} bytes long; set text={len(text)} or more"
+        raise (ConfigError if of_dataset else EnvWorkerError)(f"{of_dataset}{said} (--env-text {len(text)})")
+    return np.frombuffer(text.ljust(size, b"\0"), np.uint8).copy()
+
+
+def text_as_bytes(space: Any, size: int) -> Any:
+    """The space in which every text is an uint8 array [size]; 0 leaves texts as they are."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: text_as_bytes(below, size) for key, below in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([text_as_bytes(below, size) for below in space.spaces])
+    return spaces.Box(0, 255, (size,), np.uint8) if size and is_text(space) else space
+
+
+def without_keys(space: Any, keys: Sequence[str]) -> Any:
+    """The space of an observation of which `tree_without` leaves out these keys."""
+    kept = tree_without(_as_dict(space), keys)
+    return _as_space(kept) if isinstance(kept, dict) else kept
+
+
+def key_paths(space: spaces.Dict, before: str = "") -> list[str]:
+    """Its keys and those of Dicts in it, as `drop` names them: `a`, `a/b`."""
+    out: list[str] = []
+    for key, below in space.spaces.items():
+        out.append(f"{before}{key}")
+        out += key_paths(below, f"{before}{key}/") if isinstance(below, spaces.Dict) else []
+    return out
+
+
+def _as_dict(space: Any) -> Any:
+    return {key: _as_dict(below) for key, below in space.spaces.items()} if isinstance(space, spaces.Dict) else space
+
+
+def _as_space(tree: Any) -> Any:
+    return spaces.Dict({key: _as_space(below) for key, below in tree.items()}) if isinstance(tree, dict) else tree
 
 
 class WeightedReward(gym.Wrapper[Any, Any, Any, Any]):
@@ -102,15 +145,16 @@ class WeightedReward(gym.Wrapper[Any, Any, Any, Any]):
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
     """Shows `info[key]` as `obs["action_mask"]`, an int8 array [sum of action sizes] in which 1 is a legal action.
 
+    Without a key it shows what the environment's method `action_masks()` returns, as sb3-contrib's MaskablePPO asks it.
     The observation becomes `{"obs": obs, "action_mask": mask}`; a Dict observation keeps its keys and gains the mask.
     A MultiDiscrete mask is the concatenation over its dimensions; the info may also hold a tuple of arrays.
 
     Raises:
         ConfigError: the action space is neither Discrete nor MultiDiscrete, or "action_mask" is observed already.
-        EnvWorkerError: a reset or step gave no `info[key]`, or one of another length.
+        EnvWorkerError: a reset or step gave no mask, or one of another length.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], key: str = MASK_KEY) -> None:
+    def __init__(self, env: gym.Env[Any, Any], key: str | None = MASK_KEY) -> None:
         super().__init__(env)
         self._key = key
         self._size = _choices(env.action_space)
@@ -132,18 +176,113 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         return self._shown(obs, info, "step"), reward, terminated, truncated, info
 
     def _shown(self, obs: Any, info: dict[str, Any], method: str) -> dict[str, Any]:
-        if self._key not in info:
+        if self._key is None:
+            found, place = self.env.get_wrapper_attr("action_masks")(), "action_masks()"
+        elif self._key in info:
+            found, place = info[self._key], f"info[{self._key!r}]"
+        else:
             raise EnvWorkerError(
                 f"{method} gave no info[{self._key!r}]; its keys are {sorted(map(str, info))}; give the action mask "
                 "there in reset and in every step, or name its key in mask_key"
             )
-        mask = _flat(info[self._key])
+        mask = _flat(found)
         if mask.size != self._size:
             raise EnvWorkerError(
-                f"{method} gave info[{self._key!r}] of {mask.size} elements; expected {self._size}, one for each "
-                "choice of the action space"
+                f"{method} gave {place} of {mask.size} elements; expected {self._size}, one for each choice of the "
+                "action space"
             )
         return {**(obs if self._merge else {"obs": obs}), MASK_KEY: mask}
+
+
+class Conform(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment that is not yours, in the form that the contract wants.
+
+    Rewards and flags in arrays, lists or tensors become a float and bools (flags that are 0 or 1), lists arrays, and
+    arrays the space's dtype and shape where that changes no value but by the rounding of floats. Observations are
+    copies; an info that is None is {}. Where `step` still returns `done`, `TimeLimit.truncated` of the info says which
+    end it was. Keys of Dicts are text. Of many agents it is a `ConformAgents`, whose agents have text for names, and
+    which leaves late rewards out. What means something else is left as it is, for the contract to refuse.
+
+    Raises:
+        ConfigError: a vector environment.
+    """
+
+    def __new__(cls, env: Any) -> Any:
+        if is_agents_env(env):
+            return ConformTurns(env) if takes_turns(env) else ConformParallel(env)
+        return super().__new__(cls)
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        if isinstance(env, gym.vector.VectorEnv):
+            raise ConfigError(f"Conform around {type(env).__name__}, a batch of environments; wrap each inside it")
+        super().__init__(env)
+        self.observation_space = conform_space(env.observation_space)
+        self._conform = conformer(env.observation_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """The conformed observation and the info, {} where the environment returns the observation alone."""
+        found: Any = self.env.reset(seed=seed, options=options)
+        if isinstance(found, (tuple, list)) and len(found) == 2 and (found[1] is None or isinstance(found[1], Mapping)):
+            return self._conform(found[0]), conform_info(found[1])
+        bare = not isinstance(found, tuple) or isinstance(self.observation_space, spaces.Tuple)
+        return (self._conform(found), {}) if bare else found
+
+    def step(self, action: Any) -> Any:
+        """The five values, conformed."""
+        found: Any = self.env.step(action)
+        if isinstance(found, (tuple, list)) and len(found) == 4:
+            obs, reward, done, info = found
+            cut = bool(conform_info(info).get("TimeLimit.truncated", False)) and bool(done)
+            found = obs, reward, conform_flag(done) if not cut else False, cut, info
+        if not isinstance(found, (tuple, list)) or len(found) != 5:
+            return found
+        obs, reward, terminated, truncated, info = found
+        flags = conform_flag(terminated), conform_flag(truncated)
+        return self._conform(obs), conform_reward(reward), *flags, conform_info(info)
+
+
+def masks_itself(env: gym.Env[Any, Any]) -> bool:
+    """True for an environment, or a wrapper, with a method `action_masks()`."""
+    return env.has_wrapper_attr("action_masks") and callable(env.get_wrapper_attr("action_masks"))
+
+
+def why_unmasked(env: gym.Env[Any, Any]) -> str:
+    """The reason for which what `action_masks()` returns cannot be shown; "" if it can be."""
+    shown = env.observation_space
+    if isinstance(shown, spaces.Dict) and MASK_KEY in shown.spaces:
+        return f"the observation has a key {MASK_KEY!r} already"
+    try:
+        _choices(env.action_space)
+    except ConfigError:
+        return f"masks are not known of the action space {env.action_space!r}"
+    return ""
+
+
+def give_options(env: Any, options: Mapping[str, Any]) -> None:
+    """Has every `reset` of an environment, of one agent, of many or batched, get a copy of these options.
+
+    Options that a caller of `reset` gives himself come on top.
+
+    Raises:
+        ConfigError: Gymnasium's AsyncVectorEnv, whose processes reset their environments themselves, without options.
+    """
+    inner = env.unwrapped if isinstance(env, gym.vector.VectorEnv) else env
+    if isinstance(inner, gym.vector.AsyncVectorEnv):
+        raise ConfigError(
+            f"options={dict(options)} with AsyncVectorEnv, whose processes reset their environments without options; "
+            "use vectorized=sync, or give them to the environment's constructor (env_kwargs)"
+        )
+    for part in getattr(inner, "envs", ()) if isinstance(inner, gym.vector.SyncVectorEnv) else ():
+        part.reset = _with_options(part.reset, options)
+    env.reset = _with_options(env.reset, options)
+
+
+def _with_options(call: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    def reset(seed: Any = None, options: Any = None) -> Any:
+        return call(seed=seed, options={**deepcopy(fixed), **(options or {})})
+
+    fixed = dict(options)
+    return reset
 
 
 def copy_obs(env: Any) -> Any:

@@ -362,6 +362,8 @@ class ReplaySchedule:
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size
         self.after_update = after_update
+        if isinstance(replay.view, HindsightTransitions):
+            replay.view.compares = True  # from here on its rows are an environment's
         self.rng = generator(0, Purpose.REPLAY)
         """Draws samples; moved to an address of its own by each training step."""
         self.collected = 0

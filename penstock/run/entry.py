@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from penstock.core.config import import_object, override
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.envs.make import EnvConfig
+from penstock.envs.make import EnvConfig, with_added
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, parameters
@@ -181,9 +181,14 @@ def load(
 
 
 def open_policy(
-    run_dir: Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool = False
+    run_dir: Path,
+    which: str,
+    env: Any,
+    env_kwargs: Mapping[str, Any] | None,
+    trust: bool = False,
+    env_options: Mapping[str, Any] | None = None,
 ) -> tuple[AnyPolicy, int, Experiment, EnvConfig]:
-    """The policy of a run, the step of its checkpoint, its experiment, and its environment with `env_kwargs` added.
+    """The policy of a run, the step of its checkpoint, its experiment, and its environment with these added.
 
     Args:
         env: the environment again, where it could not be stored (a lambda), or another one.
@@ -195,7 +200,7 @@ def open_policy(
         check_batch(exp, stored)
     config = exp.env_config
     policy, step = _load(stored, which)
-    return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
+    return policy, step, exp, with_added(config, env_kwargs, env_options)
 
 
 def _load(stored: StoredConfig, which: str, again: Again = NOTHING, device: str = "cpu") -> tuple[AnyPolicy, int]:

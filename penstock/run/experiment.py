@@ -149,16 +149,19 @@ class Experiment:
     env_text: Whole = 0
     """Bytes that every text in the observation is shown as; 0: text is refused."""
     env_mask: str | None = None
-    """Key of the `info` that holds an action mask, which is moved into the observation."""
+    """Key of the `info` that holds an action mask, which is moved into the observation. None: `action_masks()` is asked
+    where the environment has it; "": no mask."""
     env_state: StateOf = ""
     """Of many agents a state that critics see under `state`: `env`, the environment's own, or `joint`, what all see."""
     eval_env: str | Callable[..., Any] | EnvConfig | None = None
     """Environment of evaluations, which choose the best checkpoint; None: as in training.
 
-    Unless it is an EnvConfig, wrappers and all else but the keyword arguments are as in training.
+    Unless it is an EnvConfig, wrappers, options and all else but the keyword arguments are as in training.
     """
     eval_env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of `eval_env`; without one, added to those of `env`, e.g. {"levels": "held-out"}."""
+    env_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Given to every `reset(options=...)` of the environments, those of evaluations included, e.g. {"level": 3}."""
 
     def __post_init__(self) -> None:
         refuse_made(self.env)
@@ -180,8 +183,9 @@ class Experiment:
             )
         if self.sampler not in (None, "auto"):
             require_members(self.sampler, SamplerSettings, "docs/writing-a-sampler.md")
-        names = ("env_kwargs", "wrappers", "info_keys", "imports", "env_drop", "env_text", "env_mask", "env_state")
-        given = [name for name in names if getattr(self, name)] + ["env_checks"] * (self.env_checks != "sampled")
+        names = ("env_kwargs", "env_options", "wrappers", "info_keys", "imports", "env_drop", "env_text", "env_state")
+        given = [name for name in names if getattr(self, name)] + ["env_mask"] * (self.env_mask is not None)
+        given += ["env_checks"] * (self.env_checks != "sampled")
         if isinstance(self.env, EnvConfig) and given:
             raise ConfigError(f"env is an EnvConfig and {', '.join(given)} given beside it; put them into it")
         if isinstance(self.eval_env, EnvConfig) and self.eval_env_kwargs:
@@ -203,6 +207,7 @@ class Experiment:
             self.env_text,
             self.env_mask,
             state=self.env_state,
+            options=self.env_options,
         )
 
     @property

@@ -189,7 +189,7 @@ def flat_settings(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     out: dict[str, Any] = {}
     for key, value in entries.items():
         whole = f"{prefix}{key}"
-        if isinstance(value, Mapping) and whole not in ("env_kwargs", "eval_env_kwargs", "run.stop"):
+        if isinstance(value, Mapping) and whole not in ("env_kwargs", "env_options", "eval_env_kwargs", "run.stop"):
             out |= flat_settings(value, f"{whole}.")
         else:
             out[whole] = _tuples(value)

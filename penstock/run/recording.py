@@ -76,6 +76,7 @@ def record(
     env_kwargs: Mapping[str, Any] | None = None,
     trust: bool = False,
     progress: Callable[[int, int, float], None] = lambda episodes, steps, mean_return: None,
+    env_options: Mapping[str, Any] | None = None,
 ) -> Recording:
     """Plays episodes with the policy of a run and writes them; the first Ctrl-C or SIGTERM keeps the whole ones so far.
 
@@ -84,7 +85,8 @@ def record(
             training nor an evaluation of that seed plays the same ones, nor do two calls that append.
         append: add to an existing dataset, complete or half-written.
         file_format: "minari" records as usual first, and writes the HDF5 file when all episodes are recorded.
-        env: the environment again, where it could not be stored (a lambda). env_kwargs: added to the run's.
+        env: the environment again, where it could not be stored (a lambda). env_kwargs, env_options: added to the
+            run's.
         trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
         progress: called after each episode with the number of episodes and steps so far, and its return.
 
@@ -105,7 +107,7 @@ def record(
         if not append or target.is_file():
             check_vacant(target)
     folder = target / STAGING if file_format == "minari" else target
-    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs, trust)
+    policy, step, exp, config = open_policy(Path(run_dir), which, env, env_kwargs, trust, env_options)
     made_by: dict[str, Any] = {
         "run": str(run_dir),
         "checkpoint": step,

@@ -70,7 +70,7 @@ def headline(trainer: Trainer) -> str:
     head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
     where = f"{described(trainer.exp.sampler_settings)}; learns on {trainer.exp.run.device}"
     tail = f"{end}{trainer.run_dir}\n  sampler {where}"
-    tail += f"\n  {note}" if (note := trainer.exp.env_config.note) else ""
+    tail += "".join(f"\n  {note}" for note in (trainer.exp.env_config.note, trainer.report.note) if note)
     if seating is None:
         (policy,) = each(trainer.policy).values()
         said = _learning(policy, T, B, trainer.exp.run.steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.agents.preparation import RewardScaler
@@ -14,6 +15,7 @@ from penstock.envs.make import EnvConfig
 from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet, each
+from penstock.replay.hindsight import HindsightTransitions
 from penstock.run.experiment import Experiment
 from penstock.samplers.offline import check_teacher
 from penstock.samplers.sampler import SamplerSettings
@@ -40,6 +42,17 @@ def suited(exp: Experiment, report: EnvReport) -> tuple[Any, EnvConfig, Specs]:
     """
     algo = for_agents(exp.algo, report.agents)
     return algo, *seated(algo, exp.env_config, report)
+
+
+def reward_goals(policy: AnyPolicy, config: EnvConfig, settings: SamplerSettings) -> None:
+    """Has hindsight ask the environment that a run trains in what other goals are worth, where that is its class.
+
+    Its slot comes after those that train and that of an evaluator, for factories that ask for one.
+    """
+    for own in each(policy).values():
+        view = None if own.replay_schedule is None else own.replay_schedule.replay.view
+        if isinstance(view, HindsightTransitions):
+            view.play_in(partial(config.make, settings.spec.B + 1))
 
 
 def check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:

@@ -33,7 +33,7 @@ from penstock.run.memory import out_of_memory
 from penstock.run.playing.best_response import exploitability, starts
 from penstock.run.playing.evaluator import Evaluator, check_fits
 from penstock.run.playing.sides import Side
-from penstock.run.suited import check_sources, seated, suited, with_discount
+from penstock.run.suited import check_sources, reward_goals, seated, suited, with_discount
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
 from penstock.samplers.cpu import CpuSampler
@@ -135,6 +135,7 @@ class Trainer:
             self.policy: LoadedPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
             compute(self.policy, exp.run.precision, exp.run.compile)
             self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
+            reward_goals(self.policy, self.env_config, settings)
             if self._init is not None:
                 self.policy.load_parameters(self._init)
             check_sources(exp.algo, settings, self.policy)

@@ -98,7 +98,8 @@ class OfflineSampler:
                 "sampler.dataset is empty; expected the folder of a dataset: ps.OfflineSampler('data/a'), "
                 "--sampler offline --sampler.dataset data/a"
             )
-        config, source = as_env_config(env), open_dataset(Path(self.dataset).expanduser())
+        config = as_env_config(env)
+        source = open_dataset(Path(self.dataset).expanduser(), config.drop, config.text)
         try:
             B = self.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
             evaluator = SerialSampler(T=1, B=B, discount=self.discount).build(config, seed)
@@ -106,7 +107,7 @@ class OfflineSampler:
                 check_spec(source.spec, evaluator.spec, self.dataset, config.name)
                 self._check_room(source)
                 if self.verify:
-                    source.verify()
+                    source.verify(config.checks)
                 return OfflineLive(
                     self.spec, source, evaluator, seed, self.shuffle, self.discount, first_slot, total_slots
                 )

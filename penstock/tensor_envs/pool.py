@@ -18,7 +18,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree
 from penstock.envs.check import check_vector_env, tensor_device
 from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
-from penstock.envs.make import EnvConfig
+from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.native import resized
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.tensor_envs.answers import Answers, not_finite
@@ -164,7 +164,8 @@ class TensorPool(EnvPool):
         return list(range(self._B))
 
     def _made(self) -> Any:
-        return resized(self._config, self._B, self._training_slots).make()
+        slot = factory_slot(self._first_slot, self.evaluation)
+        return resized(self._config, self._B, self._training_slots).make(slot)
 
     def _take(self, env: Any) -> None:
         """Makes this the environment. Raises ConfigError, and closes it, if it does not fit."""

@@ -46,7 +46,7 @@ def check_apart(env: EnvConfig | str | Callable[..., Any], seed: int = 0, settin
     """The report of `check_env`, which plays in a process of its own; with `render_mode="rgb_array"` that renders too.
 
     An environment that cannot be sent to another process, or a system without worker processes: it plays here, and a
-    warning says so.
+    warning says so. Another one tells of wrappers that remember more than an episode.
 
     Args:
         settings: of a sampler, whose `step_timeout_s` and `start_timeout_s` end a call that hangs.
@@ -55,7 +55,13 @@ def check_apart(env: EnvConfig | str | Callable[..., Any], seed: int = 0, settin
         ConfigError, EnvContractError: as `check_env`. EnvWorkerError: also if the environment ended its process or
             hangs; the message names the call and the exit code or signal.
     """
-    config = as_env_config(env)
+    report = _checked(as_env_config(env), seed, settings)
+    if report.warning:
+        warnings.warn(report.warning, stacklevel=2)
+    return report
+
+
+def _checked(config: EnvConfig, seed: int, settings: Any) -> EnvReport:
     try:
         require_linux()
         parts = cloudpickle.dumps((config, entry_to_ship(config.name)))
@@ -85,7 +91,7 @@ def _apart(config: EnvConfig, parts: bytes, seed: int, settings: Any) -> EnvRepo
 
 def _here(config: EnvConfig, seed: int, why: str) -> EnvReport:
     warnings.warn(
-        f"{config.name} is checked in this process, which a crash or hang of it would take along: {why}", stacklevel=3
+        f"{config.name} is checked in this process, which a crash or hang of it would take along: {why}", stacklevel=4
     )
     return check_env(config, seed=seed)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.options import Parser, dotted, import_modules, key_values, whole_number
+from penstock.cli.options import Parser, dotted, import_modules, key_values, played_env, whole_number
 from penstock.core.errors import ConfigError
 
 
@@ -65,3 +65,12 @@ def test_whole_numbers() -> None:
     for wrong in ("0", "-1", "1.5", "x", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="whole number from 1"):
             whole_number(wrong)
+
+
+def test_arguments_and_options_of_resets_are_added_to_those_of_the_run() -> None:
+    parser = Parser("eval", "")
+    parser.add_policy(20)
+    env, added = played_env(parser.parse_args(["runs/none", "--env-options", "level=5", "--env-kwargs", "size=8"]))
+    assert (env, added) == (None, {"env_kwargs": {"size": 8}, "env_options": {"level": 5}})
+    env, added = played_env(parser.parse_args(["runs/none", "--env", "CartPole-v1", "--env-mask", ""]))
+    assert env is not None and (env.name, env.mask_key) == ("CartPole-v1", "")

@@ -22,6 +22,12 @@ def test_settings_lie_over_the_samplers_own_and_the_batch_over_both() -> None:
     assert (exp.algo.lr, exp.env_kwargs, exp.info_keys) == (1e-2, {"x": 1}, ("k",))
 
 
+def test_options_of_resets_and_an_empty_mask() -> None:
+    exp = meant("--env-options", "level=3", "name=a", "--env-mask", "")
+    assert (exp.env_options, exp.env_mask) == ({"level": 3, "name": "a"}, "")
+    assert exp.env_config.options == {"level": 3, "name": "a"} and exp.eval_env_config.options == exp.env_options
+
+
 def test_auto_keeps_the_batch_until_a_sampler_is_chosen() -> None:
     assert meant("--sampler", "auto", "--sampler.T", "9").sampler == ps.SerialSampler(T=9, B=ps.PPO().batch.B)
 

@@ -69,7 +69,7 @@ def test_spaces_go_there_and_back() -> None:
     assert stored_spec(metadata, "x") == SPEC
     assert space_to_plain(SPEC.action)["subspaces"]["m"]["nvec"] == [[2, 3], [4, 5]]
     text = {"type": "Text", "max_length": 3, "min_length": 1, "charset": "ab"}
-    with pytest.raises(ConfigError, match="x: a Text space has no array of fixed size"):
+    with pytest.raises(ConfigError, match=r"x: action space is Text.*which has no array of fixed size"):
         stored_spec({**metadata, "action_space": json.dumps(text)}, "x")
 
 

@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -141,3 +142,30 @@ def test_check_env_names_the_place_of_a_missing_mask():
     config = EnvConfig(lambda: MaskInInfo([[1, 1, 1], None]), mask_key="legal")
     with pytest.raises(EnvWorkerError, match=r"slot 0, step 0 of episode 0 \(seed \d+\): step gave no info"):
         check_env(config)
+
+
+class Nested(Talking):
+    """A text in a Dict in a Dict."""
+
+    BOX = spaces.Box(0, 9, (1,), np.float32)
+    observation_space = spaces.Dict({"a": spaces.Dict({"b": spaces.Text(9), "c": BOX}), "a/c": BOX})
+
+    def _obs(self):
+        one = np.ones(1, np.float32)
+        return {"a": {"b": "go", "c": one}, "a/c": one}
+
+    def step(self, action):
+        return self._obs(), 1.0, False, False, {}
+
+
+def test_keys_of_dicts_in_dicts_are_dropped_by_their_path():
+    with pytest.raises(ConfigError, match=re.escape("env_drop=('a/b',) (--env-drop a/b)")):
+        check_env(EnvConfig(Nested))
+    env = EnvConfig(Nested, drop=("a/b",)).make()
+    assert env.observation_space.spaces.keys() == {"a", "a/c"}
+    assert env.observation_space["a"].spaces.keys() == env.reset()[0]["a"].keys() == {"c"}
+    assert EnvConfig(Nested, drop=("a/b", "a/c")).make().reset()[0].keys() == {"a"}  # the key itself comes first
+    with pytest.raises(ConfigError, match=r"has no 'a/d'; did you mean .*'a/b'"):
+        EnvConfig(Nested, drop=("a/d",)).make()
+    with pytest.raises(ConfigError, match="leaves nothing of the observation"):
+        EnvConfig(Nested, drop=("a", "a/c")).make()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -217,6 +218,82 @@ def test_each_algorithm_of_transitions_learns_in_hindsight(name: str) -> None:
     _, shown = schedule.replay.sample(400, np.random.default_rng(0))
     reached = (shown.rows["next"].obs["achieved_goal"] == shown.inputs.obs["desired_goal"]).all(-1)
     assert reached.mean() > 0.1  # its own goal is next to never reached
+
+
+class Tolerant(Reach):
+    """Near is `tolerance`, which every instance must be told."""
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__()
+        self.tolerance = tolerance
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return -(np.abs(achieved_goal - desired_goal)[..., 0] > self.tolerance).astype(np.float32)
+
+
+class Energetic(Reach):
+    """Its reward reads the info."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return super().compute_reward(achieved_goal, desired_goal, info) - info["energy"]
+
+
+class TenTimes(gym.Wrapper[Any, Any, Any, Any]):
+    """Pays ten times, and does not say what other goals would be worth."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = self.env.step(action)
+        return obs, 10 * float(reward), *rest
+
+
+class TenTimesAlike(TenTimes):
+    """Says it."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        env: Any = self.env
+        return 10 * env.compute_reward(achieved_goal, desired_goal, info)
+
+
+def trained(env: Any, reward_fn: Any, **settings: Any) -> Any:
+    """The rewards of 400 samples of a short run."""
+    algo = ps.SAC(**CONTROL | {"replay": replace(MEMORY, reward_fn=f"{__name__}:{reward_fn.__name__}")})
+    run = ps.RunConfig(steps=112, eval_episodes=0, progress="off")
+    trainer = Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), run, **settings))
+    for _ in trainer:
+        pass
+    _, shown = trainer.policy.replay_schedule.replay.sample(400, np.random.default_rng(0))  # type: ignore
+    far = np.abs(shown.rows["next"].obs["achieved_goal"] - shown.rows["next"].obs["desired_goal"])[:, 0]
+    return shown.rows["return"], far
+
+
+@pytest.mark.parametrize("tolerance", [0.02, 0.5])
+def test_goals_are_rewarded_by_the_environment_of_the_run(tolerance: float) -> None:
+    reward, far = trained(Tolerant, Tolerant, env_kwargs={"tolerance": tolerance})
+    sure = np.abs(far - tolerance) > 1e-4
+    np.testing.assert_array_equal(reward[sure], np.where(far <= tolerance, 0.0, -1.0)[sure])
+    assert len({*reward.tolist()}) == 2
+
+
+def test_a_wrapper_is_asked_what_it_pays_and_one_that_does_not_say_is_refused() -> None:
+    reward, far = trained(Reach, Reach, wrappers=(TenTimesAlike,))
+    sure = np.abs(far - 0.1) > 1e-4
+    np.testing.assert_array_equal(reward[sure], np.where(far <= 0.1, 0.0, -10.0)[sure])
+    with pytest.raises(
+        ConfigError, match=r"pays -1 for achieved_goal .* where the environment paid -10; \d+ of 16 rows"
+    ):
+        trained(Reach, Reach, wrappers=(TenTimes,))
+
+
+def test_rewards_that_cannot_be_asked_for_say_why() -> None:
+    with pytest.raises(ConfigError, match=r"raised KeyError: 'energy' for .* no info is known of goals that were not"):
+        trained(Reach, Energetic)
+    with pytest.raises(ConfigError, match=r":Tolerant' needs arguments, .* that one is a Reach; name a function"):
+        trained(Reach, Tolerant)
+    settings = replace(MEMORY, reward_fn=f"{__name__}:Tolerant")
+    replay = Replay(SPEC, settings, make_view(settings, SPEC, fed=FED))
+    replay.append(line())
+    with pytest.raises(ConfigError, match="there is none yet"):
+        replay.sample(4, np.random.default_rng(0))
 
 
 def solved(hindsight: int) -> float:

@@ -21,7 +21,7 @@ from penstock.envs.check import check_vector_env, tensor_device
 from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.ids import VECTORIZED
-from penstock.envs.make import EnvConfig
+from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
 
 _CHECK_EVERY = 64
@@ -55,8 +55,9 @@ class NativeEnv:
         overlapped: bool = False,
         step_timeout_s: float = 60.0,
         first_slot: int = 0,
+        evaluation: bool = False,
     ) -> None:
-        self._number = first_slot + slots.start
+        self._number, self._evaluation = first_slot + slots.start, evaluation
         self.slots, self.num_envs = slots, slots.stop - slots.start
         self._config, self._B, self._overlapped, self._timeout_s = config, B, overlapped, step_timeout_s
         self._env: gym.vector.VectorEnv[Any, Any, Any] | None = None
@@ -161,7 +162,7 @@ class NativeEnv:
         self._used = False
         if self._built_with is not None:
             config = replace(config, kwargs={**config.kwargs, "seed": seed})
-        env = config.make()
+        env = config.make(factory_slot(self._number, self._evaluation))
         if not isinstance(env, gym.vector.VectorEnv):
             close_env(env, config.name)
             raise ConfigError(f"{config.name} made {type(env).__name__}; expected a gymnasium.vector.VectorEnv")
@@ -251,21 +252,25 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
     return replace(config, kwargs={**config.kwargs, "num_envs": num_envs})
 
 
-def makes_vector_env(config: EnvConfig) -> bool:
-    """True if the settings make a batched environment; one is made and closed to find out, but for registered ids."""
+def makes_vector_env(config: EnvConfig, slot: int = 0) -> bool:
+    """True if the settings make a batched environment; one is made and closed to find out, but for registered ids.
+
+    Args:
+        slot: that a factory is told which asks for it.
+    """
     if _by_id(config):
         return _vectorized(config)
-    env = made_batched(config)
+    env = made_batched(config, slot)
     if env is not None:
         close_env(env, config.name)
     return env is not None
 
 
-def made_batched(config: EnvConfig) -> gym.vector.VectorEnv[Any, Any, Any] | None:
+def made_batched(config: EnvConfig, slot: int = 0) -> gym.vector.VectorEnv[Any, Any, Any] | None:
     """The batched environment that the settings make, of one slot if it can be asked; None if they make no such one."""
     if config.seating is not None or (_by_id(config) and not _vectorized(config)):
         return None
-    env = resized(config, 1).make()
+    env = resized(config, 1).make(slot)
     if isinstance(env, gym.vector.VectorEnv):
         return env
     close_env(env, config.name)

@@ -65,7 +65,8 @@ class NativeGroups(EnvPool):
         self.restart(seed)
         try:
             for g, (_, slots) in enumerate(self.groups):
-                self._envs.append(NativeEnv(config, self._seed_of(g), slots, B, groups > 1, step_timeout_s, first_slot))
+                own = NativeEnv(config, self._seed_of(g), slots, B, groups > 1, step_timeout_s, first_slot, evaluation)
+                self._envs.append(own)
         except BaseException:
             self.close()
             raise

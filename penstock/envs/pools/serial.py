@@ -24,7 +24,7 @@ from penstock.core.tree import (
 )
 from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, describe_reset_violation, refused_values, value_limits
-from penstock.envs.make import EnvConfig
+from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import LEDGER_WORDS, EnvPool, Group, OpenEpisode, PoolState, row_views, small_rows
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
@@ -301,7 +301,7 @@ class SerialPool(EnvPool):
     def _made(self, b: int) -> Any:
         """A new environment for slot b; an error names the slot."""
         try:
-            return self._config.make_one()
+            return self._config.make_one(factory_slot(self._slots.start + b, self.evaluation))
         except EnvWorkerError as error:
             raise type(error)(f"{self._slot(b)} in its construction: {error}") from (error.__cause__ or error)
 

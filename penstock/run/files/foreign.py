@@ -15,7 +15,7 @@ from typing import Any
 from penstock.core.errors import legible
 from penstock.envs.builtin import harmless_kwarg, is_builtin_env, is_builtin_module, is_builtin_wrapper
 
-_ENVS, _KWARGS = ("env", "eval_env"), ("kwargs", "env_kwargs", "eval_env_kwargs")
+_ENVS, _KWARGS = ("env", "eval_env"), ("kwargs", "options", "env_kwargs", "env_options", "eval_env_kwargs")
 _PLAIN = ("info_keys", "stop", "terminal_info")
 """Settings whose texts are keys and metrics, which may hold slashes and colons."""
 _FILES = ("dir", "dataset", "trace")

@@ -31,6 +31,7 @@ _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "
 """What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
 _DROPPED = (
     "env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text", "env_mask", "env_state",
+    "env_options",
 )  # fmt: skip
 _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
@@ -113,7 +114,7 @@ class StoredConfig:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
         plain = _without({key: item for key, item in plain.items() if key not in dropped}, of_algo)
-        plain = {**plain, "env": ""} if env is not None else as_before_ids(plain)
+        plain = {**plain, "env": ""} if env is not None else as_before_masks(as_before_ids(plain))
         if eval_env is not None:
             plain = {**plain, "eval_env": None, "eval_env_kwargs": {}}
         plain = {**plain, "run": {**_BEFORE, **plain["run"]}}
@@ -260,6 +261,14 @@ def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The plain experiment without a policy_mapping_fn that could not be stored."""
     lost = "unstorable" in (plain["algo"].get("policy_mapping_fn") or {})
     return {**plain, "algo": {**plain["algo"], "policy_mapping_fn": None}} if lost else dict(plain)
+
+
+def as_before_masks(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A stored experiment without masks that versions without options, which stored it, did not ask for."""
+    if isinstance(env := plain.get("env"), Mapping):
+        env = env if "options" in env else {**env, "mask_key": env.get("mask_key") or ""}
+        return {**plain, "env": env}
+    return plain if "env_options" in plain else {**plain, "env_mask": plain.get("env_mask") or ""}
 
 
 def _without(plain: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

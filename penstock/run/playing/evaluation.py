@@ -14,7 +14,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError
 from penstock.core.noise import env_seed
 from penstock.envs.closing import close_env
-from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.make import EnvConfig, as_env_config, with_added
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.entry import open_policy
@@ -38,6 +38,7 @@ def evaluate(
     slots: int | None = None,
     max_steps: int | None = None,
     trust: bool = False,
+    env_options: Mapping[str, Any] | None = None,
 ) -> Episodes:
     """Plays exactly `episodes` episodes with a policy, in environments of their own: `.mean_return`, `.return_.std()`.
 
@@ -45,7 +46,7 @@ def evaluate(
         policy: of `ps.load`, of a result, or in training; or a run directory.
         env: an id, `module:qualname`, callable or EnvConfig; of a run None for that of its evaluations.
         seed: of the episodes; None for the run's, else 0. Equal seeds are equal episodes.
-        env_kwargs: added to those of the environment. which: of a run "last", "best", or a step as text.
+        env_kwargs, env_options: added to those of the environment. which: of a run "last", "best", or a step as text.
         slots: environments side by side, at most; None for the run's, else 16.
         max_steps: an episode is cut there, neither terminated nor longer; None for the run's, else 27,000.
         trust: what a run names may be imported and called; not needed for your own runs (docs/security.md).
@@ -54,11 +55,11 @@ def evaluate(
         ConfigError: the environment's spaces are not those that the policy was built for.
     """
     if not isinstance(policy, (Policy, PolicySet)):
-        return evaluate_run(policy, env, episodes, deterministic, seed, env_kwargs, which, slots, max_steps, trust)[0]
+        rest: dict[str, Any] = {"max_steps": max_steps, "trust": trust, "env_options": env_options}
+        return evaluate_run(policy, env, episodes, deterministic, seed, env_kwargs, which, slots, **rest)[0]
     if env is None:
         raise ConfigError("evaluate(policy) without env; pass what to play, e.g. evaluate(policy, 'CartPole-v1')")
-    config = as_env_config(env)
-    config = replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
+    config = with_added(as_env_config(env), env_kwargs, env_options)
     policy, config = seated_for(policy, config, check_apart(config, seed or 0))
     how = _limits(slots, max_steps, EVAL_SLOTS, EVAL_MAX_STEPS)
     evaluator = Evaluator(config, seed or 0, how["slots"])
@@ -79,9 +80,10 @@ def evaluate_run(
     slots: int | None = None,
     max_steps: int | None = None,
     trust: bool = False,
+    env_options: Mapping[str, Any] | None = None,
 ) -> tuple[Episodes, int]:
     """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
-    policy, step, exp, config = opened(run_dir, which, env, env_kwargs, trust)
+    policy, step, exp, config = opened(run_dir, which, env, env_kwargs, trust, env_options)
     policy, config = seated_for(policy, config, check_apart(config, exp.run.seed, exp.sampler_settings))
     how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
     evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
@@ -99,12 +101,17 @@ def _limits(slots: int | None, max_steps: int | None, usual_slots: int, usual_st
 
 
 def opened(
-    run_dir: str | Path, which: str, env: Any, env_kwargs: Mapping[str, Any] | None, trust: bool
+    run_dir: str | Path,
+    which: str,
+    env: Any,
+    env_kwargs: Mapping[str, Any] | None,
+    trust: bool,
+    env_options: Mapping[str, Any] | None = None,
 ) -> tuple[AnyPolicy, int, Experiment, EnvConfig]:
     """Policy, step, experiment, and the environment to play in: `env`, else that of the run's evaluations."""
     policy, step, exp, config = open_policy(Path(run_dir), which, env, None, trust)
     config = exp.eval_env_config if env is None else config
-    return policy, step, exp, replace(config, kwargs={**config.kwargs, **(env_kwargs or {})})
+    return policy, step, exp, with_added(config, env_kwargs, env_options)
 
 
 def record_video(
@@ -115,6 +122,7 @@ def record_video(
     env: Any = None,
     env_kwargs: Mapping[str, Any] | None = None,
     trust: bool = False,
+    env_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Records a video of deterministic episodes, one after the other; returns its path. Needs the extra `video`.
 
@@ -124,7 +132,7 @@ def record_video(
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
-    policy, step, exp, config = opened(run_dir, which, env, kwargs, trust)
+    policy, step, exp, config = opened(run_dir, which, env, kwargs, trust, env_options)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
     report = check_apart(config, exp.run.seed, exp.sampler_settings)
     if report.agents is not None:

@@ -25,9 +25,9 @@ class Evaluator:
     """
 
     def __init__(self, config: EnvConfig, seed: int, B: int) -> None:
-        # Its training slots are never stepped.
+        # Its training slots are never stepped; they come after those that train, for factories that ask for `slot`.
         self._config = config
-        self._sampler = SerialSampler(T=1, B=B if makes_vector_env(config) else 1).build(config, seed)
+        self._sampler = SerialSampler(T=1, B=B if makes_vector_env(config, B) else 1).build(config, seed, first_slot=B)
 
     def play(self, policy: AnyPolicy, itr: int, episodes: int, **how: Any) -> Episodes:
         """Episodes as of `Sampler.evaluate_agent`, with a copy of the agent: one that trains is not touched.

@@ -148,18 +148,19 @@ def match_runs(
     max_steps: int | None = None,
     first: Sequence[str] = (),
     trust: bool = False,
+    env_options: Mapping[str, Any] | None = None,
 ) -> list[Match]:
     """Matches of a run against each opponent, and of these against each other, in the run's evaluation environment.
 
     Args:
         against: run directories, `random`, and functions of an observation or their `module:function`.
         which: checkpoint of every run.
-        env, env_kwargs, seed, slots, max_steps: as of `penstock.evaluate`. first: as of `play`.
+        env, env_kwargs, env_options, seed, slots, max_steps: as of `penstock.evaluate`. first: as of `play`.
 
     Raises:
         ConfigError: an environment of one agent, a name that stands for nothing, or see `play`.
     """
-    policy, _, exp, config = opened(run_dir, which, env, env_kwargs, trust)
+    policy, _, exp, config = opened(run_dir, which, env, env_kwargs, trust, env_options)
     report = check_apart(config, exp.run.seed, exp.sampler_settings)
     if report.agents is None:
         raise ConfigError(f"{config.name} is an environment of one agent; a match needs one of two or more")

@@ -32,7 +32,7 @@ _OF_THE_RUN = ("steps", "eval_max_steps")
 _OF_THE_ENV = {
     "kwargs": "env_kwargs", "wrappers": "wrappers", "info_keys": "info_keys", "imports": "imports",
     "checks": "env_checks", "drop": "env_drop", "text": "env_text", "mask_key": "env_mask",
-    "state": "env_state",
+    "state": "env_state", "options": "env_options",
 }  # fmt: skip
 """Settings of an EnvConfig, and what an experiment calls them."""
 

@@ -22,7 +22,7 @@ def batched_pool(
     Raises:
         ConfigError: the environment does not fit.
     """
-    found = made_batched(config)
+    found = made_batched(config, first_slot)
     if found is None:
         return None
     if tensor_device(found) is None:

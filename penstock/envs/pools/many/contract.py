@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.contract import describe_step_violation
 
 Violation: TypeAlias = "tuple[str | None, str] | None"
@@ -32,7 +33,8 @@ def parallel_reset_violation(result: Any) -> Violation:
         return None, f"got {_brief(result)}, expected a tuple (observations, infos) of two dicts by agent"
     for agent, info in result[1].items():
         if not isinstance(info, Mapping):
-            return agent, f"info: got {_brief(info)}, expected a dict; return {{}} if there is nothing to say"
+            cure = NOT_YOURS if info is None else ""
+            return agent, f"info: got {_brief(info)}, expected a dict; return {{}} if there is nothing to say{cure}"
     return None
 
 
@@ -60,7 +62,7 @@ def parallel_step_violation(result: Any, names: Sequence[str]) -> Violation:
         if agent not in names and np.any(reward):
             return agent, (
                 f"rewards it with {reward} though it is not there; agents that acted: {list(names)}: a reward after an "
-                "agent's end reaches nobody, give it with its last step"
+                f"agent's end reaches nobody, give it with its last step{NOT_YOURS}, which leaves such rewards out"
             )
     return None
 

@@ -13,7 +13,7 @@ from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import MASK_KEY
 from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, refused_values
-from penstock.envs.make import EnvConfig
+from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.messages import fail, last, refuse_obs, slot_at
 from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog, PoolState
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
@@ -205,7 +205,7 @@ class AgentEnvs:
 
     def _made(self, e: int) -> Any:
         try:
-            return self.config.make()
+            return self.config.make(factory_slot(self.slots.start + e, self.evaluation))
         except EnvWorkerError as error:
             raise type(error)(f"{self._slot(e)} in its construction: {error}") from (error.__cause__ or error)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import Tree
+from penstock.envs.conform.values import NOT_YOURS, conform_flag
 from penstock.envs.contract import describe_step_violation
 from penstock.envs.pools.many.contract import NO_CHOICE
 from penstock.envs.pools.many.parallel import ParallelEnvs
@@ -31,8 +32,9 @@ def refuse_flags(there: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, A
         for name, flags in zip(("terminated", "truncated"), both):
             for agent, flag in flags.items():
                 if type(flag) not in FLAGS:
-                    kind = type(flag).__name__
-                    there.host.refuse(e, "step", agent, f"{name} is {kind}, expected a bool; return bool({name})")
+                    cure = NOT_YOURS if isinstance(conform_flag(flag), bool) else ""
+                    said = f"{name} is {type(flag).__name__}, expected a bool; return bool({name}){cure}"
+                    there.host.refuse(e, "step", agent, said)
                 if flag:
                     there.host.refuse(
                         e,
