@@ -17,7 +17,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
