@@ -46,7 +46,7 @@ _WHERE = {
     "Episodes": "penstock.samplers.episodes",
     "ReplaySchedule": "penstock.replay.replay",
     "Experiment": "penstock.run.experiment",
-    "ExportableAgent": "penstock.agents.export",
+    "ExportableAgent": "penstock.agents.agent",
     "GpuSampler": "penstock.samplers.gpu",
     "GroupComm": "penstock.learn.comm",
     "IMPALA": "penstock.algos.impala",
@@ -133,8 +133,7 @@ __all__ = ["__version__", *_WHERE, "ops"]  # pyright: ignore[reportUnsupportedDu
 if TYPE_CHECKING:
     from penstock import ops as ops
     from penstock.agents.actor_critic import ActorCritic as ActorCritic, Output as Output, actor_critic as actor_critic
-    from penstock.agents.agent import Agent as Agent
-    from penstock.agents.export import ExportableAgent as ExportableAgent
+    from penstock.agents.agent import Agent as Agent, ExportableAgent as ExportableAgent
     from penstock.agents.networks import Net as Net
     from penstock.agents.q_agent import QAgent as QAgent, q_agent as q_agent
     from penstock.algos.a2c import A2C as A2C

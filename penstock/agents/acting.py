@@ -14,7 +14,7 @@ from penstock.agents.distributions import Categorical, Joint
 from penstock.agents.parameters import agent_device
 from penstock.core.batch import ROW_MULTIPLE, Inputs
 from penstock.core.errors import ConfigError
-from penstock.core.spec import EnvSpec, LeafSpec, allocate, describe
+from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_structure
 
 _ROWS = 4 * ROW_MULTIPLE
@@ -77,10 +77,8 @@ def _opening(agent: Agent, spec: EnvSpec, n: int) -> tuple[Inputs, Tree]:
         return torch.as_tensor(np.broadcast_to(leaf.null(), (n, *leaf.shape)).copy(), device=device)
 
     first = torch.ones(n, dtype=torch.bool, device=device)
-    obs = tree_map(lambda x: torch.as_tensor(x, device=device), allocate(spec.obs, n))
-    for leaf, x in zip(tree_leaves(spec.obs), tree_leaves(obs)):
-        x += torch.as_tensor(leaf.null(), device=device)
-    return Inputs(obs, tree_map(rows, spec.action), torch.zeros(n, device=device), first), agent.initial_state(n)
+    obs, action = tree_map(rows, spec.obs), tree_map(rows, spec.action)
+    return Inputs(obs, action, torch.zeros(n, device=device), first), agent.initial_state(n)
 
 
 def _answer(agent: Agent, spec: EnvSpec, inputs: Inputs, state: Tree, noise: Tensor) -> tuple[Tree, Tree, Tree]:

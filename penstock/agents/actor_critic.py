@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from penstock.agents import distributions as dists
 from penstock.agents.agent import Agent
 from penstock.agents.gsde import StateDependentHead
+from penstock.agents.images import image_of
 from penstock.agents.mlp import MLP, orthogonal, through
 from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.precision import in_full
@@ -83,8 +83,7 @@ class ActionHead(nn.Module):
                     )
                 if not (high > low).all():
                     raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
-                if not leaf.bounded:
-                    low, high = -np.ones(leaf.size), np.ones(leaf.size)
+                low, high = (bound.ravel() for bound in leaf.first_range())
                 center, half = (torch.as_tensor(x, dtype=torch.float32) for x in ((low + high) / 2, (high - low) / 2))
                 self.register_buffer(f"center_{i}", center, persistent=False)
                 self.register_buffer(f"half_{i}", half, persistent=False)
@@ -161,9 +160,8 @@ class ActorCritic(Agent):
         self.spec, self.net = spec, net
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         seen = self.preparation.obs
-        shared = (
-            net.shared if net.shared is not None else net.is_recurrent or any(x.is_image for x in tree_leaves(seen))
-        )
+        costly = net.is_recurrent or any(x.dtype == "uint8" and image_of(x, net) for x in tree_leaves(seen))
+        shared = net.shared if net.shared is not None else costly
         if net.is_recurrent and not shared:
             raise ConfigError(
                 "net.shared=False with a recurrent net: actor and critic share one memory; use shared=True"

@@ -1,4 +1,4 @@
-"""The Agent: acts on one step for samplers, answers over a batch for algorithms; and how its targets follow."""
+"""The Agent: acts on one step for samplers, answers over a batch for algorithms; how its targets follow; its export."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD
 from penstock.core.protocols import require_members, required
 from penstock.core.spec import EnvSpec
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 _PAGE = "docs/writing-an-algorithm.md"
 
@@ -87,6 +87,14 @@ class Agent(nn.Module):
     def mask(self, obs: Tree) -> Tensor | None:
         """[N, choices] bool, True for legal choices; None if nothing is masked."""
         return self.preparation.mask(obs) if self.preparation.active else None
+
+    def unless_stuck(self, inputs: Inputs, x: Tensor) -> Tensor:
+        """Values or discounts [...] of inputs [...]; 0 where the mask allows nothing, as no action can follow.
+
+        Masks may be empty where no action is asked for: at the observation at which an episode was truncated.
+        """
+        mask = self.mask(inputs.obs)
+        return x if mask is None else x.masked_fill(~mask.reshape(*x.shape, -1).any(-1), 0.0)
 
     def observe(self, batch: SampleBatch) -> None:
         """Updates running statistics; called after training on a batch (with replay: before)."""
@@ -164,3 +172,49 @@ def follow(target: nn.Module, online: nn.Module, tau: float) -> None:
             "what you do to the online network (pruning, parametrisations, other layers), best in agent_fn"
         )
     ops.polyak_(list(own.values()), [followed[name] for name in own], tau)
+
+
+class ExportableAgent(nn.Module):
+    """[N, ...] observations -> [N, *A] deterministic actions, clipped to their bounds as `Policy.predict` clips them.
+
+    With memory it returns the action and the new state; `agent.initial_state(N)` is the state before an episode. The
+    normaliser of observations is inside. An `Agent`'s own `forward` is for losses and may return a distribution.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.agent = agent
+        self._structure = tree_structure(agent.spec.action)
+        leaves = tree_leaves(agent.spec.action)
+        self._clips = [x.kind == "box" and any(np.isfinite(b).any() for b in x.limits()) for x in leaves]
+        for i, leaf in enumerate(leaves):
+            if self._clips[i]:
+                for name in ("low", "high"):
+                    bound = torch.tensor(leaf.bound(name), dtype=torch.float32)
+                    self.register_buffer(f"{name}_{i}", bound, persistent=False)
+
+    def forward(
+        self,
+        obs: Tree,
+        state: Tree = None,
+        first: Tensor | None = None,
+        prev_action: Tree = None,
+        prev_reward: Tensor | None = None,
+    ) -> Tree:
+        """The action [N, *A], or (action, state) with memory.
+
+        Args:
+            state: as the step before returned it. first: [N] bool, None where no observation opens an episode.
+            prev_action, prev_reward: [N, ...], only for agents that are fed them.
+        """
+        if first is None and "first" in self.agent.fed:
+            one = tree_leaves(obs)[0]
+            first = torch.zeros(one.shape[:1], dtype=torch.bool, device=one.device)
+        inputs = Inputs(obs, prev_action, prev_reward, first)  # pyright: ignore[reportArgumentType]
+        action, _, state = self.agent.act(inputs, state, None)
+        clipped = [
+            x.clamp(getattr(self, f"low_{i}"), getattr(self, f"high_{i}")) if self._clips[i] else x
+            for i, x in enumerate(tree_leaves(action))
+        ]
+        action = tree_unflatten(self._structure, clipped)
+        return action if state is None else (action, state)

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.mlp import Activation, is_plain, orthogonal, run_layers, runs_directly, values_are_there
+from penstock.agents.images import Image, ImageRule, image_of, require_images, trains_on_cpu
+from penstock.agents.mlp import Activation, is_plain, orthogonal, run_layers, runs_directly
 from penstock.core.batch import Inputs
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Number, Positive, check_settings
 from penstock.core.spec import LeafSpec, describe
-from penstock.core.tree import Tree, tree_leaves
+from penstock.core.tree import Tree, tree_leaves, tree_paths
 
 LARGE = 10_000_000
 """Parameters of a network from which a warning names what makes it smaller; an image of 84 x 84 x 4 makes 1.7e6."""
@@ -40,8 +41,16 @@ class Net:
     or layers, each (channels, kernel, stride) or (channels, kernel, stride, padding) and followed by relu. These and
     `minatar` take any box [H, W, C] or [C, H, W] for an image, bits and floats included. `auto` is `nature` from
     36 x 36, and below two layers of 3 x 3."""
+    image: ImageRule = "auto"
+    """Which boxes are images: `auto` by the table in docs/environments.md, `yes` all of two to four axes, `no` none;
+    `bytes` uint8 ones of three axes alone, over 255, as runs before 0.1.0 had it."""
+    channels: Literal["auto", "first", "last"] = "auto"
+    """The end of an image that holds its channels. `auto`: the one that differs where the two other axes are equal,
+    else the smaller."""
+    image_scale: Positive | Literal["auto"] = "auto"
+    """What an image's values are divided by, usually 255 or 1. `auto`: its largest bound, 1 for one that is smaller."""
     shared: bool | None = None
-    """Actor and critic share their body. None: only where an image or recurrent body makes a second one costly."""
+    """Actor and critic share their body. None: only where an image of bytes or memory makes a second one costly."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """Memory between body and heads."""
     recurrent_size: Count = 128
@@ -61,7 +70,7 @@ class Net:
     sde_sample_freq: Count | None = None
     """Steps between new noise of gSDE, usually 4 to 64; None: new for each batch (-1 in Stable-Baselines3)."""
     normalize_obs: bool = False
-    """Shift and scale box observations (not images) by their running mean and variance."""
+    """Shift and scale box observations (not images of uint8) by their running mean and variance."""
     reward_scale: Positive = 1.0
     """Factor of rewards, for targets only; after `normalize_reward` or `clip_reward`."""
     normalize_reward: bool = False
@@ -71,6 +80,9 @@ class Net:
     """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); the record keeps the rewards."""
     terminal_info: str = ""
     """Key of a recorded env info that stands for a terminal state where it is not 0, for targets only: `life_lost`."""
+
+    absent = {"image": "bytes"}  # noqa: RUF012
+    """Settings of runs that were stored before there was one."""
 
     def __post_init__(self) -> None:
         check_settings(self, "net.")
@@ -103,33 +115,9 @@ class Net:
         return frozenset(name for name, yes in used.items() if yes)
 
 
-def _trains_on_cpu(images: Tensor) -> bool:
-    """True for images that are convolved channels last, which takes training two thirds of the time on a CPU.
-
-    Acting keeps to the layout in which a row's bits do not depend on the rows beside it.
-    """
-    return images.is_cpu and values_are_there() and not torch.is_inference_mode_enabled()  # the last cannot be compiled
-
-
 def _laid_out(images: Tensor) -> Tensor:
     """Images as training convolves them fastest."""
-    return images.contiguous(memory_format=torch.channels_last) if _trains_on_cpu(images) else images
-
-
-def as_floats(images: Tensor) -> Tensor:
-    """[N, C, H, W] uint8 as floats in [0, 1], on their way to training on a CPU channels last.
-
-    Few channels are laid out as bytes, one after the other by numpy: half the time of torch's copy.
-    """
-    if type(images) is not Tensor or not _trains_on_cpu(images):
-        return images.float() / 255.0
-    if images.shape[1] > 4 or images.is_contiguous(memory_format=torch.channels_last):
-        return images.to(torch.float32, memory_format=torch.channels_last).div_(255.0)
-    laid_out = torch.empty_like(images, memory_format=torch.channels_last)
-    last, first = laid_out.permute(0, 2, 3, 1).numpy(), images.numpy()
-    for channel in range(images.shape[1]):
-        last[..., channel] = first[:, channel]
-    return laid_out.float().div_(255.0)
+    return images.contiguous(memory_format=torch.channels_last) if trains_on_cpu(images) else images
 
 
 def convolved(convs: nn.Sequential, images: Tensor) -> Tensor:
@@ -275,8 +263,8 @@ def _small_layers(h: int, w: int) -> tuple[tuple[int, ...], ...]:
 class Encoder(nn.Module):
     """Features [N, size] of an observation tree, with previous action and reward if the net asks for them.
 
-    Vectors pass unchanged, choices as one-hots, bits as floats, and each image through its own network, taken as
-    [C, H, W] or [H, W, C] by which end is smaller. The result of one vector alone is that vector.
+    Vectors pass unchanged, choices as one-hots, bits as floats, and each image (`image_of`) through its own network.
+    The result of one vector alone is that vector.
 
     Args:
         closing: image networks end in the fully connected layer of their paper, if it has one.
@@ -293,17 +281,19 @@ class Encoder(nn.Module):
         self.action_leaves: list[LeafSpec] = tree_leaves(action) if net.prev_action else []
         self.prev_reward = net.prev_reward
         self.images = nn.ModuleDict()
-        self.any_box = net.cnn == "minatar" or isinstance(net.cnn, tuple)
+        self.shown: list[Image | None] = [image_of(leaf, net) for leaf in self.leaves]
+        """Each leaf as an image, None for those that are none."""
+        self.paths = tree_paths(obs)
+        require_images(self.leaves, self.shown, net)
         self.size = sum(_flat_size(leaf) for leaf in self.action_leaves) + int(net.prev_reward)
-        flat = self.size + sum(_flat_size(leaf) for leaf in self.leaves if not self._is_image(leaf))
+        flat = self.size + sum(_flat_size(leaf) for leaf, image in zip(self.leaves, self.shown) if image is None)
         _check_layers(flat, obs, net)
-        for i, leaf in enumerate(self.leaves):
-            if self._is_image(leaf):
-                c, h, w = leaf.shape if leaf.shape[0] < leaf.shape[2] else (leaf.shape[2], *leaf.shape[:2])
-                image = image_network(net.cnn, c, h, w, closing)
+        for i, (leaf, shown) in enumerate(zip(self.leaves, self.shown)):
+            if shown is not None:
+                image = image_network(net.cnn, shown.channels, shown.height, shown.width, closing)
                 self.images[str(i)] = image
                 self.size += int(image.size)  # pyright: ignore[reportArgumentType]
-                _warn_if_large(image, f"{h} x {w} x {c}", net)
+                _warn_if_large(image, f"{shown.height} x {shown.width} x {shown.channels}", net)
             else:
                 self.size += _flat_size(leaf)
         if not self.size:
@@ -318,15 +308,20 @@ class Encoder(nn.Module):
             and not self.prev_reward
         )
 
+    def in_words(self) -> dict[str, str]:
+        """What each box of two and more axes is taken for, by its path in the observation."""
+        boxes = zip(self.paths, self.leaves, self.shown)
+        return {
+            path: f"vector of {leaf.size:,} numbers" if image is None else str(image)
+            for path, leaf, image in boxes
+            if image is not None or (leaf.kind == "box" and len(leaf.shape) > 1)
+        }
+
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         """Features [N, size] of flat inputs; `obs` is `inputs.obs` after normalisation."""
         parts: list[Tensor] = []
-        for i, (leaf, x) in enumerate(zip(self.leaves, tree_leaves(obs))):
-            if self._is_image(leaf):
-                x = x if leaf.shape[0] < leaf.shape[2] else x.permute(0, 3, 1, 2)
-                parts.append(self.images[str(i)](as_floats(x) if leaf.is_image else x.float()))
-            else:
-                parts.append(_flat_features(leaf, x))
+        for i, (leaf, shown, x) in enumerate(zip(self.leaves, self.shown, tree_leaves(obs))):
+            parts.append(_flat_features(leaf, x) if shown is None else self.images[str(i)](shown.floats(x)))
         if self.action_leaves:
             opened = inputs.first.unsqueeze(-1)
             for leaf, x in zip(self.action_leaves, tree_leaves(inputs.prev_action)):
@@ -334,9 +329,6 @@ class Encoder(nn.Module):
         if self.prev_reward:
             parts.append(inputs.prev_reward.masked_fill(inputs.first, 0.0).unsqueeze(-1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-    def _is_image(self, leaf: LeafSpec) -> bool:
-        return leaf.is_image or (self.any_box and leaf.kind == "box" and len(leaf.shape) == 3)
 
 
 def refuse_absurd(count: int, network: str, cure: str) -> None:
@@ -392,7 +384,7 @@ def _flat_features(leaf: LeafSpec, x: Tensor) -> Tensor:
 
 def _one_hot(x: Tensor, start: int, n: int) -> Tensor:
     """[N, n] floats; all zeros where x is no choice, as in rows of padding."""
-    return (x.unsqueeze(-1) == torch.arange(start, start + n, device=x.device)).float()
+    return (x.long().unsqueeze(-1) == torch.arange(start, start + n, device=x.device)).float()
 
 
 def _conv_size(convs: nn.Sequential, c: int, h: int, w: int, name: str, smallest: str) -> int:

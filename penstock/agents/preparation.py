@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penstock.agents.images import image_of
 from penstock.agents.networks import Net
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
+
+_NORMALIZED = Net(normalize_obs=True)
 
 
 class Preparation:
@@ -39,7 +42,7 @@ class Preparation:
             )
         self.obs = self.unmasked(spec.obs)
         """Spec of the observation without its mask, a tree of `LeafSpec`."""
-        self.normalizer = ObsNormalizer(self.obs) if net.normalize_obs else None
+        self.normalizer = ObsNormalizer(self.obs, net) if net.normalize_obs else None
         self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
         self.active = self.masked or net.normalize_obs or net.normalize_reward or net.reward_scale != 1.0
         """False: observations and rewards pass unchanged."""
@@ -112,15 +115,23 @@ class RunningMoments(nn.Module):
 class ObsNormalizer(nn.Module):
     """Shifts and scales box leaves of an observation to mean 0 and variance 1, clipped; other leaves pass.
 
-    Images pass as well: their encoders scale by 1/255. A constant column becomes 0.
+    Images that their encoder scales pass as well. A constant column becomes 0.
+
+    Args:
+        net: says what is an image.
     """
 
-    def __init__(self, obs: Tree, clip: float = 10.0) -> None:
+    def __init__(self, obs: Tree, net: Net = _NORMALIZED, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
         leaves: list[LeafSpec] = tree_leaves(obs)
         self.structure = tree_structure(obs)
-        self._applies = [leaf.kind == "box" and not leaf.is_image for leaf in leaves]
+        images = [image_of(leaf, net) for leaf in leaves]
+        self._ranks = [len(leaf.shape) for leaf in leaves]
+        self._applies = [
+            leaf.kind == "box" and leaf.size > 0 and (image is None or image.normalized)
+            for leaf, image in zip(leaves, images)
+        ]
         self.moments: Any = nn.ModuleList(
             RunningMoments(leaf.size if on else 0) for leaf, on in zip(leaves, self._applies)
         )
@@ -128,19 +139,19 @@ class ObsNormalizer(nn.Module):
     def forward(self, obs: Tree) -> Tree:
         """Normalised float32 observations [N, ...] or [T, N, ...] in the same tree."""
         out: list[Tensor] = []
-        for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
+        for on, rank, m, x in zip(self._applies, self._ranks, self.moments, tree_leaves(obs)):
             if on:
                 scale = torch.rsqrt(m.var + 1e-8)
-                flat = (x.reshape(-1, len(m.mean)).double() - m.mean) * scale
+                flat = (x.reshape(*x.shape[: x.ndim - rank], len(m.mean)).double() - m.mean) * scale
                 x = flat.clamp(-self.clip, self.clip).float().reshape(x.shape)
             out.append(x)
         return tree_unflatten(self.structure, out)
 
     def update(self, obs: Tree, valid: Tensor) -> None:
         """Merges the observations [T, B, ...] that were acted on, where `valid` [T, B]."""
-        for on, m, x in zip(self._applies, self.moments, tree_leaves(obs)):
+        for on, rank, m, x in zip(self._applies, self._ranks, self.moments, tree_leaves(obs)):
             if on:
-                m.update(x[valid].reshape(-1, len(m.mean)))
+                m.update(x[valid].flatten(1) if rank else x[valid].unsqueeze(1))
 
     @property
     def empty(self) -> bool:

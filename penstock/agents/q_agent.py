@@ -19,7 +19,7 @@ from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_lay
 from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
-from penstock.core.batch import Inputs
+from penstock.core.batch import Inputs, flattened
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_map
@@ -118,7 +118,7 @@ class QNetwork(nn.Module):
             return self._head(self.mlp(x)), None
         lead = inputs.first.shape
         flat = inputs.flat()
-        flat_obs = tree_map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+        flat_obs = tree_map(flattened, obs)
         features = self.mlp(flat_obs if self.encoder.is_identity else self.encoder(flat, flat_obs))
         out, state = self.memory(features.reshape(*lead, -1), inputs.first, state)
         return self._head(out), state
@@ -259,7 +259,8 @@ class QAgent(Agent):
             index = torch.where(explores, random, index)
         info: dict[str, Tree] = {}
         if self._records_q:
-            info = {"q": q.gather(-1, index.unsqueeze(-1)).squeeze(-1), "q_max": q.amax(-1)}
+            of_chosen = q.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+            info = {"q": of_chosen, "q_max": self.unless_stuck(inputs, q.amax(-1))}
         return index + self._start if self._start else index, info, state
 
     def _chance(self, slot: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ def postprocess_choices(agent: QAgent, x: TrainBatch, cfg: CQL) -> TrainBatch:
     """Adds `target` = r + discount * Q_target(s', argmax Q(s')), as double DQN."""
     following = x["next"]
     value = ops.double_q(agent.legal(following, agent(following)), agent.bootstrap(following))
-    return TrainBatch(x.inputs, {**x.rows, "target": agent.scaled_reward(x["return"]) + x["discount"] * value}, None)
+    target = agent.scaled_reward(x["return"]) + agent.unless_stuck(following, x["discount"]) * value
+    return TrainBatch(x.inputs, {**x.rows, "target": target}, None)
 
 
 def loss_choices(agent: QAgent, x: TrainBatch, cfg: CQL) -> Loss:

@@ -29,7 +29,7 @@ def postprocess_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC)
     following = x["next"]
     logp = agent(following)
     value = (logp.exp() * (agent.target_q(following).amin(0) - alpha(agent) * logp)).sum(-1)
-    target = agent.scaled_reward(x["return"]) + x["discount"] * value
+    target = agent.scaled_reward(x["return"]) + agent.unless_stuck(following, x["discount"]) * value
     return TrainBatch(x.inputs, {**x.rows, "target": target}, None)
 
 

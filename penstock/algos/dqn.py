@@ -38,13 +38,13 @@ def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> TrainBatch:
     chooser = agent(following) if cfg.double else out
     best = agent.greedy(following, agent.expected(chooser))
     best_out = of_action(out, best)
-    reward = agent.scaled_reward(x["return"])
+    reward, discount = agent.scaled_reward(x["return"]), agent.unless_stuck(following, x["discount"])
     if cfg.distributional == "c51":
-        target = ops.project_categorical(best_out.softmax(-1), reward, x["discount"], agent.atoms)
+        target = ops.project_categorical(best_out.softmax(-1), reward, discount, agent.atoms)
     elif cfg.distributional == "quantile":
-        target = reward.unsqueeze(-1) + x["discount"].unsqueeze(-1) * best_out
+        target = reward.unsqueeze(-1) + discount.unsqueeze(-1) * best_out
     else:
-        target = reward + x["discount"] * best_out
+        target = reward + discount * best_out
     return TrainBatch(x.inputs, {**x.rows, "target": target}, None)
 
 

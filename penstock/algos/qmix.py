@@ -46,7 +46,7 @@ def postprocess_fn(agent: TeamQAgent, x: TrainBatch, cfg: QMIX) -> TrainBatch:
     following, there = x["next"].flat(), x["next_valid"]
     out = agent.q.bootstrap(following)
     best = agent.q.greedy(following, agent.q(following) if cfg.double else out)
-    value = of_action(out, best).reshape(there.shape)
+    value = agent.q.unless_stuck(following, of_action(out, best)).reshape(there.shape)
     joint = in_full(agent.target_mixer, value.masked_fill(~there, 0.0), agent.team_state(x, "next_state"))
     target = agent.scaled_reward(x["return"]) + x["discount"] * joint
     return TrainBatch(x.inputs, {**x.rows, "target": target}, x.valid)

@@ -65,7 +65,7 @@ def loss_fn(agent: QAgent, x: TrainBatch, cfg: R2D1) -> Loss:
     with torch.no_grad():
         q_beyond, _ = agent.online(beyond, agent.prepared(beyond.obs), state)
         chooser = torch.cat((q, q_beyond)) if cfg.double else x["q_target"]
-        value = ops.double_q(agent.legal(x.inputs, chooser), x["q_target"])
+        value = agent.unless_stuck(x.inputs, ops.double_q(agent.legal(x.inputs, chooser), x["q_target"]))
         target = targets(agent, x["reward"], value, x["terminated"], x["truncated"], x.valid, cfg)
     chosen = q.gather(-1, agent.index(x["action"][:train]).unsqueeze(-1)).squeeze(-1)
     error, valid = chosen - target, x.valid[:train]

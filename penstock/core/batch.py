@@ -40,12 +40,17 @@ class Inputs(NamedTuple):
 
     def flat(self) -> Inputs:
         """[T, B, ...] as [T * B, ...]."""
-        return Inputs(*(tree_map(lambda x: x.reshape(-1, *x.shape[2:]), part) for part in self))
+        return Inputs(*(tree_map(flattened, part) for part in self))
 
     def split(self, rows: int) -> Iterator[Inputs]:
         """Views of flat inputs, `rows` at a time; of the last part the rest."""
         for start in range(0, len(self.first), rows):
             yield Inputs(*(tree_map(lambda x, at=start: x[at : at + rows], part) for part in self))
+
+
+def flattened(x: Array) -> Array:
+    """[T, B, ...] as [T * B, ...], also of arrays without elements."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 @struct

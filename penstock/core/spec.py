@@ -19,6 +19,8 @@ Kind = Literal["box", "discrete", "multi_discrete", "multi_binary"]
 _LARGEST = 1 << 28
 """Most elements of a stored observation or action."""
 _DTYPES = {np.dtype(code).name for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"}
+_UNLIMITED = 1e36
+"""A bound of a box from which it is as good as none: some deviations beyond, float32 overflows."""
 
 SHARED = "shared"
 """The id of the one policy of a plain algorithm, which plays all agents of an environment."""
@@ -63,7 +65,7 @@ class LeafSpec:
 
     @property
     def is_image(self) -> bool:
-        """True for a [C, H, W] or [H, W, C] uint8 box, which networks take as an image by default."""
+        """True for a uint8 box of three axes, [C, H, W] or [H, W, C]: an image whatever its size."""
         return self.kind == "box" and len(self.shape) == 3 and self.dtype == "uint8"
 
     def bound(self, name: Literal["low", "high"]) -> npt.NDArray[np.float64]:
@@ -71,10 +73,24 @@ class LeafSpec:
         value: Any = self.low if name == "low" else self.high
         return np.broadcast_to(np.asarray(value, np.float64).reshape(self.shape if np.ndim(value) else ()), self.shape)
 
+    def limits(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Lower and upper bounds as `bound`, infinite where they are as good as none: 1e36, or a float's largest."""
+        dtype = np.dtype(self.dtype)
+        most = min(_UNLIMITED, float(np.finfo(dtype).max)) if dtype.kind == "f" else _UNLIMITED
+        low, high = self.bound("low"), self.bound("high")
+        return np.where(low > -most, low, -np.inf), np.where(high < most, high, np.inf)
+
+    def first_range(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Ends of the range that policies start in: the bounds, 2 units beside a single bound, [-1, 1] without any."""
+        low, high = self.limits()
+        has_low, has_high = np.isfinite(low), np.isfinite(high)
+        lower = np.where(has_low, low, np.where(has_high, high - 2.0, -1.0))
+        return lower, np.where(has_high, high, np.where(has_low, low + 2.0, 1.0))
+
     @property
     def bounded(self) -> bool:
-        """True if every element has two finite bounds."""
-        return bool(np.isfinite(self.bound("low")).all() and np.isfinite(self.bound("high")).all())
+        """True if every element has two bounds; see `limits`."""
+        return all(bool(np.isfinite(bound).all()) for bound in self.limits())
 
     def null(self) -> npt.NDArray[Any]:
         """The value that stands for "no action": the smallest choice of a discrete leaf, 0 of any other."""

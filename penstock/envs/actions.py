@@ -60,10 +60,7 @@ def sample_action(
 
 
 def _box(leaf: LeafSpec, u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    low, high = leaf.bound("low").ravel(), leaf.bound("high").ravel()
-    has_low, has_high = np.isfinite(low), np.isfinite(high)
-    lower = np.where(has_low, low, np.where(has_high, high - 2.0, -1.0))
-    upper = np.where(has_high, high, np.where(has_low, low + 2.0, 1.0))
+    lower, upper = (bound.ravel() for bound in leaf.first_range())
     if np.issubdtype(np.dtype(leaf.dtype), np.integer):
         return np.minimum(np.floor(lower + u * (upper - lower + 1.0)), upper)
     return np.clip(lower + u * (upper - lower), lower, upper)

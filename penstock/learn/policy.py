@@ -17,7 +17,7 @@ from penstock import ops
 from penstock.agents.acting import check_heads
 from penstock.agents.agent import Agent, check_agent_members
 from penstock.agents.parameters import parameters_digest
-from penstock.agents.preparation import RunningMoments
+from penstock.agents.preparation import ObsNormalizer, RunningMoments
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
@@ -120,6 +120,8 @@ class Policy:
             raise ConfigError(
                 f"replay_fn returned {type(self.replay_schedule).__name__}; expected a penstock.ReplaySchedule"
             )
+        if self.replay_schedule is not None:
+            self.replay_schedule.replay.exact |= any(isinstance(m, ObsNormalizer) for m in self.agent.modules())
         self.version = 0
         """Training steps finished: the number that samples are stamped with."""
         self.updates = 0
@@ -230,9 +232,9 @@ class Policy:
         for name, x in data.rows.items():
             if not (isinstance(x, Tensor) and x.ndim == lead + 1 and x.shape[lead] == 1 and x is not known.get(name)):
                 continue
-            held = tree_leaves((self.spec.obs, self.spec.action))
+            held = [leaf.shape for leaf in tree_leaves((self.spec.obs, self.spec.action)) if leaf.kind != "discrete"]
             info = [] if isinstance(batch, TrainBatch) else tree_leaves(batch.info)
-            if all(leaf.shape != (1,) for leaf in held) and all(part.shape[2:] != (1,) for part in info):
+            if not {(), (1,)}.intersection(held) and all(part.shape[2:] != (1,) for part in info):
                 raise ConfigError(
                     f"postprocess_fn returned rows[{name!r}] of shape {list(x.shape)}; expected {list(x.shape[:-1])}, "
                     "a number for each row, as more would broadcast in the loss: squeeze(-1) it"
@@ -276,7 +278,7 @@ class Policy:
             if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
                 raise NonFiniteError(
                     f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {norm}); the last update "
-                    f"that counted was number {self.updates}; lower lr, or look for huge rewards or observations"
+                    f"that counted was number {self.updates}; lower lr, or use net.normalize_obs, net.normalize_reward"
                 )
             return None
         self._skips_in_a_row = 0

@@ -82,7 +82,7 @@ def _obs_arrays(spec: Tree, obs: Any, where: str) -> list[np.ndarray[Any, Any]]:
                 f"predict: {where} is {x.dtype}{list(x.shape)}; expected {spec.dtype}{list(spec.shape)}, or a batch "
                 f"[N, {', '.join(map(str, spec.shape))}]"
             )
-        return [x]
+        return [_cast(x, spec, where)]
     if isinstance(spec, dict):
         if not isinstance(obs, Mapping) or set(obs) != set(spec):
             seen = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
@@ -91,6 +91,37 @@ def _obs_arrays(spec: Tree, obs: Any, where: str) -> list[np.ndarray[Any, Any]]:
     if not isinstance(obs, tuple) or len(obs) != len(spec):
         raise ConfigError(f"predict: {where} is {type(obs).__name__}; expected a tuple of {len(spec)}")
     return [x for i, part in enumerate(spec) for x in _obs_arrays(part, obs[i], f"{where}[{i}]")]
+
+
+def _cast(x: np.ndarray[Any, Any], leaf: LeafSpec, where: str) -> np.ndarray[Any, Any]:
+    """The values in the dtype of the record. Raises ConfigError if that changes them, and for choices that are none."""
+    dtype = np.dtype(leaf.dtype)
+    if x.dtype == dtype:
+        cast = x
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            cast = x.astype(dtype)
+            # Floats are rounded to floats, as environments do it; nothing may be cut off or overflow.
+            kept = np.isfinite(cast) == np.isfinite(x) if dtype.kind == "f" else cast == x
+        if not kept.all():
+            hint = " (images in [0, 1]? give them as the environment does)" if leaf.is_image and x.max() <= 1.0 else ""
+            raise ConfigError(
+                f"predict: {where} is {x.dtype}, and {x[~kept].flat[0]} is no {leaf.dtype}; expected observations as "
+                f"the environment gives them, {leaf.dtype}{list(leaf.shape)}{hint}"
+            )
+    if leaf.kind != "box":
+        low = np.reshape(leaf.start, leaf.shape if np.ndim(leaf.start) else ())
+        sizes = np.reshape(leaf.sizes, leaf.shape) if leaf.sizes else 2
+        wrong = (cast < low) | (cast >= low + sizes)
+        if wrong.any():
+            at = np.argwhere(wrong)[0][cast.ndim - len(leaf.shape) :]
+            index = tuple(map(int, at))
+            least, count = np.broadcast_to(low, leaf.shape)[index], np.broadcast_to(sizes, leaf.shape)[index]
+            raise ConfigError(
+                f"predict: {where}{list(index) or ''} is {cast[wrong].flat[0]}; expected {least} to "
+                f"{least + count - 1}, the values of its space"
+            )
+    return cast
 
 
 def _as_env(leaf: Any, action: np.ndarray[Any, Any], single: bool) -> Any:

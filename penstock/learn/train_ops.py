@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.agents.images import dark_range
+from penstock.agents.networks import Encoder
 from penstock.core.batch import Inputs, MultiAgentBatch, SampleBatch, TrainBatch, as_arrays
 from penstock.core.errors import ConfigError, NonFiniteError
 from penstock.core.machine import keep_freed_memory
 from penstock.core.noise import Purpose, at_address
-from penstock.core.tree import tree_map
+from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy, as_tensors
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler
 
 _CPU = torch.device("cpu")
+_looked: WeakSet[Policy] = WeakSet()
+"""Policies whose first images were looked at."""
 
 
 def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
@@ -64,6 +70,7 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> R
     if policy.replay_schedule is not None:
         return _with_totals(policy, train_on_replay(policy, batch))
     tensors = as_tensors(batch, policy.device)
+    _look_at_images(policy, tensors)
     results: ResultDict = {}
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
@@ -135,6 +142,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     agent, replay, device = policy.agent, schedule.replay, policy.device
     arrays = batch if isinstance(batch.valid, np.ndarray) else as_arrays(batch)
     tensors = as_tensors(arrays, _CPU)
+    _look_at_images(policy, tensors)
     schedule.collected += replay.append(arrays, agent.terminal(tensors).numpy())
     policy.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
@@ -160,6 +168,32 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
         agent.renew_noise(rng)  # the next batch is collected with it
     policy.set_progress(policy.progress)
     return averaged(steps) | schedule.metrics()
+
+
+def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
+    """Warns, once, of images whose first batch holds next to nothing in the scale of their bounds."""
+    if policy in _looked:
+        return
+    _looked.add(policy)
+    seen = dict(zip(tree_paths(batch.obs), tree_leaves(batch.obs)))
+    images = {
+        path: image
+        for module in policy.agent.modules()
+        if isinstance(module, Encoder)
+        for path, image in zip(module.paths, module.shown)
+        if image is not None and path in seen
+    }
+    for path, image in images.items() if policy.comm.rank == 0 else ():
+        dark = dark_range(image, seen[path])
+        if dark is None:
+            _looked.discard(policy)
+        if dark:
+            warnings.warn(
+                f"obs{path} never leaves {dark} in its first batch, and as an image it is scaled by 1/{image.scale:g}, "
+                "so that a network sees next to nothing: use net.image_scale=1 (--algo.net.image-scale 1), or give the "
+                "space the bounds that its values have",
+                stacklevel=4,
+            )
 
 
 def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tuple[Drawing, TrainBatch]]:

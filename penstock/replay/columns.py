@@ -50,13 +50,15 @@ class Column(Protocol):
 
 
 class RingColumn:
-    """A ring of whole rows; float64 is kept as float32."""
+    """A ring of whole rows; float64 is kept as float32 unless `exact`."""
 
     history = 0
     data: Array
 
-    def __init__(self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any) -> None:
-        self.plan: Plan = {name: ((rows, slots, *shape), stored_dtype(dtype))}
+    def __init__(
+        self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any, exact: bool = False
+    ) -> None:
+        self.plan: Plan = {name: ((rows, slots, *shape), np.dtype(dtype) if exact else stored_dtype(dtype))}
         self._name, self._rows, self._slots = name, rows, slots
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
@@ -85,7 +87,7 @@ class RingColumn:
 
 
 class FrameColumn:
-    """The newest frame of each stacked observation [C, H, W]; the C - 1 before it are other rows' newest frames.
+    """The newest frame of each stack [C, H, W], or [C, ...] of colours; the C - 1 before it are newest in other rows.
 
     Where an episode opened less than C rows ago, the stack repeats its first frame or holds zeros, as the wrapper
     does: the first stacks of episodes tell. Every stack of a valid row, and of its successor,
@@ -170,13 +172,18 @@ class FrameColumn:
             if not (zeros if self.zeros else repeated):
                 raise ConfigError(_REFUSED)
         # Whether a stack is rebuilt right follows from the one before it, if that one is and the frames move on by one.
-        right = (self._row(start) == rows[0]).all((1, 2, 3))
+        right = _all(self._row(start) == rows[0])
         for i in range(len(rows)):
             if i:
-                moved = (rows[i, :, :-1] == rows[i - 1, :, 1:]).all((1, 2, 3))
+                moved = _all(rows[i, :, :-1] == rows[i - 1, :, 1:])
                 right = first[i] | (valid[i - 1] & right & moved)
             if not right[used[i]].all():
                 raise ConfigError(_REFUSED)
+
+
+def _all(x: Array) -> Array:
+    """[B] bool of [B, ...]: all are true."""
+    return np.logical_and.reduce(x.reshape(len(x), -1), 1)
 
 
 _REFUSED = (

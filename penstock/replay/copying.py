@@ -31,6 +31,7 @@ def copied(replay: Replay) -> Replay:
         info=replay.info,
         priority_fn=replay.priority_fn,
         state=replay.state,
+        exact=replay.exact,
     )
     if replay.prepared is not None:
         made.prepare(*replay.prepared)

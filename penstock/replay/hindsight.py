@@ -17,6 +17,8 @@ from penstock.replay.storage import Storage
 from penstock.replay.view import Transitions
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+GOALS = (f"['{ACHIEVED}']", f"['{DESIRED}']")
+"""Their paths in the observation."""
 RewardFn = Callable[[Array, Array, dict[str, Any]], Any]
 """(achieved_goal [N, *G] after a step, desired_goal [N, *G], {}) -> reward [N].
 

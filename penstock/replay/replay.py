@@ -50,6 +50,8 @@ class Replay:
     Args:
         priority_fn: for `fresh_priority="agent"`.
         info: paths of the recorded info leaves to keep, e.g. "['q']".
+        exact: float64 observations stay so, as a normaliser needs them; else they are kept as float32. A policy whose
+            agent has one sets it.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class Replay:
         info: tuple[str, ...] = (),
         priority_fn: PriorityFn | None = None,
         state: Tree = None,
+        exact: bool = False,
     ) -> None:
-        self.spec, self.settings, self.view = spec, settings, view
+        self.spec, self.settings, self.view, self.exact = spec, settings, view, exact
         self.info, self.priority_fn, self.state = info, priority_fn, state
         if settings.index == "prioritized" and settings.fresh_priority == "agent" and priority_fn is None:
             raise ConfigError("replay.fresh_priority='agent' with an algorithm that records no values; use 'max'")
@@ -113,7 +116,8 @@ class Replay:
         if self.peers is not None:
             self.peers.fit(B)
             slots = self.peers.total
-        plan = planned(settings, self.spec, self.view, T, slots, chosen_info(info, self.info), self.state)
+        kept = chosen_info(info, self.info)
+        plan = planned(settings, self.spec, self.view, T, slots, kept, self.state, self.exact)
         if self.peers is None:
             self._store = make_store(settings, plan, self.view, B)
         else:

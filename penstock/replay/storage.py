@@ -37,6 +37,7 @@ class Storage:
         folder: where to keep the arrays as files; None for memory.
         episodes: keep the arrays that `last` needs.
         ledger: keep no observations and states, as they lie elsewhere.
+        exact: paths of the leaves of observations that stay float64.
 
     Raises:
         ConfigError: it takes more bytes than there are, or no observation is a stack of frames.
@@ -55,19 +56,20 @@ class Storage:
         folder: Path | None = None,
         episodes: bool = False,
         ledger: bool = False,
+        exact: frozenset[str] = frozenset(),
     ) -> None:
         self.rows, self.slots, self.state_every = rows, slots, state_every
         self.head = 0
         """Number of the row that is written next; its observation is known already."""
         self._structures = {name: tree_structure(tree) for name, tree in (("obs", env.obs), ("action", env.action))}
 
-        def column(name: str, shape: tuple[int, ...], dtype: Any) -> RingColumn:
-            return RingColumn(name, rows, slots, tuple(shape), dtype)
+        def column(name: str, shape: tuple[int, ...], dtype: Any, exact: bool = False) -> RingColumn:
+            return RingColumn(name, rows, slots, tuple(shape), dtype, exact)
 
         self._obs: dict[str, Column] = {
             path: FrameColumn(f"obs{path}", rows, slots, leaf.shape, leaf.dtype)
             if frames and is_stack(leaf)
-            else column(f"obs{path}", leaf.shape, leaf.dtype)
+            else column(f"obs{path}", leaf.shape, leaf.dtype, path in exact)
             for path, leaf in zip(tree_paths(env.obs), tree_leaves(env.obs))
             if not ledger
         }
@@ -329,10 +331,14 @@ class Storage:
 
 
 def require_arrays(kept: Plan, head: int, arrays: Mapping[str, Array]) -> None:
-    """Raises CheckpointError unless a checkpoint has the written part of every array that is kept."""
+    """Raises CheckpointError unless a checkpoint has the written part of every array that is kept.
+
+    float32 may stand for observations that are float64 now: those of runs before they were kept so.
+    """
     for name, (shape, dtype) in kept.items():
         stored = arrays.get(name)
-        if stored is None or stored.dtype != dtype or stored.shape != (min(head + 1, shape[0]), *shape[1:]):
+        fits = stored is not None and (stored.dtype == dtype or (stored.dtype, dtype) == (np.float32, np.float64))
+        if stored is None or not fits or stored.shape != (min(head + 1, shape[0]), *shape[1:]):
             seen = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
             raise CheckpointError(
                 f"the checkpoint's replay has {seen} as {name}; this one keeps {dtype}{list(shape)}: resume "
@@ -341,8 +347,9 @@ def require_arrays(kept: Plan, head: int, arrays: Mapping[str, Array]) -> None:
 
 
 def is_stack(leaf: Any) -> bool:
-    """True if the observation can be kept frame by frame: an image [C, H, W] of more than one channel."""
-    return leaf.is_image and leaf.shape[0] > 1
+    """True if the observation can be kept frame by frame: uint8 [S, H, W], or [S, ...] of colours, with S > 1."""
+    colours = leaf.kind == "box" and leaf.dtype == "uint8" and len(leaf.shape) == 4
+    return (leaf.is_image or colours) and leaf.shape[0] > 1
 
 
 def frame_history(env: EnvSpec, frames: bool) -> int:

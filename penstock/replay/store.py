@@ -14,6 +14,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths
 from penstock.replay.columns import Array, Rows
+from penstock.replay.hindsight import GOALS
 from penstock.replay.index import Index
 from penstock.replay.settings import ReplaySettings
 from penstock.replay.storage import Storage, frame_history
@@ -34,10 +35,11 @@ class StoragePlan(NamedTuple):
     state_every: int
     folder: Path | None
     episodes: bool
+    exact: frozenset[str]
 
     def made(self, slots: int, ledger: bool = False) -> Storage:
         """A storage for so many slots."""
-        env, rows, frames, info, state, state_every, folder, episodes = self
+        env, rows, frames, info, state, state_every, folder, episodes, exact = self
         return Storage(
             env,
             rows,
@@ -49,6 +51,7 @@ class StoragePlan(NamedTuple):
             folder=folder,
             episodes=episodes,
             ledger=ledger,
+            exact=exact,
         )
 
 
@@ -110,9 +113,19 @@ def make_store(settings: ReplaySettings, plan: StoragePlan, view: View, slots: i
 
 
 def planned(
-    settings: ReplaySettings, spec: EnvSpec, view: View, T: int, slots: int, info: Mapping[str, Any], state: Tree
+    settings: ReplaySettings,
+    spec: EnvSpec,
+    view: View,
+    T: int,
+    slots: int,
+    info: Mapping[str, Any],
+    state: Tree,
+    exact: bool = False,
 ) -> StoragePlan:
     """The storage that the settings ask for, for batches [T, B] of so many slots in all, and samples of the view.
+
+    Args:
+        exact: float64 observations stay so; in hindsight goals do anyway, as rewards are made of them.
 
     Raises:
         ConfigError: it is too short for a batch or a sample, or states are not recorded where sequences begin.
@@ -140,6 +153,7 @@ def planned(
         state_every=stride,
         folder=None if settings.dir is None else Path(settings.dir),
         episodes=view.episodes,
+        exact=frozenset(tree_paths(spec.obs) if exact else GOALS if settings.hindsight else ()),
     )
 
 

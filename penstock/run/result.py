@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.agents.networks import Encoder
 from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
@@ -74,7 +75,8 @@ def headline(trainer: Trainer) -> str:
     if seating is None:
         (policy,) = each(trainer.policy).values()
         said = _learning(policy, T, B, trainer.exp.run.steps)
-        return f"{head}{_shown(policy)}; {counted(B, 'slot')} x {counted(T, 'step')} = {said}{together}; {tail}"
+        slots = f"{counted(B, 'slot')} x {counted(T, 'step')}"
+        return f"{head}{_shown(policy)}; {slots} = {said}{together}; {tail}{_images(policy)}"
     moves, total = "moves" if seating.turns else "steps", trainer.exp.run.steps
     lines = [
         f"\n  policy {name}, {counted(n, 'agent')}: {_shown(policy)}; "
@@ -83,6 +85,7 @@ def headline(trainer: Trainer) -> str:
             if name in each(trainer.policy)
             else "not trained"
         )
+        + _images(policy).replace("\n", "\n  ")
         for (name, policy), n in zip(_named(trainer.policy).items(), seating.seats)
     ]
     return (
@@ -99,6 +102,15 @@ def _shown(policy: Policy) -> str:
     count = sum(p.numel() for p in policy.agent.parameters())
     spec = policy.spec
     return f"observation {describe(spec.obs)}, action {describe(spec.action)}; {count:,} parameters"
+
+
+def _images(policy: Policy) -> str:
+    """A line for each part of the observation that an encoder takes for an image, or could."""
+    taken: dict[str, str] = {}
+    for module in policy.agent.modules():
+        if isinstance(module, Encoder):
+            taken |= module.in_words()
+    return "".join(f"\n  obs{path}: {text}" for path, text in taken.items())
 
 
 def _learning(

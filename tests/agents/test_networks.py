@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from penstock.agents.actor_critic import ActionHead
+from penstock.agents.images import as_floats
 from penstock.agents.networks import (
     Convolutions,
     Encoder,
@@ -14,7 +15,6 @@ from penstock.agents.networks import (
     MinAtarCNN,
     NatureCNN,
     Net,
-    as_floats,
     convolved,
 )
 from penstock.core.batch import Inputs
@@ -76,8 +76,6 @@ def test_the_small_encoder_takes_grids_of_bits_by_either_end():
     assert out.view(3, 16, 8, 8)[1, 7, 2, 3].item() == pytest.approx(max(by_hand.item(), 0.0), abs=1e-6)
     swapped = bits.permute(0, 2, 3, 1).contiguous()
     torch.testing.assert_close(encoders[1](inputs(swapped, 3), swapped), out)
-    # Other encoders take a box of bits for a vector.
-    assert Encoder(last, CHOICE, Net()).size == 400
     pixels = Encoder(LeafSpec("box", (10, 10, 4), "uint8", 0.0, 255.0), CHOICE, Net(cnn="minatar"))
     pixels.load_state_dict(encoders[0].state_dict())
     grey = swapped.to(torch.uint8) * 255

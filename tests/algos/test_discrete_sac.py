@@ -20,6 +20,7 @@ def test_the_soft_value_by_hand() -> None:
     class Fixed:
         log_alpha = torch.tensor([math.log(0.5)])
         scaled_reward = staticmethod(lambda reward: reward)
+        unless_stuck = staticmethod(lambda inputs, x: x)
         target_q = staticmethod(lambda x: torch.tensor([[[-1.0, 1.0]], [[3.0, 1.5]]]))
 
         def __call__(self, x: Any) -> Tensor:

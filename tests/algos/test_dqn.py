@@ -140,6 +140,7 @@ def test_the_loss_of_two_rows_by_hand() -> None:
         greedy = staticmethod(lambda inputs, q: q.argmax(-1))
         index = staticmethod(lambda action: action)
         scaled_reward = staticmethod(lambda reward: reward)
+        unless_stuck = staticmethod(lambda inputs, x: x)
 
     agent: Any = Fixed()
     rows = {"next": "then", "return": torch.tensor([2.0, 1.0]), "discount": torch.tensor([0.0, 0.5]),

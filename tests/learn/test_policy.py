@@ -335,6 +335,36 @@ def test_predict_names_the_shapes_it_expects():
 # --- storage
 
 
+GREY = LeafSpec("box", (4, 4, 1), "uint8", 0.0, 255.0)
+PAIR = LeafSpec("multi_discrete", (2,), "int32", sizes=(3, 4), start=(0, -1))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "given", "message"),
+    [
+        (GREY, np.full((4, 4, 1), 0.5, np.float32), r"obs is float32, and 0.5 is no uint8; .*images in \[0, 1\]\?"),
+        (GREY, np.full((4, 4, 1), 256), r"obs is int64, and 256 is no uint8"),
+        (GREY, np.full((4, 4, 1), np.nan), r"nan is no uint8"),
+        (LeafSpec("discrete", (), "int64", sizes=(5,), start=-1), 4, r"obs is 4; expected -1 to 3"),
+        (LeafSpec("discrete", (), "int64", sizes=(5,)), 2.9, r"obs is float64, and 2.9 is no int64"),
+        (PAIR, [[0, 2], [2, 3]], r"obs\[1\] is 3; expected -1 to 2"),
+        (LeafSpec("multi_binary", (3,), "int8"), [0, 2, 1], r"obs\[1\] is 2; expected 0 to 1"),
+        (LeafSpec("box", (2,), "bool", 0.0, 1.0), [1.0, 0.3], r"obs is float64, and 0.3 is no bool"),
+        (LeafSpec("box", (2,), "float32"), [1e300, 0.0], r"obs is float64, and 1e\+300 is no float32"),
+    ],
+)
+def test_predict_refuses_what_its_cast_would_change(leaf: LeafSpec, given: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
+        ppo_policy(leaf, CHOICE).predict(given)
+
+
+def test_predict_takes_equal_values_of_other_dtypes():
+    policy = ppo_policy(GREY, CHOICE)
+    pixels = np.arange(16, dtype=np.uint8).reshape(4, 4, 1) * 16
+    assert policy.predict(pixels) == policy.predict(pixels.astype(np.float64)) == policy.predict(pixels.tolist())
+    assert ppo_policy(LeafSpec("box", (2,), "float32"), CHOICE).predict([0.1, 1]) in range(2, 6)
+
+
 def roll(policy: Policy, env: Any, batches: int = 4) -> list[SampleBatch]:
     sampler = SerialSampler(T=12, B=4).build(env, seed=3)
     sampler.initialize(policy.agent)

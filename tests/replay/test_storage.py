@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.envs.make import EnvConfig
+from penstock.envs.toy import PixelCatch
 from penstock.replay import room
 from penstock.replay.columns import FrameColumn, ring_slices
 from penstock.replay.replay import Replay, ReplaySettings
 from penstock.replay.storage import Storage
 from penstock.replay.view import Sequences, Transitions
+from penstock.samplers.serial import SerialSampler
 from tests.replay.oracle import INFO, SPEC, STATE, random_batches
 
 ATARI = EnvSpec(LeafSpec("box", (4, 84, 84), "uint8", 0.0, 255.0), LeafSpec("discrete", (), "int64", sizes=(6,)))
@@ -153,6 +159,27 @@ def test_stacks_are_rebuilt_from_the_padding_that_was_seen(zeros: bool):
         read = column.read((t + 2) * 2 + np.arange(2))
         np.testing.assert_array_equal(read, rows[t])
     assert column.zeros is zeros
+
+
+@pytest.mark.parametrize("padding", ["zero", "reset"])
+def test_stacks_of_colours_are_kept_frame_by_frame_as_well(padding: Any):
+    stacked = functools.partial(gym.wrappers.FrameStackObservation, stack_size=3, padding_type=padding)
+    sampler = SerialSampler(T=8, B=2).build(EnvConfig(PixelCatch, {"layout": "hwc", "scale": 1}, (stacked,)), seed=0)
+    sampler.initialize(ps.DQN().build(sampler.spec).agent)
+    whole, frames = (
+        Replay(sampler.spec, ReplaySettings(capacity=100, deduplicate_frames=on), Transitions()) for on in (False, True)
+    )
+    for itr in range(6):
+        batch, _ = sampler.obtain_samples(itr)
+        for replay in (whole, frames):
+            replay.append(batch)
+    sampler.shutdown()
+    rng = np.random.default_rng(0)
+    assert frames.bytes < 0.4 * whole.bytes
+    for _ in range(5):
+        drawing, x = frames.sample(16, rng)
+        assert x.inputs.obs.shape == (16, 3, 8, 8, 3)
+        np.testing.assert_array_equal(x.inputs.obs, whole.read(drawing).inputs.obs)
 
 
 @pytest.mark.parametrize("pad", [0, 7])

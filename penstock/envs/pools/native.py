@@ -23,6 +23,7 @@ from penstock.envs.contract import describe_violation, refused_values, value_lim
 from penstock.envs.ids import VECTORIZED
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
+from penstock.envs.spaces import action_dtypes
 
 _CHECK_EVERY = 64
 
@@ -65,9 +66,10 @@ class NativeEnv:
         self._ended = np.zeros(self.num_envs, bool)
         self._tick, self._underway, self._failed = 0, False, False
         self._structure = tree_structure(self.spec.obs)
-        self._limits = [
-            value_limits(leaf)[1:] if leaf.kind == "box" else (None, None) for leaf in tree_leaves(self.spec.action)
-        ]
+        assert self._env is not None
+        dtypes = action_dtypes(self._env.single_action_space)
+        limits = [value_limits(x)[1:] if x.kind == "box" else (None, None) for x in tree_leaves(self.spec.action)]
+        self._limits = [(*limit, dtype) for limit, dtype in zip(limits, dtypes)]
 
     def open(self, out: SampleBatch, seed: int) -> None:
         """Row 0 is a reset of every slot, with nothing before it."""
@@ -93,8 +95,8 @@ class NativeEnv:
         limits, slots = iter(self._limits), self.slots
 
         def to_env(x: Any) -> Any:
-            low, high = next(limits)
-            return x[row, slots].copy() if low is None and high is None else np.clip(x[row, slots], low, high)
+            low, high, dtype = next(limits)
+            return x[row, slots].astype(dtype) if low is None and high is None else np.clip(x[row, slots], low, high)
 
         actions = tree_map(to_env, out.action)
         try:
