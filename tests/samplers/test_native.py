@@ -136,7 +136,7 @@ def test_a_resumed_run_cuts_every_slot_and_keeps_a_sound_record():
         ({"B": 6}, partial(CartPoleVectorEnv, num_envs=8), "num_envs=8; sampler.B=6: make them equal"),
         ({"B": 8, "reset": "batch_end"}, partial(CartPoleVectorEnv, num_envs=8), "use reset='next_step'"),
         ({"B": 8, "max_decorrelation_steps": 3}, partial(CartPoleVectorEnv, num_envs=8), "max_decorrelation_steps=0"),
-        *[({"B": 2}, partial(SyncVectorEnv, [SeedEcho] * 2, autoreset_mode=mode), "pass vector_kwargs=dict(autoreset_")
+        *[({"B": 2}, partial(SyncVectorEnv, [SeedEcho] * 2, autoreset_mode=mode), "state it in metadata['autoreset_mode']")
           for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)],
     ],
 )  # fmt: skip
