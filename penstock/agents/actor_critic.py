@@ -245,7 +245,7 @@ class ActorCritic(Agent):
         lead = inputs.first.shape
         flat = inputs.flat()
         obs, mask = self._prepared(flat)
-        out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state)
+        out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state, inputs.idle)
         return out, None if mask is None else mask.reshape(*lead, -1)
 
     def _prepared(self, inputs: Inputs) -> tuple[Tree, Tensor | None]:

@@ -37,6 +37,8 @@ class Inputs(NamedTuple):
     """float32 reward that came with `obs`; 0 where `first`."""
     first: Array
     """bool, `obs` opens an episode: recurrent state, previous action and reward count as null."""
+    idle: Array | None = None
+    """bool, no turn was taken here and the episode goes on: recurrent state passes over the row. None: nowhere."""
 
     def flat(self) -> Inputs:
         """[T, B, ...] as [T * B, ...]."""
