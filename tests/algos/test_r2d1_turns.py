@@ -24,9 +24,7 @@ def played(env: Any, T: int, kind: str, moves: int = 400, **changes: Any) -> Pol
     """R2D1 after so many moves of 4 environments, never trained."""
     net = replace(NET, recurrent=kind)
     replay = replace(BY_AGENT, capacity=100_000)
-    cfg = replace(
-        SMALL, learning_starts=100_000, batch_size=48, state_interval=T, net=net, replay=replay, **changes
-    )
+    cfg = replace(SMALL, learning_starts=100_000, batch_size=48, state_interval=T, net=net, replay=replay, **changes)
     algo = ps.Policies({"x": cfg})
     sampler = SerialSampler(T=T, B=4).build(algo.seat(env), seed=3)
     policies = algo.build(sampler.specs, seed=5)
