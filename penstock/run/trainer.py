@@ -133,6 +133,7 @@ class Trainer:
             if self.gang is not None:
                 device = self.gang.device(device)
             self.policy: LoadedPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
+            self.policy.set_progress(0.0)
             compute(self.policy, exp.run.precision, exp.run.compile)
             self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
             if self._init is not None:

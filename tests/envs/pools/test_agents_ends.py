@@ -76,7 +76,7 @@ class Slow(TurnToy):
     begin, observe = Judge.begin, Judge.observe
 
     def play(self, agent: str, action: Any) -> None:
-        for k, other in enumerate(self.agents):
+        for other in self.agents:
             self.infos[other] = {"score": float(self.t)}
         self.select(self.agents[self.t % 2])
 
@@ -178,7 +178,7 @@ def test_a_reward_after_an_agents_end_is_an_error_where_all_is_checked(env: Any)
 
 
 def test_a_reward_for_somebody_unknown_is_an_error() -> None:
-    with pytest.raises(EnvContractError, match="agent 'goblin': rewards it with 7.0"):
+    with pytest.raises(EnvContractError, match=r"agent 'goblin': rewards it with 7\.0"):
         played(lambda: Archers("goblin"), 6)
 
 
