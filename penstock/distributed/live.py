@@ -356,7 +356,7 @@ class ReadyLive(RunnersLive):
         out = self.workers.faults.metrics()
         for name in dict.fromkeys(name for one in found for name in one):
             values = [one[name] for one in found if name in one]
-            counted = name.startswith("faults/") or name in ("group/runners", "env/out_of_bounds")
+            counted = name.startswith("faults/") or name in ("group/runners", "env/out_of_bounds", "env/lost_rewards")
             out[name] = out.get(name, 0.0) + sum(values) if counted else sum(values) / len(values)
         return {**out, **self._round, **self._lag}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
-from penstock.core.spec import MASK_KEY
-from penstock.envs.spaces import is_text
+from penstock.core.spec import MASK_KEY, choices
+from penstock.envs.spaces import is_text, space_to_spec
 
 
 class DropKeys(gym.ObservationWrapper[Any, Any, Any]):
@@ -103,17 +103,24 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
     """Shows `info[key]` as `obs["action_mask"]`, an int8 array [sum of action sizes] in which 1 is a legal action.
 
     The observation becomes `{"obs": obs, "action_mask": mask}`; a Dict observation keeps its keys and gains the mask.
-    A MultiDiscrete mask is the concatenation over its dimensions; the info may also hold a tuple of arrays.
+    A MultiDiscrete mask is the concatenation over its dimensions, a MultiBinary one has two elements for each bit (off,
+    on), and that of a Dict or Tuple is the concatenation over its parts, boxes left out; the info may also hold a tuple
+    or dict of arrays. An episode's last step may give none.
 
     Raises:
-        ConfigError: the action space is neither Discrete nor MultiDiscrete, or "action_mask" is observed already.
+        ConfigError: the action space has no choices, or "action_mask" is observed already.
         EnvWorkerError: a reset or step gave no `info[key]`, or one of another length.
     """
 
     def __init__(self, env: gym.Env[Any, Any], key: str = MASK_KEY) -> None:
         super().__init__(env)
         self._key = key
-        self._size = _choices(env.action_space)
+        self._size = sum(map(sum, choices(space_to_spec(env.action_space, "action"))))
+        if not self._size:
+            raise ConfigError(
+                f"ActionMask on the action space {env.action_space!r}, which has no choices to mask; expected Discrete, "
+                "MultiDiscrete, MultiBinary, or a Dict or Tuple with one of them"
+            )
         shown = env.observation_space
         self._merge = isinstance(shown, spaces.Dict)
         below = dict(shown.spaces) if isinstance(shown, spaces.Dict) else {"obs": shown}
@@ -129,15 +136,16 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment's, the observation with its mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._shown(obs, info, "step"), reward, terminated, truncated, info
+        over = bool(terminated or truncated)
+        return self._shown(obs, info, "step", over), reward, terminated, truncated, info
 
-    def _shown(self, obs: Any, info: dict[str, Any], method: str) -> dict[str, Any]:
-        if self._key not in info:
+    def _shown(self, obs: Any, info: dict[str, Any], method: str, over: bool = False) -> dict[str, Any]:
+        if self._key not in info and not over:
             raise EnvWorkerError(
                 f"{method} gave no info[{self._key!r}]; its keys are {sorted(map(str, info))}; give the action mask "
                 "there in reset and in every step, or name its key in mask_key"
             )
-        mask = _flat(info[self._key])
+        mask = flat_mask(info[self._key]) if self._key in info else np.ones(self._size, np.int8)
         if mask.size != self._size:
             raise EnvWorkerError(
                 f"{method} gave info[{self._key!r}] of {mask.size} elements; expected {self._size}, one for each "
@@ -169,14 +177,10 @@ def _copying(call: Callable[..., Any], bare: bool) -> Callable[..., Any]:
     return copying
 
 
-def _choices(space: Any) -> int:
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return int(space.nvec.sum())
-    raise ConfigError(f"ActionMask on the action space {space!r}; expected Discrete or MultiDiscrete")
-
-
-def _flat(mask: Any) -> npt.NDArray[np.int8]:
-    parts = mask if isinstance(mask, (tuple, list)) else (mask,)
-    return np.concatenate([np.ravel(part) for part in parts]).astype(np.int8)
+def flat_mask(mask: Any) -> npt.NDArray[np.int8]:
+    """The mask of an action as one array [choices]; of a dict, whose parts stand in the order of their keys, or tuple."""
+    if isinstance(mask, Mapping):
+        mask = [mask[key] for key in sorted(mask)]
+    if isinstance(mask, (tuple, list)):
+        return np.concatenate([flat_mask(part) for part in mask])
+    return np.ravel(mask).astype(np.int8)
