@@ -26,6 +26,7 @@ from penstock.distributed.rounds import EvaluationBroken, Rounds, RunnerPool
 from penstock.envs.make import EnvConfig
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
+from penstock.samplers.sampler import lags
 
 if TYPE_CHECKING:
     from penstock.distributed.sampler import RunnerSampler
@@ -154,12 +155,8 @@ class RunnersLive:
         return self._agent
 
     def _measure(self, batch: SampleBatch, itr: int) -> None:
-        """Notes the lag of a batch, whose rows are all of one version."""
-        parts: list[SampleBatch] = [*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch]
-        versions = np.concatenate([part.version[part.valid] for part in parts])
-        if len(versions):
-            lag = float(itr - versions.max())
-            self._lag = {"sampler/lag": lag, "sampler/lag_min": lag, "sampler/lag_max": lag}
+        """Notes the lag of a batch; one without a valid row has none."""
+        self._lag |= lags([*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch], itr)
 
 
 class RoundsLive(RunnersLive):

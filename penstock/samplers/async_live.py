@@ -40,6 +40,7 @@ from penstock.samplers.async_process import (
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.installed import Installed, last_row
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed
+from penstock.samplers.sampler import lags
 from penstock.workers import control
 from penstock.workers.descriptors import read_all
 from penstock.workers.shares import at_work
@@ -195,13 +196,7 @@ class AsyncLive:
             self._opened += np.bincount(episodes.slot, minlength=len(self._opened))
         else:
             self._opened += batches[0].first[1:].sum(0)
-        lag = itr - np.concatenate([batch.version[batch.valid] for batch in batches])
-        if len(lag):
-            self._metrics |= {
-                "sampler/lag": float(lag.mean()),
-                "sampler/lag_min": float(lag.min()),
-                "sampler/lag_max": float(lag.max()),
-            }
+        self._metrics |= lags(batches, itr)
         return self._installed.together(batches), episodes
 
     def evaluate_agent(

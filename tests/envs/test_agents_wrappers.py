@@ -105,7 +105,7 @@ def test_agents_that_are_no_text_go_by_their_str(cls: Any, names: list[Any]) -> 
 
 
 def test_names_that_are_one_text_are_refused() -> None:
-    with pytest.raises(ConfigError, match="possible_agents is .*distinct names"):
+    with pytest.raises(ConfigError, match=r"possible_agents is .*distinct names"):
         ps.check_env(renamed(EchoAgents, [1, "1", 2]))
 
 
@@ -163,7 +163,7 @@ def test_keys_of_many_agents_are_dropped(cls: Any) -> None:
 
 
 def test_keys_of_observations_that_are_no_dicts_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no agent's observation has 'x'; they are Box.*no Dicts"):
+    with pytest.raises(ConfigError, match=r"no agent.s observation has .x.; they are Box.*no Dicts"):
         ps.check_env(ps.EnvConfig(EchoAgents, drop=("x",)))
 
 
