@@ -89,7 +89,7 @@ class ProcessPool(EnvPool):
         self._owners = [w for w in range(workers.count) if any(self.shares[w])]
         # As before every first episode: a worker may die before it has written its own lines.
         self._ledger_places, self.ledger = share(
-            workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0, 0]), (B, 1)), "the ledger"
+            workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0, 0, 0]), (B, 1)), "the ledger"
         )
         self._batches: SharedBatches | None = None
         self._shared: Account | None = None

@@ -12,6 +12,7 @@ from gymnasium import spaces
 import penstock as ps
 from penstock.core.errors import EnvContractError, EnvWorkerError
 from penstock.envs.pools.settings import PoolSettings
+from penstock.envs.pools.simultaneous import SimultaneousPool
 from penstock.envs.toy.agents import ParallelToy, TurnToy
 from penstock.envs.toy.base import box, vector
 
@@ -237,10 +238,28 @@ def test_who_is_there_needs_one(cls: Any) -> None:
 def test_settings_of_a_pool_count_lost_rewards_by_slot() -> None:
     """The ledger that workers share with their parent has a word for it."""
     config = ONE.seat(Archers)
-    from penstock.envs.pools.simultaneous import SimultaneousPool
-
     pool = SimultaneousPool(config, 0, slice(0, 2), PoolSettings())
     assert pool.metrics() == {}
     pool.host.ledger[1, 4] = 3
     assert pool.metrics() == {"env/lost_rewards": 3.0}
     pool.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*reaches nobody")
+@pytest.mark.parametrize("env", [Archers, TurnArchers])
+def test_lost_rewards_are_counted_alike_wherever_environments_step(env: Any) -> None:
+    found: list[float] = []
+    for settings in (
+        ps.SerialSampler(T=16, B=4),
+        ps.CpuSampler(T=16, B=4, workers=2),
+        ps.RunnerSampler(runners=2, inner=ps.SerialSampler(T=16, B=2), backend="in-process"),
+        ps.RunnerSampler(runners=2, inner=ps.SerialSampler(T=16, B=2), backend="in-process", depth=1),
+    ):
+        live = settings.build(ONE.seat(env), seed=0)
+        live.initialize(ONE.build(live.specs).agents)
+        for itr in range(20):
+            live.obtain_samples(itr)
+        found.append(live.metrics()["env/lost_rewards"])
+        live.shutdown()
+    assert found[0] > 3 and len(set(found[:3])) == 1 and found[3] >= found[0]
