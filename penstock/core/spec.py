@@ -125,7 +125,7 @@ def specs_from_plain(plain: Mapping[str, Any]) -> Specs:
 
 
 def choices(action: Any, size: int | None = None) -> list[tuple[int, ...]]:
-    """By leaf the sizes of the choices that a mask covers: of `multi_binary` 2 for each element, off and on; of boxes none.
+    """By leaf the sizes of what a mask covers: of `multi_binary` 2 for each element (off, on), of boxes none.
 
     Args:
         size: elements of a mask, which may leave out every `multi_binary`.

@@ -25,8 +25,8 @@ from penstock.distributed.packing import together
 from penstock.distributed.rounds import EvaluationBroken, Rounds, RunnerPool
 from penstock.envs.make import EnvConfig
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.lag import lags
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
-from penstock.samplers.sampler import lags
 
 if TYPE_CHECKING:
     from penstock.distributed.sampler import RunnerSampler

@@ -118,8 +118,8 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         self._size = sum(map(sum, choices(space_to_spec(env.action_space, "action"))))
         if not self._size:
             raise ConfigError(
-                f"ActionMask on the action space {env.action_space!r}, which has no choices to mask; expected Discrete, "
-                "MultiDiscrete, MultiBinary, or a Dict or Tuple with one of them"
+                f"ActionMask on the action space {env.action_space!r}, which has no choices to mask; expected "
+                "Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple with one of them"
             )
         shown = env.observation_space
         self._merge = isinstance(shown, spaces.Dict)
@@ -178,7 +178,7 @@ def _copying(call: Callable[..., Any], bare: bool) -> Callable[..., Any]:
 
 
 def flat_mask(mask: Any) -> npt.NDArray[np.int8]:
-    """The mask of an action as one array [choices]; of a dict, whose parts stand in the order of their keys, or tuple."""
+    """The mask of an action as one array [choices]; parts of a dict stand in the order of their keys."""
     if isinstance(mask, Mapping):
         mask = [mask[key] for key in sorted(mask)]
     if isinstance(mask, (tuple, list)):

@@ -39,8 +39,8 @@ from penstock.samplers.async_process import (
 )
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.installed import Installed, last_row
+from penstock.samplers.lag import lags
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed
-from penstock.samplers.sampler import lags
 from penstock.workers import control
 from penstock.workers.descriptors import read_all
 from penstock.workers.shares import at_work

@@ -1,4 +1,4 @@
-"""R2D1 where agents take turns: rows without a turn, in the middle of a sequence, do not reach its memory or priority."""
+"""R2D1 where agents take turns: rows without a turn reach neither the memory nor the priority of a sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sampler/lag` is of rows, whichever sampler they come from: turns that stay open over a batch are older than others."""
+"""`sampler/lag` is of rows in every sampler: turns that stay open over a batch are older than others."""
 
 from __future__ import annotations
 

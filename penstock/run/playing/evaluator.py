@@ -40,7 +40,7 @@ class Evaluator:
         found = self._sampler.spec if seating is None else dict(zip(seating.policies, seating.specs))
         check_fits(self._config, found, policy)
         agents = copy.deepcopy(agents_of(policy))
-        if isinstance(agents, Mapping):
+        if isinstance(agents, Mapping) and isinstance(found, Mapping):
             for name, agent in agents.items():
                 agent.spec = found[name]  # other seats than it was trained in, which says nothing of what it sees
         if (device := self._sampler.pool.device) is not None:
@@ -90,6 +90,6 @@ def check_fits(config: EnvConfig, found: Specs, policy: AnyPolicy) -> None:
             number = f" ({own.agents} agents at once, {spec.agents} there)" if own.agents != spec.agents else ""
             raise ConfigError(
                 f"{config.name} has observation {describe(own.obs)}, action {describe(own.action)}{which}; the policy "
-                f"was built for {describe(spec.obs)} and {describe(spec.action)}{number}: evaluate it in an environment "
-                "with these spaces, or add the wrappers that make them"
+                f"was built for {describe(spec.obs)} and {describe(spec.action)}{number}: evaluate it in an "
+                "environment with these spaces, or add the wrappers that make them"
             )

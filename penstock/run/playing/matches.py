@@ -192,8 +192,9 @@ def _say_unequal(agents: AgentSpecs, of_first: Sequence[bool]) -> None:
     alike = [[name for name in kinds if kinds[name] == kind] for kind in dict.fromkeys(kinds.values())]
     team = min(alike, key=len) if len(alike) > 1 else sides[1]
     warnings.warn(
-        f"the sides play unequal roles: one {sides[0]}, the other {sides[1]}, then the other way round. Returns of a side "
-        f"are summed, so a win may be that of its role; say who is one side, e.g. first={team} (--seats {' '.join(team)})",
+        f"the sides play unequal roles: one {sides[0]}, the other {sides[1]}, then the other way round. Returns of a "
+        f"side are summed, so a win may be that of its role; say who is one side, e.g. first={team} (--seats "
+        f"{' '.join(team)})",
         stacklevel=3,
     )
 
