@@ -24,8 +24,8 @@ from penstock.distributed.group import EnvRunnerGroup, late
 from penstock.distributed.packing import together
 from penstock.distributed.rounds import EvaluationBroken, Rounds, RunnerPool
 from penstock.envs.make import EnvConfig
+from penstock.samplers.accounts.lag import lags
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.lag import lags
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
 
 if TYPE_CHECKING:

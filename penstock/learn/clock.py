@@ -49,8 +49,8 @@ class Clock:
             name, text = next(iter(still.items()))
             warnings.warn(
                 f"{', '.join(f'{key}={value!r}' for key, value in still.items())}: a schedule over the whole run, "
-                f"which stands still where nobody says how long that is. Say it, {type(settings).__name__}(...).build(spec, "
-                f"total_steps=100_000), or give steps in the schedule ({name}={_in_steps(text)!r}), or call "
+                f"which stands still where nobody says how long that is. Say it, {type(settings).__name__}(...).build("
+                f"spec, total_steps=100_000), or give steps in the schedule ({name}={_in_steps(text)!r}), or call "
                 "policy.set_progress(fraction) before each batch",
                 stacklevel=4,
             )
