@@ -221,6 +221,125 @@ def test_resume_refuses_another_mapping_than_the_stored_one(tmp_path: Path) -> N
         ps.resume(result.run_dir, {"run.steps": 64}, policy_mapping_fn={"agent_0": "b", "agent_1": "a"})
 
 
+def said_by(code: str, folder: Path, *args: str) -> str:
+    """What a script prints, which has the package of these tests and one thread."""
+    path = os.pathsep.join([str(folder), *sys.path])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *args], cwd=folder, env=env, capture_output=True, text=True,
+        timeout=150,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+CHILDREN = """
+import os, signal, sys, threading, time
+import psutil
+import penstock as ps
+
+def children(part):
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if part in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.Error:
+            pass
+    return found
+"""
+
+TWO_DEATHS = """
+seen = set()
+
+def killer():
+    while len(seen) < 2:
+        for child in children("workers.fork_server"):
+            if child.pid not in seen:
+                time.sleep(0.3)
+                seen.add(child.pid)
+                child.kill()
+        time.sleep(0.01)
+
+threading.Thread(target=killer, daemon=True).start()
+try:
+    live = ps.CpuSampler(T=16, B=4, workers=2, fault_policy="restart").build("CartPole-v1", 1)
+    live.initialize(ps.PPO(minibatch=16).build(live.spec, seed=1).agent)
+    live.obtain_samples(0)
+    live.shutdown()
+    print("healed")
+except ps.EnvWorkerError as error:
+    print("named", error)
+"""
+
+
+@fault("D5", "two deaths of the fork server during one start end the run, as if its settings were wrong")
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_two_deaths_of_the_fork_server_are_healed_or_named(tmp_path: Path) -> None:
+    said = said_by(CHILDREN + TWO_DEATHS, tmp_path)
+    assert "healed" in said or "named" in said
+
+
+LEARNERS_DIE = """
+exp = ps.Experiment("CartPole-v1", ps.PPO(minibatch=64, epochs=1), ps.SerialSampler(T=32, B=4),
+                    ps.RunConfig(steps=10**9, dir="run", learners=2, checkpoint_interval=128, eval_episodes=0,
+                                 tensorboard=False, progress="off", learner_timeout_s=20.0))
+used = []
+with ps.Run(exp) as run:
+    for n, _ in enumerate(run, 1):
+        if n % 8 == 4:
+            used.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+            if len(used) == 4:
+                run.stop()
+            else:
+                for child in children("gang.rank"):
+                    child.kill()
+print("used", used)
+assert used[1] == used[2] == used[3]
+"""
+
+
+@fault("D6", "a restart of the learners leaves 5 descriptors and 3 threads behind")
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_restarts_of_learners_leave_nothing_behind(tmp_path: Path) -> None:
+    said = said_by(CHILDREN + LEARNERS_DIE, tmp_path)
+    assert "used" in said and "AssertionError" not in said, said
+
+
+STOPPED_SERVER = """
+settings = ps.CpuSampler(T=16, B=4, workers=2, start_timeout_s=5.0, fault_policy="raise")
+server = []
+
+def stopper():
+    while not server:
+        server.extend(children("workers.fork_server"))
+        time.sleep(0.01)
+    time.sleep(0.2)
+    server[0].suspend()
+
+threading.Thread(target=stopper, daemon=True).start()
+started = time.monotonic()
+try:
+    settings.build("CartPole-v1", 1).shutdown()
+except ps.EnvWorkerError as error:
+    print("said", error)
+finally:
+    for child in server:
+        child.kill()
+print("took", time.monotonic() - started)
+assert time.monotonic() - started < 20
+"""
+
+
+@fault("D8", "a stopped fork server blocks for 60 s, whatever the limits")
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_fork_server_that_hangs_is_named_within_the_limit(tmp_path: Path) -> None:
+    said = said_by(CHILDREN + STOPPED_SERVER, tmp_path)
+    assert "said" in said and "AssertionError" not in said, said
+
+
 def test_the_environments_above_play() -> None:
     """So that no fault above is one of its own environment."""
     for env in (Boss, Seeded):
