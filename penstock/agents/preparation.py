@@ -36,8 +36,9 @@ class Preparation:
             expected = sum(map(sum, choices(spec.action, size)))
             if size != expected or not size:
                 raise ConfigError(
-                    f"obs[{MASK_KEY!r}] has {size} elements for {expected} choices of {describe(spec.action)}; "
-                    "expected one for each, leaf by leaf: of MultiBinary off and on for each element, of boxes none"
+                    f"obs[{MASK_KEY!r}] has {size} elements for {expected} discrete choices of "
+                    f"{describe(spec.action)}; expected one for each, leaf by leaf: of MultiBinary off and on for each "
+                    "element, of boxes none"
                 )
         self.obs = self.unmasked(spec.obs)
         """Spec of the observation without its mask, a tree of `LeafSpec`."""

@@ -149,7 +149,7 @@ class Good(Agent):
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
         held: list[Tensor] = []
         for t in range(len(inputs.first)):
-            state = {"sum": self.remembered(Inputs(*(part[t] for part in inputs)), state)}
+            state = {"sum": self.remembered(Inputs(*(tree_map(lambda x, t=t: x[t], part) for part in inputs)), state)}
             held.append(state["sum"])
         return self.heads(inputs.obs, torch.stack(held))
 
