@@ -22,7 +22,7 @@ from penstock.algos.r2d1 import R2D1
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.core.tree import Tree
+from penstock.core.tree import Tree, tree_map
 from penstock.testing.agents import check_agent
 from tests.params import slow_but
 
