@@ -129,13 +129,16 @@ class DictAgents(ParallelToy):
         return dict.fromkeys(actions, 1.0), flags, dict.fromkeys(actions, False), [] if over else list(actions)
 
 
+SEEN: Any = DictAgents
+
+
 class DictTurns(TurnToy):
     """The same in turns."""
 
     def __init__(self, agents: int = 2) -> None:
         super().__init__(agents, spaces.Box(-1, 99, (2,), np.float32), 2)
 
-    observation_space, observe = DictAgents.observation_space, DictAgents.observe
+    observation_space, observe = SEEN.observation_space, SEEN.observe
 
     def begin(self) -> None:
         for agent in self.possible_agents:
