@@ -12,8 +12,8 @@ import torch
 
 import penstock as ps
 from penstock.algos.bc import BC, loss_fn
-from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
+from penstock.core.tree import tree_map
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
