@@ -13,6 +13,7 @@ import numpy as np
 from penstock.agents.agent import Agent
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
+from penstock.core.spec import describe
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, seat_agents
 from penstock.run.entry import open_policy
