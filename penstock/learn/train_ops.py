@@ -21,9 +21,11 @@ from penstock.core.machine import keep_freed_memory
 from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
+from penstock.learn.clock import count_steps
+from penstock.learn.given import check_given
 from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy, as_tensors
-from penstock.learn.policy_set import AnyPolicy, PolicySet
+from penstock.learn.policy_set import AnyPolicy, PolicySet, each
 from penstock.replay.replay import Drawing
 
 if TYPE_CHECKING:
@@ -63,12 +65,19 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> R
             not.
     """
     keep_freed_memory()
+    check_given(policy, batch)
+    results = _train(policy, batch)
+    count_steps(each(policy).values(), batch.env_steps)
+    return results
+
+
+def _train(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+    """As `train_one_step`, but for the time that passes."""
     if isinstance(policy, PolicySet):
         return _train_each(policy, batch)
-    if not isinstance(batch, SampleBatch):
-        raise ConfigError(f"train_one_step got {_described(batch)}")
+    assert isinstance(batch, SampleBatch)
     if policy.replay_schedule is not None:
-        return _with_totals(policy, train_on_replay(policy, batch))
+        return _with_totals(policy, _train_on_replay(policy, batch))
     tensors = as_tensors(batch, policy.device)
     _look_at_images(policy, tensors)
     results: ResultDict = {}
@@ -93,9 +102,9 @@ def _train_each(policies: PolicySet, batch: SampleBatch | MultiAgentBatch) -> Re
     results: ResultDict = {}
     for name, own in policies.batches(batch).items():
         if len(policies) == 1:
-            return train_one_step(policies[name], own)
+            return _train(policies[name], own)
         try:
-            found = train_one_step(policies[name], own)
+            found = _train(policies[name], own)
         except (NonFiniteError, ConfigError) as error:
             kind = NonFiniteError if isinstance(error, NonFiniteError) else ConfigError
             raise kind(f"policy {name!r}: {error}") from error
@@ -135,8 +144,16 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
         `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones.
 
     Raises:
-        NonFiniteError: see `Policy.learn_on_batch`.
+        NonFiniteError: see `Policy.learn_on_batch`. ConfigError: the policy has no replay, or see `train_one_step`.
     """
+    check_given(policy, batch, "train_on_replay")
+    results = _train_on_replay(policy, batch)
+    count_steps([policy], batch.env_steps)
+    return results
+
+
+def _train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
+    """As `train_on_replay`, but for the time that passes."""
     schedule = policy.replay_schedule
     assert schedule is not None
     agent, replay, device = policy.agent, schedule.replay, policy.device
@@ -166,7 +183,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     policy.version += 1
     if policy.renews_noise:
         agent.renew_noise(rng)  # the next batch is collected with it
-    policy.set_progress(policy.progress)
+    policy.move_schedules(policy.progress)
     return averaged(steps) | schedule.metrics()
 
 
@@ -243,18 +260,6 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
             sums[name] = sums[name] + value if name in sums else value
             counts[name] = counts.get(name, 0) + 1
     return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
-
-
-def _described(batch: object) -> str:
-    """What was given in place of a batch, and what to give."""
-    if isinstance(batch, MultiAgentBatch):
-        return (
-            f"a MultiAgentBatch of the policies {sorted(batch)} for one Policy, which learns from its own batch: "
-            "train_one_step(policies, batch) with the PolicySet that ps.Policies builds, or "
-            "train_one_step(policies[name], batch[name]) for each name"
-        )
-    hint = "; obtain_samples returns (batch, episodes)" if isinstance(batch, tuple) else ""
-    return f"{type(batch).__name__}; expected the SampleBatch of a sampler{hint}"
 
 
 def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:

@@ -24,7 +24,7 @@ class Counted:
 
     def __init__(self, index: str = "uniform", capacity: int = 10**6) -> None:
         self.settings = SimpleNamespace(index=index, capacity=capacity)
-        self.held = 0
+        self.held, self.view = 0, None
 
     def __len__(self) -> int:
         return self.held
