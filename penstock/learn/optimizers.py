@@ -31,10 +31,10 @@ class Gradients(NamedTuple):
 
 Reduce: TypeAlias = Callable[[dict[str, Gradients]], dict[str, Gradients]]
 _ADAM: Any = torch._fused_adam_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+_ADAMW: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _BACKWARD: Any = torch.autograd.Variable._execution_engine.run_backward  # pyright: ignore
 """(outputs, gradients, retain_graph, create_graph, inputs, allow_unused, accumulate_grad) -> gradients: all that
 `torch.autograd.grad` does in the end, where what it checks before takes as long as five nodes of the graph."""
-_ADAMW: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def adam(agent: Agent, settings: Any) -> Optimizers:
