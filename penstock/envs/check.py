@@ -64,9 +64,9 @@ class EnvReport:
     agents: AgentSpecs | None = None
     """What each agent sees and does; None in an environment of one."""
     note: str = ""
-    """What is done to it without being asked, for the first lines of a run."""
+    """Remark for the first lines of a run: how penstock masks actions by the environment's `action_masks()`; may be ""."""
     warning: str = ""
-    """What its wrappers do to a run, as they remember more than an episode."""
+    """Warning about wrappers whose running statistics no checkpoint and no evaluation has; may be ""."""
 
 
 @dataclass

@@ -138,7 +138,7 @@ class EnvConfig:
     def make(self, slot: int = 0) -> AnyEnv:
         """A new environment, as the run plays it: wrapped, and reset with `options`. Its owner closes it.
 
-        Of many agents it has PettingZoo's API, not this type.
+        An environment of many agents is a PettingZoo environment, whatever this annotation says.
 
         Args:
             slot: given to a factory that names a parameter `slot`: the number among all slots of the run, below 0 for

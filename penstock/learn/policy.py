@@ -116,12 +116,10 @@ class Policy:
         """Parameters that the algorithm leaves untrained; None once the first loss was checked for newer ones."""
         self.replay_schedule = None if replay_fn is None else replay_fn(self.agent, self.settings)
         """The replay to train on and how much, None for training on the batches themselves."""
-        if replay_fn is not None and not isinstance(self.replay_schedule, ReplaySchedule):
-            raise ConfigError(
-                f"replay_fn returned {type(self.replay_schedule).__name__}; expected a penstock.ReplaySchedule"
-            )
-        if self.replay_schedule is not None:
-            self.replay_schedule.replay.exact |= any(isinstance(m, ObsNormalizer) for m in self.agent.modules())
+        if replay_fn is not None:
+            if not isinstance(schedule := self.replay_schedule, ReplaySchedule):
+                raise ConfigError(f"replay_fn returned {type(schedule).__name__}; expected a penstock.ReplaySchedule")
+            schedule.replay.exact |= any(isinstance(m, ObsNormalizer) for m in self.agent.modules())
         self.version = 0
         """Training steps finished: the number that samples are stamped with."""
         self.updates = 0
@@ -130,8 +128,9 @@ class Policy:
         """Gradient steps refused because loss or gradient was not finite."""
         self.stale_rows = 0
         """Rows left out because they were older than `settings.max_lag`."""
-        self._skips_in_a_row = 0
-        self._predictions = 0
+        self._skips_in_a_row = self._predictions = 0
+        self.images_looked_at = False
+        """True once a batch has shown whether the scale of its images fits; see `train_one_step`."""
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
         self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler
 
 _CPU = torch.device("cpu")
-_looked: WeakSet[Policy] = WeakSet()
-"""Policies whose first images were looked at."""
 
 
 def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
@@ -172,9 +169,9 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
 
 def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
     """Warns, once, of images whose first batch holds next to nothing in the scale of their bounds."""
-    if policy in _looked:
+    if policy.images_looked_at:
         return
-    _looked.add(policy)
+    policy.images_looked_at = True
     seen = dict(zip(tree_paths(batch.obs), tree_leaves(batch.obs)))
     images = {
         path: image
@@ -186,7 +183,7 @@ def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
     for path, image in images.items() if policy.comm.rank == 0 else ():
         dark = dark_range(image, seen[path])
         if dark is None:
-            _looked.discard(policy)
+            policy.images_looked_at = False
         if dark:
             warnings.warn(
                 f"obs{path} never leaves {dark} in its first batch, and as an image it is scaled by 1/{image.scale:g}, "

@@ -21,12 +21,12 @@ _NO_OPTION = ("algo", "run", "imports")
 
 @dataclasses.dataclass(frozen=True)
 class Meaning:
-    """The setting at a path, or a sentence where there is none."""
+    """Our counterpart of another library's name: a setting, or a sentence where there is none."""
 
     path: str
-    """As `algo.net.hidden`, `env_kwargs`; "" for a sentence."""
+    """Dotted path of the setting, such as `algo.net.hidden`; "" where `note` alone answers."""
     note: str
-    """Added after the path, "" for nothing; or the sentence."""
+    """Shown after the path, may be ""; without a path it is the whole answer."""
 
 
 def hint(name: str, cls: type) -> str:

@@ -15,7 +15,7 @@ _MOST_LAYERS = 100
 
 
 def mask_note(config: EnvConfig, env: Any) -> str:
-    """What becomes of an environment's `action_masks()`; "" if it has none, or none that is missed.
+    """Remark on an environment's `action_masks()`: that it masks actions, or why it is not asked; "" without it.
 
     Args:
         env: as `config` makes it.

@@ -46,9 +46,9 @@ class Exploitability(NamedTuple):
 
     agents: tuple[str, ...]
     best: tuple[float, ...]
-    """Of the best response, or of a trained exploiter."""
+    """Mean return of the best response, or of a trained exploiter, in the place of each agent."""
     own: tuple[float, ...]
-    """Of the policy itself."""
+    """Mean return of the policy itself in that place."""
 
     @property
     def mean(self) -> float:

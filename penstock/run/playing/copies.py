@@ -43,7 +43,7 @@ class Copies:
 class _Pickler(pickle.Pickler):
     """Pickles an environment's state, but not its spaces, which copies share.
 
-    Of classes with `EzPickle` pickle by itself keeps the arguments of the constructor alone.
+    It pickles all members of objects whose class derives from `EzPickle`; pickle keeps only their constructor's arguments.
     """
 
     def __init__(self, file: io.BytesIO, spaces: dict[int, Any]) -> None:
