@@ -64,7 +64,7 @@ class EnvReport:
     agents: AgentSpecs | None = None
     """What each agent sees and does; None in an environment of one."""
     note: str = ""
-    """Remark for the first lines of a run: how penstock masks actions by the environment's `action_masks()`; may be ""."""
+    """Remark for the first lines of a run: how actions are masked by the environment's `action_masks()`, or ""."""
     warning: str = ""
     """Warning about wrappers whose running statistics no checkpoint and no evaluation has; may be ""."""
 

@@ -43,7 +43,7 @@ class Copies:
 class _Pickler(pickle.Pickler):
     """Pickles an environment's state, but not its spaces, which copies share.
 
-    It pickles all members of objects whose class derives from `EzPickle`; pickle keeps only their constructor's arguments.
+    All members of objects derived from `EzPickle` are pickled; pickle itself keeps their constructor's arguments alone.
     """
 
     def __init__(self, file: io.BytesIO, spaces: dict[int, Any]) -> None:
