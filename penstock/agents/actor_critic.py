@@ -19,7 +19,7 @@ from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD, Held
-from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.spec import EnvSpec, LeafSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_structure
 
 _IMAGES = 256
@@ -91,15 +91,16 @@ class ActionHead(nn.Module):
     def forward(self, params: Tensor, mask: Tensor | None = None) -> dists.Distribution:
         """The distribution with these parameters [N, ...], the outputs of `linear`.
 
-        `mask` [N, choices] covers the discrete leaves in order, concatenated; nonzero means allowed.
+        `mask` [N, choices] covers the leaves in order, concatenated (`spec.choices`); nonzero means allowed.
         """
         if len(self.leaves) == 1:
             return self._leaf(0, self.leaves[0], params, mask)
         parts: list[dists.Distribution] = []
         at_mask = 0
+        sizes = choices(self.leaves, None if mask is None else mask.shape[-1])
         for i, (leaf, chunk) in enumerate(zip(self.leaves, params.split(self.widths, -1))):
-            part = mask[..., at_mask : at_mask + sum(leaf.sizes)] if mask is not None and leaf.sizes else None
-            at_mask += sum(leaf.sizes)
+            part = mask[..., at_mask : at_mask + sum(sizes[i])] if mask is not None and sizes[i] else None
+            at_mask += sum(sizes[i])
             parts.append(self._leaf(i, leaf, chunk, part))
         return dists.Joint(parts, self.noise_sizes, self.structure)
 
@@ -110,7 +111,7 @@ class ActionHead(nn.Module):
             start = leaf.start if isinstance(leaf.start, tuple) else (leaf.start,) * leaf.size
             return dists.MultiCategorical(params, leaf.sizes, start, leaf.shape, mask)
         if leaf.kind == "multi_binary":
-            return dists.Bernoulli(params, leaf.shape)
+            return dists.Bernoulli(params, leaf.shape, mask)
         assert self.log_std is not None
         log_std = self.log_std.split(self._boxes)[i]
         box = dists.SquashedGaussian if self.squash else dists.Gaussian
@@ -243,7 +244,7 @@ class ActorCritic(Agent):
         lead = inputs.first.shape
         flat = inputs.flat()
         obs, mask = self._prepared(flat)
-        out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state)
+        out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state, inputs.idle)
         return out, None if mask is None else mask.reshape(*lead, -1)
 
     def _prepared(self, inputs: Inputs) -> tuple[Tree, Tensor | None]:

@@ -122,10 +122,21 @@ class MultiCategorical:
         return torch.stack(parts, -1).unflatten(-1, self.shape)
 
 
-class Bernoulli:
-    """Independent bits of a `multi_binary` action of `shape`."""
+_SURE = 80.0
+"""Logit of a bit that must be on: its probability is 1 in float32, and exp() of it is finite."""
 
-    def __init__(self, logits: Tensor, shape: tuple[int, ...]) -> None:
+
+class Bernoulli:
+    """Independent bits of a `multi_binary` action of `shape`; a masked value of a bit is never sampled.
+
+    Args:
+        mask: [N, 2 * bits], for each bit whether off and on are legal; one of which neither is is not masked.
+    """
+
+    def __init__(self, logits: Tensor, shape: tuple[int, ...], mask: Tensor | None = None) -> None:
+        if mask is not None:
+            off, on = mask.bool().unflatten(-1, (-1, 2)).unbind(-1)
+            logits = torch.where(off == on, logits, torch.where(on, _SURE, -_SURE))
         self.logits, self.shape = logits, shape
 
     def sample(self, noise: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -64,3 +65,20 @@ def live_in(agent: Agent, arrays: dict[str, Any]) -> None:
     """Makes parameters and buffers views of the numpy arrays of their names, such as in shared memory."""
     for name, x in parameters_of(agent).items():
         x.data = torch.from_numpy(arrays[name]).reshape(x.shape)
+
+
+def misfit(own: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
+    """The first difference between two sets of parameters, and how many more there are."""
+
+    def shape(x: Any) -> list[int] | None:
+        return list(x.shape) if isinstance(x, Tensor) else None
+
+    found = [
+        f"{key} is {shape(stored[key])} there and {shape(own[key])} here"
+        for key in own
+        if key in stored and shape(own[key]) != shape(stored[key])
+    ]
+    found += [f"which has {key}" for key in own if key not in stored]
+    found += [f"which has no {key}" for key in stored if key not in own]
+    more = f", and {len(found) - 1} more such" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else "in what its modules keep besides"

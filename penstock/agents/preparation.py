@@ -15,7 +15,7 @@ from penstock.agents.images import image_of
 from penstock.agents.networks import Net
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
-from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec
+from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, choices, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 _NORMALIZED = Net(normalize_obs=True)
@@ -28,18 +28,21 @@ class Preparation:
     module, so the agent registers `normalizer` and `reward_scaler` under these names for its checkpoints.
 
     Raises:
-        ConfigError: the mask has not one element for each discrete choice.
+        ConfigError: the mask has not one element for each choice.
     """
 
     def __init__(self, spec: EnvSpec, net: Net, discount: float = 1.0) -> None:
         self.net = net
         self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
-        choices = sum(sum(leaf.sizes) for leaf in tree_leaves(spec.action))
-        if self.masked and (spec.obs[MASK_KEY].size != choices or not choices):
-            raise ConfigError(
-                f"obs[{MASK_KEY!r}] has {spec.obs[MASK_KEY].size} elements for {choices} discrete choices; "
-                "expected one for each"
-            )
+        if self.masked:
+            size = spec.obs[MASK_KEY].size
+            expected = sum(map(sum, choices(spec.action, size)))
+            if size != expected or not size:
+                raise ConfigError(
+                    f"obs[{MASK_KEY!r}] has {size} elements for {expected} discrete choices of "
+                    f"{describe(spec.action)}; expected one for each, leaf by leaf: of MultiBinary off and on for each "
+                    "element, of boxes none"
+                )
         self.obs = self.unmasked(spec.obs)
         """Spec of the observation without its mask, a tree of `LeafSpec`."""
         self.normalizer = ObsNormalizer(self.obs, net) if net.normalize_obs else None
@@ -57,7 +60,7 @@ class Preparation:
         return obs if self.normalizer is None else self.normalizer(obs)
 
     def mask(self, obs: Tree) -> Tensor | None:
-        """[N, choices] bool, True for legal choices, the discrete leaves in order; None if nothing is masked."""
+        """[N, choices] bool, True for legal choices, leaf by leaf (`spec.choices`); None if nothing is masked."""
         return obs[MASK_KEY].flatten(1).bool() if self.masked else None
 
     def observe(self, batch: SampleBatch) -> None:

@@ -120,7 +120,7 @@ class QNetwork(nn.Module):
         flat = inputs.flat()
         flat_obs = tree_map(flattened, obs)
         features = self.mlp(flat_obs if self.encoder.is_identity else self.encoder(flat, flat_obs))
-        out, state = self.memory(features.reshape(*lead, -1), inputs.first, state)
+        out, state = self.memory(features.reshape(*lead, -1), inputs.first, state, inputs.idle)
         return self._head(out), state
 
     def _head(self, x: Tensor) -> Tensor:

@@ -33,28 +33,36 @@ class Memory(nn.Module):
         zeros = torch.zeros(B, self.size, dtype=like.dtype, device=like.device)
         return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
 
-    def forward(self, x: Tensor, first: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+    def forward(self, x: Tensor, first: Tensor, state: Tree, idle: Tensor | None = None) -> tuple[Tensor, Tree]:
         """Outputs [T, B, hidden] and the state after row T-1.
 
         Args:
             x: [T, B, inputs]. first: [T, B] bool, state is zeroed before these rows.
-            state: before row 0.
+            state: before row 0. idle: [T, B] bool, state after these rows is the one before them.
 
         The sequence runs in as few pieces as there are rows with a reset, so that the library's fused loop serves
-        the stretches between them (as IMPALA's reference agent does). Where a trace must hold for any resets, each row
-        is a piece.
+        the stretches between them (as IMPALA's reference agent does); rows that are idle somewhere are pieces of their
+        own. Where a trace must hold for any resets, each row is a piece.
         """
         T = len(x)
         if T == 1 or not values_are_there():
             starts = list(range(T + 1))
         else:
-            starts = [0, *(1 + first[1:].any(1).nonzero().flatten()).tolist(), T]
+            idle = idle if idle is not None and bool(idle.any()) else None
+            breaks = first[1:].any(1)
+            if idle is not None:
+                breaks |= (idle[1:] | idle[:-1]).any(1)
+            starts = [0, *(1 + breaks.nonzero().flatten()).tolist(), T]
         run = _one_row if is_transformed() and isinstance(self.cell, (nn.LSTM, nn.GRU)) else _library
         outputs: list[Tensor] = []
         for t0, t1 in zip(starts, starts[1:]):
             keep = ~first[t0].unsqueeze(-1)
             state = tree_map(lambda s, keep=keep: s * keep, state)
-            out, state = in_full(functools.partial(run, self.cell), x[t0:t1], state)
+            out, after = in_full(functools.partial(run, self.cell), x[t0:t1], state)
+            if idle is not None:
+                stays = idle[t0].unsqueeze(-1)
+                after = tree_map(lambda new, old, stays=stays: torch.where(stays, old, new), after, state)
+            state = after
             outputs.append(out)
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), state
 

@@ -93,7 +93,7 @@ class CentralCriticAgent(Agent):
         lead, flat = inputs.first.shape, inputs.flat()
         obs = self._visible(flat.obs)
         features = self.actor(flat, self.prepared(obs)).reshape(*lead, -1)
-        out, _ = self.memory(features, inputs.first, state)
+        out, _ = self.memory(features, inputs.first, state, inputs.idle)
         mask = self.mask(obs)
         dist = self.head(in_full(self.head.linear, out), None if mask is None else mask.reshape(*lead, -1))
         return Output(dist, self._value(flat).reshape(lead))

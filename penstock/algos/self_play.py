@@ -319,11 +319,13 @@ class SelfPlay:
             )
         return self._policies(tuple(agents.specs)).seat(config, agents)
 
-    def build(self, spec: Mapping[str, EnvSpec], seed: int = 0, device: str = "cpu") -> PolicySet:
+    def build(
+        self, spec: Mapping[str, EnvSpec], seed: int = 0, device: str = "cpu", total_steps: int | None = None
+    ) -> PolicySet:
         """The live policies "main" and "opponent".
 
         Args:
-            spec: {"main": EnvSpec, "opponent": EnvSpec}, as of `sampler.specs`.
+            spec: {"main": EnvSpec, "opponent": EnvSpec}, as of `sampler.specs`. total_steps: as of `Settings.build`.
         """
         if isinstance(spec, EnvSpec):
             raise ConfigError(
@@ -341,7 +343,7 @@ class SelfPlay:
             return PastSelves(lambda: functions.agent(own, settings), self.pool, self.elo)
 
         frozen = functions._replace(agent=past_selves, replay=None, optimizer=_no_optimizer)
-        main = self.algo.build(spec[MAIN], seed, device)
+        main = self.algo.build(spec[MAIN], seed, device, total_steps)
         opponent = self.algo.policy(frozen, spec[OPPONENT], seed, device)
         opponent.agent.copy_main(main.agent)  # pyright: ignore[reportCallIssue]
         return PolicySet({MAIN: main, OPPONENT: opponent}, [MAIN], settings=self)

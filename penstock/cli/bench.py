@@ -33,7 +33,7 @@ def run(argv: list[str]) -> int:
 
     if args.env in ALGOS and args.algo not in ALGOS:  # the other way round, as it was in 0.1.0
         args.algo, args.env = args.env, args.algo
-    import_modules(args.imports)
+    import_modules(args.imports, vars(args))
     from penstock.core.spec import BatchSpec
     from penstock.run.bench.report import print_verdict, trace_sampler
     from penstock.run.bench.search import bench

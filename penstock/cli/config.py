@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.run.experiment import Experiment
-from penstock.run.presets import flat_settings, read_toml, with_preset
+from penstock.run.files.modules import modules_named, search_here
+from penstock.run.files.settings_file import read_toml, require_trust
+from penstock.run.presets import flat_settings, with_preset
 from penstock.samplers import placed
 
 _ENV = {
@@ -32,37 +35,45 @@ def experiment_from(
     """The experiment of a settings file.
 
     A TOML file has the tables env (or just an id), algo and sampler (`name` says which, `inner.name` the one inside it)
-    and run; what it does not name is the default, and no preset applies. It is its reader's own word, as a script is:
-    the modules that it names are imported. The config.json of a run (or its directory) is read as `resume` reads it,
-    and begins a new directory.
+    and run; what it does not name is the default, and no preset applies. The config.json of a run (or its directory)
+    is read as `resume` reads it, and begins a new directory. What a trusted file names is looked for in the current
+    folder too.
 
     Args:
         algo, env: of the command line; the environment wins, another algorithm than the file's is refused.
-        trust: what the run names may be imported and called.
+        trust: what the file names may be imported and called.
 
     Raises:
-        ConfigError: no such file, or a setting that is unknown or of the wrong type. CheckpointError: a damaged run.
+        ConfigError: no such file, a setting that is unknown or of the wrong type, or a TOML file that names code and is
+            not trusted. CheckpointError: a damaged run, or one that is not trusted.
     """
-    from penstock.run.files.stored import CONFIG, Again, read_config  # it loads torch
+    from penstock.run.files.stored import CONFIG, Again, read_config, stored_modules  # it loads torch
 
     path = Path(path)
-    if path.is_dir() or path.name == CONFIG:
-        exp = read_config(path if path.is_dir() else path.parent, trust).to_resume(Again(env))
+    if os.path.isdir(path) or path.name == CONFIG:
+        run_dir = path if os.path.isdir(path) else path.parent
+        search_here(stored_modules(run_dir, trust))
+        exp = read_config(run_dir, trust).to_resume(Again(env))
         _refuse_another(path, algo, exp.algo_name)
         return replace(exp, run=replace(exp.run, dir=None))
     if path.suffix != ".toml":
         raise ConfigError(f"--config {path}; expected a file in .toml, a run directory, or the {CONFIG} in one")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"--config {path}: there is no such file")
-    tables: dict[str, Any] = read_toml(path)
+    tables, digest = read_toml(path)
     for key in tables:
         if key not in _TABLES:
             raise ConfigError(f"{path} has {key!r}, which is no table of an experiment; {nearest(key, _TABLES)}")
     where = _environment(path, tables.pop("env", {}))
     changes = flat_settings(tables)
+    settings = {**where, **changes}
+    require_trust(path, digest, settings, trust)
+    search_here(modules_named(settings))
     name = changes.pop("algo.name", algo)
     if name is None:
         raise ConfigError(f'{path} names no algorithm; add algo = {{name = "ppo"}}, or say it: penstock train ppo ...')
+    if not isinstance(name, str):
+        raise ConfigError(f'{path}: algo.name={name!r}; expected the name of an algorithm, e.g. "ppo"')
     _refuse_another(path, algo, name)
     exp = with_preset(name, env or where.pop("env", ""), None)
     where.pop("env", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,9 +53,9 @@ def run(argv: list[str]) -> int:
     sweep = None if _is_dir(first, args, rest) else _sweep(first, args, rest)
     folder = Path(first if sweep is None else args.dir)
     with contextlib.ExitStack() as stack:
-        if (folder / STATE).exists():
+        if os.path.exists(folder / STATE):
             stack.enter_context(RunLock(folder))
-        queue = read_queue(folder) if sweep is None or (folder / STATE).exists() else new_queue(folder, sweep)
+        queue = read_queue(folder) if sweep is None or os.path.exists(folder / STATE) else new_queue(folder, sweep)
         if sweep is not None:
             require_same(queue, sweep)
         else:
@@ -65,7 +66,7 @@ def run(argv: list[str]) -> int:
         todo, machine = choose(queue, args.retry), read_machine()
         count = args.slots or max(1, min(machine.busy_cores // _cores(experiments), len(todo)))
         slots = slices(machine, count)
-        if not (folder / STATE).exists():
+        if not os.path.exists(folder / STATE):
             _refuse_other_things(folder, STATE)
             stack.enter_context(RunLock(folder))
         queue.save()
@@ -93,7 +94,7 @@ def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
     """True if the first word is the directory of an earlier launch, False if it is an algorithm."""
     if any(text.split("=")[0] == "--env" for text in rest) or any(text.startswith("env=") for text in args.grid):
         return False
-    if "/" not in first and not Path(first).exists():
+    if "/" not in first and not os.path.exists(first):
         return False
     if args.grid or args.dir or args.seeds:
         raise ConfigError(f"{first} has its grid, seeds and directory already; only --slots and --retry go with a DIR")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import sys
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
     from penstock.envs.make import EnvConfig
@@ -164,23 +165,24 @@ def _from(least: int, text: str) -> int:
     return number
 
 
-def import_modules(modules: Sequence[str], run: str | None = None, trust: bool = False) -> None:
-    """Imports packages that register environments; from here on the current folder is searched too, after all others.
-
-    So `my_module:MyAlgo` may name a file beside the user, and no file there stands in for an installed package.
+def import_modules(modules: Sequence[str], words: Any = (), runs: Sequence[str] = (), trust: bool = False) -> None:
+    """Imports packages that register environments. What was typed may lie in the current folder; see `search_here`.
 
     Args:
-        run: a run that is to be opened. Unless it is trusted, or the user names modules, the folder is not searched.
+        words: others that were typed, in nested lists and mappings, of which some may be `module:NAME`.
+        runs: runs that are to be opened; what they name may lie there too, if they are trusted. trust: they are.
 
     Raises:
         ConfigError: a package is not there.
     """
-    if run is None or modules or _trusts(run, trust):
-        search_here()
+    search_here([module.partition(".")[0] for module in modules])
+    search_here(modules_named(words))
+    for run in runs:
+        search_here(_stored_modules(run, trust))
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except (ImportError, TypeError, ValueError) as error:
             raise ConfigError(f"--import {module}: {error}; is it installed and on PYTHONPATH?") from error
 
 
@@ -194,17 +196,12 @@ def require_one_run(folder: Path) -> None:
         raise CheckpointError(f"{folder} is a folder of runs, name one of them: {', '.join(below[:8])}{more}")
 
 
-def search_here() -> None:
-    """Puts the current folder at the end of the import path."""
-    if "" not in sys.path:
-        sys.path.append("")
-
-
 def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
     """The environment that the options of `Parser.add_policy` name, None for the run's own, and what to add to it."""
     from penstock.envs.make import EnvConfig  # it loads Gymnasium, as help must not
 
-    import_modules(args.imports, args.run, args.trust)
+    others = getattr(args, "against", [])
+    import_modules(args.imports, vars(args), [args.run, *(o for o in others if os.path.isdir(o))], args.trust)
     added: dict[str, Any] = {
         "env_kwargs": key_values(args.env_kwargs, "--env-kwargs"),
         "env_options": key_values(args.env_options, "--env-options"),
@@ -220,15 +217,14 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
             if values:
                 raise ConfigError(f"{option} {values[0]} without --env; the run's environment has its own")
         return None, added
-    search_here()
     shown: dict[str, Any] = {"drop": tuple(args.env_drop), "text": args.env_text, "mask_key": args.env_mask}
     return EnvConfig(args.env, {}, tuple(args.wrappers), imports=tuple(args.imports), **shown), added
 
 
-def _trusts(run: str, trust: bool) -> bool:
-    from penstock.run.files.stored import trusts  # it loads torch
+def _stored_modules(run: str, trust: bool) -> set[str]:
+    from penstock.run.files.stored import stored_modules  # it loads torch
 
-    return trusts(Path(run), trust)
+    return stored_modules(Path(run), trust)
 
 
 def key_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
@@ -268,5 +264,5 @@ def _value(text: str) -> Any:
     """The value of a text that is JSON, else the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

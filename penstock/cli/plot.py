@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -37,7 +38,7 @@ def run(argv: list[str]) -> int:
 
     runs = [run for path in args.runs for run in _run_dirs(Path(path))]
     first = Path(args.runs[0])  # of a train with --seeds, which lie beside it, it need not exist
-    folder = first / "plots" if first.exists() else first.with_name(f"{first.name}-plots")
+    folder = first / "plots" if os.path.exists(first) else first.with_name(f"{first.name}-plots")
     metric = args.metric or usual_metric(runs)
     out = Path(args.out) if args.out else folder / f"{metric.replace('/', '-')}.png"
     with warnings.catch_warnings(record=True) as remarks:
@@ -56,7 +57,7 @@ def _run_dirs(path: Path) -> list[Path]:
 
     The folder again if there are none.
     """
-    if (path / _METRICS).is_file():
+    if os.path.isfile(path / _METRICS):
         return [path]
     below = [found.parent for found in path.rglob(_METRICS)]
     seeds = [found.parent for found in path.parent.glob(f"{glob.escape(path.name)}-s*/{_METRICS}")]

@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
     names = {"sampler": args.sampler, "sampler.inner": args.inner}
     changes = {path: name for path, name in names.items() if name is not None}
     changes |= dotted(rest, parser, [f"--run.{f.name}" for f in fields(RunConfig)])
-    import_modules(args.imports, args.run, args.trust)
+    import_modules(args.imports, [vars(args), rest], [args.run], args.trust)
     from penstock.cli.train import draw_curve, told_unsaved
     from penstock.run.loop import resume
     from penstock.run.result import in_a_line

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import Parser, dotted, import_modules, key_values, number_from_0
 from penstock.core.errors import ConfigError
+from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -87,7 +88,7 @@ def train_parser() -> Parser:
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
     parser.add_argument("--seeds", type=seed_list, metavar="1,2,3", help="one run for each seed")
     parser.add_argument("--init", metavar="RUN", help="start from the networks and normalisers of another run")
-    parser.add_trust("the run of --init or --config")
+    parser.add_trust("the run of --init, or the file of --config or --preset-file,")
     return parser
 
 
@@ -105,7 +106,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
         ConfigError: an unknown name, or settings that contradict each other.
         SystemExit: after help, or after a message about a wrong option.
     """
-    import_modules(args.imports)
+    import_modules(args.imports, [algo or "", vars(args), list(rest)], [args.init] if args.init else [], args.trust)
     # Torch is imported from here on: everything above must stay quick.
     from penstock.cli.config import experiment_from
     from penstock.core.config import import_object, override
@@ -121,7 +122,8 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
     else:
         assert algo is not None
         if args.preset_file is not None:
-            found = preset_of_file(args.preset_file, algo, args.env or "", args.preset)
+            found = preset_of_file(args.preset_file, algo, args.env or "", args.preset, args.trust)
+            search_here(modules_named(found.changes if found else {}))
         elif args.preset is None:
             found = find_preset(algo, args.env, kwargs, args.wrappers) if args.env else None
         elif args.preset != "none":
@@ -278,8 +280,8 @@ def _nested(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
             word = f"[{word.replace('_', '')}]"
         try:
             nested[option.removeprefix("--").replace("-", "_")] = json.loads(word)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{option} {word!r} is no JSON: {error}; expected e.g. '[[32, 8, 4], [64, 4, 2]]'"
+                f"{option} {word!r:.200} is no JSON: {error}; expected e.g. '[[32, 8, 4], [64, 4, 2]]'"
             ) from error
     return nested, others

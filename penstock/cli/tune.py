@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import Parser, number_from_0, whole_number
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import ConfigError
+from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -50,12 +52,14 @@ def run(argv: list[str]) -> int:
         print("\npenstock tune: what to train comes first: ALGO, or the DIR of an earlier search", file=sys.stderr)
         return 2
     from penstock.run.launch.slots import check_backend
+    from penstock.run.search.stored import stored_modules
     from penstock.run.search.tune import directory, opened, prepared, reopened, search_settings
 
     check_backend(args.backend, args.address, args.cpus)
     given: dict[str, Any] = {"retries": args.retries, "confirm": args.confirm}
     with contextlib.ExitStack() as stack:
         if _is_dir(first, args, rest):
+            search_here(stored_modules(Path(first), args.trust))
             queue = stack.enter_context(reopened(Path(first), args.trust, **given))
         else:
             exp, init, trust = _experiment(first, args, rest)
@@ -135,7 +139,7 @@ def _is_dir(first: str, args: Any, rest: Sequence[str]) -> bool:
     """True if the first word is the directory of an earlier search, False if it is an algorithm."""
     if any(text.split("=")[0] in ("--env", "--config") for text in rest):
         return False
-    if "/" not in first and not Path(first).exists():
+    if "/" not in first and not os.path.exists(first):
         return False
     given = [name for name in _OF_BEGIN if getattr(args, name) not in (None, [])]
     if given:
@@ -175,6 +179,7 @@ def _experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, 
     if found.env is None and found.config is None:
         raise ConfigError('--env is missing: penstock tune ALGO --env ID --search "algo.lr=loguniform(1e-5,1e-2)"')
     found.trust = found.trust or args.trust
+    search_here(modules_named([args.suggest, *args.search]))
     return experiment(algo, found, words)[0], found.init, found.trust
 
 

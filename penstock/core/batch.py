@@ -37,6 +37,8 @@ class Inputs(NamedTuple):
     """float32 reward that came with `obs`; 0 where `first`."""
     first: Array
     """bool, `obs` opens an episode: recurrent state, previous action and reward count as null."""
+    idle: Array | None = None
+    """bool, no turn was taken here and the episode goes on: recurrent state passes over the row. None: nowhere."""
 
     def flat(self) -> Inputs:
         """[T, B, ...] as [T * B, ...]."""
@@ -146,7 +148,13 @@ class SampleBatch:
 
         The state is kept if it is known at t0, that is for t0 = 0, and None otherwise.
         """
-        time, slots = index if isinstance(index, tuple) else (index, slice(None))
+        if isinstance(index, str):
+            names = [*self.__dataclass_fields__, "action", "reward", "inputs", "inputs_t"]
+            raise ConfigError(
+                f"SampleBatch[{index!r}]; its arrays are attributes, e.g. batch.reward, and info has what the agent "
+                f"recorded; {nearest(index, names)}"
+            )
+        time, slots = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(None))
         T, B = self.spec
         t0, t1 = _bounds(time, T, "time")
         b0, b1 = _bounds(slots, B, "slot")
@@ -228,6 +236,11 @@ class MultiAgentBatch:
     def __getitem__(self, policy: str) -> SampleBatch:
         try:
             return self.policy_batches[policy]
+        except TypeError:  # a slice or an array
+            first = next(iter(self.policy_batches))
+            raise ConfigError(
+                f"MultiAgentBatch[{policy!r}]; expected a policy id, whose batch has rows: batch[{first!r}][0:3]"
+            ) from None
         except KeyError:
             raise ConfigError(
                 f"no policy {policy!r} in this MultiAgentBatch; {nearest(policy, self.policy_batches)}"

@@ -8,6 +8,7 @@ import functools
 import importlib
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -19,6 +20,13 @@ import numpy as np
 from penstock.core.errors import ConfigError, nearest
 
 S = TypeVar("S")
+_LARGEST = (1 << 63) - 1
+"""The largest whole number that arrays and files hold."""
+_FINITE = sys.float_info.max
+_MOST_VALUES = 1 << 12
+"""Values of one setting, at most."""
+_LONGEST = 200
+"""Most characters of a value in a message."""
 _NUMBERS = re.compile(r"[\[(]?\s*\d[\d_.e+-]*(\s*,\s*\d[\d_.e+-]*)*\s*,?\s*[\])]?")
 """Text that spells a tuple of numbers: `64,64`, `[64, 64]`, `64`."""
 
@@ -141,7 +149,7 @@ def import_path(obj: Any) -> str | None:
 def import_object(path: str) -> Any:
     """The object at `module:qualname`. Raises ConfigError that says which half is wrong."""
     module, _, name = path.partition(":")
-    if not module or not name:
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise ConfigError(f"{path!r} is no import path; expected module:name, e.g. my_package.algos:MyPPO")
     try:
         found: Any = importlib.import_module(module)
@@ -220,18 +228,20 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
                 continue
         names = [name for choice in args if typing.get_origin(choice) is typing.Literal for name in choice.__args__]
         if isinstance(value, str) and names:
-            raise ConfigError(f"{path}={value!r}; {nearest(value, map(str, names))}")
-        raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {hint}")
+            raise ConfigError(f"{path}={_told(value)}; {nearest(value, map(str, names))}")
+        raise ConfigError(f"{path}={_told(value)} ({type(value).__name__}); expected {hint}")
     if origin is typing.Literal:
         if value in args:
             return value
-        raise ConfigError(f"{path}={value!r}; {nearest(str(value), map(str, args))}")
+        raise ConfigError(f"{path}={_told(value)}; {nearest(str(value), map(str, args))}")
     if origin is tuple and isinstance(value, str) and _NUMBERS.fullmatch(value):
         value = [part for part in value.strip("[]() ").split(",") if part.strip()]
     if origin is tuple and isinstance(value, (list, tuple)):
+        if len(value) > _MOST_VALUES:
+            raise ConfigError(f"{path} has {len(value):,} values; expected at most {_MOST_VALUES:,}")
         inner = args[:1] * len(value) if len(args) == 2 and args[1] is Ellipsis else args
         if args and len(inner) != len(value):
-            raise ConfigError(f"{path}={value!r}; expected {len(inner)} values")
+            raise ConfigError(f"{path}={_told(value)}; expected {len(inner)} values")
         return tuple(_convert(v, h, path) for v, h in zip(value, inner)) if args else tuple(value)
     if origin in (collections.abc.Mapping, dict) and isinstance(value, Mapping):
         return {key: _convert(item, args[1], f"{path}.{key}") for key, item in value.items()} if args else dict(value)
@@ -244,18 +254,21 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
     if not isinstance(hint, type):
         if origin is None:
             return value
-        raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {hint}")
+        raise ConfigError(f"{path}={_told(value)} ({type(value).__name__}); expected {hint}")
     if getattr(hint, "_is_protocol", False):
         return value
     if _is_named_tuple(hint) and isinstance(value, (list, tuple, Mapping)):
         fields = _hints(hint)
         given = value if isinstance(value, Mapping) else dict(zip(fields, value))
         if len(value) != len(fields) or set(given) != set(fields):
-            raise ConfigError(f"{path}={value!r}; expected {len(fields)} values: {', '.join(fields)}")
+            raise ConfigError(f"{path}={_told(value)}; expected {len(fields)} values: {', '.join(fields)}")
         return hint(**{name: _convert(given[name], fields[name], f"{path}.{name}") for name in fields})
+    whole_, most = hint is int or isinstance(value, int), _LARGEST if hint is int else _FINITE
+    if hint in (int, float) and isinstance(value, (int, float)) and whole_ and abs(value) > most:
+        raise ConfigError(f"{path}={_told(value)}; expected at most {f'{most:,}' if hint is int else f'{most:g}'}")
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if math.isnan(value):
-            raise ConfigError(f"{path}={value!r}; expected a number")
+            raise ConfigError(f"{path}={_told(value)}; expected a number")
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -275,15 +288,29 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
     expected = "a whole number, such as 100000, 1e5 or 100_000" if hint is int else getattr(hint, "__name__", hint)
-    raise ConfigError(f"{path}={value!r} ({type(value).__name__}); expected {expected}")
+    raise ConfigError(f"{path}={_told(value)} ({type(value).__name__}); expected {expected}")
+
+
+def _told(value: Any) -> str:
+    """The `repr` of a value, cut short."""
+    if isinstance(value, int) and value.bit_length() > 64:  # from 4,300 digits on it has no repr
+        return f"a whole number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def whole(text: str) -> int:
-    """The whole number that a text spells: 100000, 1e5, 1.5e3 or 100_000. Raises ValueError for any other text."""
+    """The whole number that a text spells: 100000, 1e5, 1.5e3 or 100_000.
+
+    Raises ValueError for any other text, and for a number that takes more than 64 bits.
+    """
     try:
-        return int(text)
+        found = int(text)
     except ValueError:
         number = float(text.replace("_", ""))
         if not number.is_integer():  # nor are inf and nan
             raise
-        return int(number)
+        found = int(number)
+    if abs(found) > _LARGEST:
+        raise ValueError(f"{text:.30} takes more than 64 bits")
+    return found

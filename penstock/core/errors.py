@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def printable(text: str, kept: str = "\n\t") -> str:
+    """A text without what a terminal obeys (escape sequences, other directions of writing): each as its escape.
+
+    Args:
+        kept: characters that stay as they are.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
+
+
+def legible(text: object) -> str:
+    """A name or path of others as messages show it: itself, or its `repr` if it holds what cannot be printed."""
+    return str(text) if str(text).isprintable() else repr(str(text))
+
+
 class PenstockError(Exception):
-    """Base of every error that penstock raises on purpose; `exit_code` is the command line's status for it."""
+    """Base of every error that penstock raises on purpose; `exit_code` is the command line's status for it.
+
+    Its text is `printable`: names in it may be another's.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(PenstockError, ValueError):
@@ -48,9 +68,12 @@ class LearnerLostError(LearnerError):
 
 
 class CheckpointError(PenstockError):
-    """A checkpoint or run directory that cannot be written, read or trusted; the message names the file."""
+    """A checkpoint or run directory that cannot be written, read or trusted; the message is one line, with the file."""
 
     exit_code = 5
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), kept="")
 
 
 class MissingExtraError(ConfigError):

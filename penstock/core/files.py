@@ -11,7 +11,11 @@ from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 
+from penstock.core.errors import ConfigError
+
 _CHUNK_BYTES = 1 << 20
+_LONGEST_NAME = 255
+"""Bytes."""
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 """Errors of copy_file_range where the two file systems, or a sandbox, do not support it."""
 NO_SURPRISE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -134,6 +138,32 @@ def write_atomic(path: Path, data: bytes) -> None:
     fsync_dir(path.parent)
 
 
+def unshare(path: Path) -> None:
+    """Gives a file that has other names too, which hard links are, an inode of its own: it will be written in place.
+
+    Raises OSError if it cannot be read or the disk refuses.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        write_atomic(path, path.read_bytes())
+
+
+def require_name(path: Path, what: str) -> None:
+    """Raises ConfigError if nothing can be written at a path and read by all libraries: it is not UTF-8, or no name."""
+    try:
+        longest = max(len(part.encode()) for part in path.absolute().parts)
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what} {str(path)!r} is not UTF-8, and what is written there could not be read; rename the folder, or "
+            "choose another"
+        ) from None
+    if "\0" in str(path) or longest > _LONGEST_NAME:
+        raise ConfigError(f"{what} {str(path)!r:.300} can be no name of a folder; choose another")
+
+
 def open_stored(path: Path, folder: Path) -> BufferedReader:
     """A plain file in a folder that others may have written, opened for reading.
 
@@ -170,7 +200,7 @@ def require_inside(path: Path, folder: Path) -> None:
 
 def require_plain_tree(folder: Path, names: Iterable[str]) -> None:
     """Raises OSError, with its `filename`, if one of these names in a folder, or something below one, is neither a
-    folder nor a plain file of one name, or leads out of the folder.
+    folder nor a plain file, or leads out of the folder.
     """
     for name in names:
         waiting = [folder / name]

@@ -82,6 +82,14 @@ def schedule_ends(schedule: Schedule) -> tuple[float, float]:
     return schedule_value(schedule, 0.0), schedule_value(schedule, math.inf, sys.maxsize)
 
 
+def needs_total(schedule: Any) -> bool:
+    """True for a schedule that moves over a fraction of the run, whose length must then be known."""
+    if not isinstance(schedule, str) or not _FORM.fullmatch(schedule):
+        return False
+    _, numbers, steps = _parsed(schedule)
+    return steps is None and numbers[0] != numbers[1]
+
+
 def at_progress(settings: S, progress: float, env_steps: int = 0, last: S | None = None) -> S:
     """A copy of a settings dataclass in which every schedule is its present value.
 

@@ -140,6 +140,19 @@ def specs_from_plain(plain: Mapping[str, Any]) -> Specs:
     return {str(name): EnvSpec.from_plain(spec) for name, spec in plain["policies"].items()}
 
 
+def choices(action: Any, size: int | None = None) -> list[tuple[int, ...]]:
+    """By leaf the sizes of what a mask covers: of `multi_binary` 2 for each element (off, on), of boxes none.
+
+    Args:
+        size: elements of a mask, which may leave out every `multi_binary`.
+    """
+    leaves: list[LeafSpec] = tree_leaves(action)
+    plain = [leaf.sizes for leaf in leaves]
+    if size is not None and size == sum(map(sum, plain)):
+        return plain
+    return [(2,) * leaf.size if leaf.kind == "multi_binary" else leaf.sizes for leaf in leaves]
+
+
 def describe(tree: Tree) -> str:
     """A short text for messages: `box[4] float32`, or its leaves in braces."""
     parts = [

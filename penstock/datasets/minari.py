@@ -10,23 +10,24 @@ The layout is that of Minari 0.5.4 (its `HDF5Storage` and `serialize_space`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.errors import CheckpointError, ConfigError, MissingExtraError
+from penstock.core.errors import CheckpointError, ConfigError, MissingExtraError, PenstockError
 from penstock.core.files import open_stored, read_stored
 from penstock.core.machine import free_memory
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves
 from penstock.datasets.episode import (
     ENV,
@@ -75,60 +76,62 @@ class MinariEpisodes:
         self._metadata = metadata
         self._fingerprint: str | None = None
         self.spec = stored_spec(metadata, str(self.path / _METADATA), drop, text)
-        try:
+        main = str(self.path / _MAIN)
+        with _undamaged(main):
             with open_stored(self.path / _MAIN, self.path):
                 self._file: Any = h5py.File(self.path / _MAIN, "r")
-        except OSError as error:
-            raise ConfigError(
-                f"{self.path / _MAIN} is missing, half-written or damaged ({error}); copy it again, or record it anew"
-            ) from error
-        names = [f"episode_{i}" for i in range(len(self._file))]
-        _require_own(self._file, str(self.path / _MAIN))
-        absent = [name for name in names if name not in self._file or "rewards" not in self._file[name]]
+            names = [f"episode_{i}" for i in range(len(self._file))]
+            _require_own(self._file, main)
+            absent = [name for name in names if name not in self._file or "rewards" not in self._file[name]]
         if absent or not names or len(names) != metadata["total_episodes"]:
             raise ConfigError(
-                f"{self.path / _MAIN} holds {len(names)} episodes{f', {absent[0]} not whole' if absent else ''}; "
+                f"{main} holds {len(names)} episodes{f', {absent[0]} not whole' if absent else ''}; "
                 f"{_METADATA} says {metadata['total_episodes']}: it is half-written, record it anew"
             )
-        self.lengths = np.array([self._file[name]["rewards"].shape[0] for name in names], np.int64)
-        infos = self._file[names[0]].get("infos", {})
-        self.info: Mapping[str, tuple[str, tuple[int, ...]]] = {
-            f"{ENV}{key}": ("float32", ()) for key, x in infos.items() if _is_number(x)
-        }
+        shapes = [_node(self._file[name], "rewards", f"{main}: {name}").shape for name in names]
+        for name, shape in zip(names, shapes):
+            if len(shape) != 1:
+                raise ConfigError(
+                    f"{main}: {name}: rewards has the shape {list(shape)}; expected [L], one for each step"
+                )
+        self.lengths = np.array([shape[0] for shape in shapes], np.int64)
+        with _undamaged(f"{main}: {names[0]}: infos"):
+            infos = _infos(self._file[names[0]])
+            self.info: Mapping[str, tuple[str, tuple[int, ...]]] = {
+                f"{ENV}{key}": ("float32", ()) for key, x in infos.items() if _is_number(x)
+            }
 
     @property
     def fingerprint(self) -> str:
         """Hash of the whole content, read once: after `verify` from the page cache, in a second for every GB."""
         if self._fingerprint is None:
-            with (self.path / _MAIN).open("rb") as file:
+            with _undamaged(str(self.path / _MAIN)), open_stored(self.path / _MAIN, self.path) as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             self._fingerprint = hashlib.sha256(f"{content} {self._metadata}".encode()).hexdigest()
         return self._fingerprint
 
     def episode(self, i: int) -> Episode:
         where = f"{self.path / _MAIN}: episode_{i}"
-        try:
+        with _undamaged(where):
             group, L = self._file[f"episode_{i}"], int(self.lengths[i])
-            ends = {name: np.asarray(_read(group[name])).astype(bool) for name in ("terminations", "truncations")}
-            early = np.flatnonzero((ends["terminations"] | ends["truncations"])[:-1])
-            if len(early):
-                raise ConfigError(
-                    f"{where} ends at step {early[0]} of {L} and goes on; split it there into two episodes"
-                )
-            infos = group.get("infos", {})
-            terminated = bool(ends["terminations"][-1])
-            found = Episode(
-                _tree(group["observations"], self.spec.obs, where),
-                _tree(group["actions"], self.spec.action, where),
-                np.asarray(_read(group["rewards"]), np.float32),
-                terminated,
-                bool(ends["truncations"][-1]) or not terminated,  # a recording that stops without an end was cut there
-                {key: _info_rows(infos, key.removeprefix(ENV), L) for key in self.info},
-            )
-        except (OSError, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"{where} is damaged or of another layout ({type(error).__name__}: {error})") from error
+        ends = {name: _flags(group, name, L, where) for name in ("terminations", "truncations")}
+        early = np.flatnonzero((ends["terminations"] | ends["truncations"])[:-1])
+        if len(early):
+            raise ConfigError(f"{where} ends at step {early[0]} of {L} and goes on; split it there into two episodes")
+        terminated = bool(ends["terminations"][-1:].any())
+        with _undamaged(f"{where}: rewards"):
+            reward = np.asarray(_read(group["rewards"]), np.float32)
+        with _undamaged(f"{where}: infos"):
+            infos = _infos(group)
+            info = {key: _info_rows(infos, key.removeprefix(ENV), L) for key in self.info}
+        found = Episode(
+            _tree(group, "observations", self.spec.obs, where),
+            _tree(group, "actions", self.spec.action, where),
+            reward,
+            terminated,
+            bool(ends["truncations"][-1:].any()) or not terminated,  # a recording that stops without an end was cut
+            info,
+        )
         check_episode(found, self.spec, where)
         return found
 
@@ -234,12 +237,54 @@ def _write_tree(group: Any, name: str, tree: Tree) -> None:
         group.create_dataset(name, data=tree)
 
 
-def _tree(node: Any, spec: Tree, where: str) -> Tree:
-    if isinstance(spec, dict):
-        return {key: _tree(node[key], leaf, where) for key, leaf in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple(_tree(node[f"_index_{i}"], leaf, where) for i, leaf in enumerate(spec))
-    x = _read(node)
+@contextlib.contextmanager
+def _undamaged(where: str) -> Generator[None]:
+    """Turns every error that a damaged file causes in the block into a ConfigError that says where."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:  # HDF5's own are of many types
+        raise ConfigError(
+            f"{where} is missing, half-written or damaged, or of another layout ({type(error).__name__}: "
+            f"{str(error) or 'no more is known'}); copy it again, or record it anew"
+        ) from error
+
+
+def _node(group: Any, name: str, where: str) -> Any:
+    """An HDF5 dataset. Raises ConfigError that names it, where it is none."""
+    with _undamaged(f"{where}: {name}"):
+        found = group[name]
+        if not hasattr(found, "dtype") or not hasattr(found, "shape") or found.shape is None:
+            raise TypeError(f"it is a {type(found).__name__}; expected an array")
+        return found
+
+
+def _flags(group: Any, name: str, L: int, where: str) -> npt.NDArray[np.bool_]:
+    """[L] bool, for each step whether it ended the episode. Raises ConfigError."""
+    node = _node(group, name, where)
+    if node.shape != (L,) or node.dtype.kind not in "biu":
+        raise ConfigError(
+            f"{where}: {name} is {node.dtype}{list(node.shape)}; expected bool[{L}], one for each of the rewards"
+        )
+    with _undamaged(f"{where}: {name}"):
+        return np.asarray(_read(node)).astype(bool)
+
+
+def _tree(group: Any, name: str, spec: Tree, where: str) -> Tree:
+    if isinstance(spec, (dict, tuple)):
+        with _undamaged(f"{where}: {name}"):
+            below = group[name]
+        named = spec.items() if isinstance(spec, dict) else ((f"_index_{i}", leaf) for i, leaf in enumerate(spec))
+        leaves = {key: _tree(below, key, leaf, f"{where}: {name}") for key, leaf in named}
+        return leaves if isinstance(spec, dict) else tuple(leaves.values())
+    node = _node(group, name, where)
+    with _undamaged(f"{where}: {name}"):
+        return _leaf(node, spec, where)
+
+
+def _leaf(node: Any, spec: LeafSpec, where: str) -> npt.NDArray[Any]:
+    x = np.asarray(_read(node))
     if x.ndim == 1 and x.dtype.kind in "SO" and len(spec.shape) == 1:
         return np.stack([bytes_of(bytes(text), spec.shape[0], f"{where}, row {t}: ") for t, text in enumerate(x)])
     if spec.dtype == "uint8" and len(spec.shape) in (2, 3) and x.shape[1:] != spec.shape:  # each row is a JPEG file
@@ -270,9 +315,17 @@ def _require_own(group: Any, where: str) -> None:
         raise ConfigError(f"{where}: {name} is a link into another file; copy the data")
 
 
+def _infos(group: Any) -> Mapping[str, Any]:
+    """What an episode has of infos, by key. Raises TypeError if that is no group."""
+    found = group.get("infos", {})
+    if not isinstance(found, Mapping):
+        raise TypeError(f"it is a {type(found).__name__}; expected a group of arrays")
+    return cast(Mapping[str, Any], found)
+
+
 def _info_rows(infos: Any, key: str, L: int) -> npt.NDArray[np.float32]:
     """[L] float32, one number for each step; `infos` begin with that of the reset. NaN where the episode has none."""
-    if key not in infos or len(infos[key]) not in (L, L + 1):
+    if key not in infos or not _is_number(infos[key]) or len(infos[key]) not in (L, L + 1):
         return np.full(L, np.nan, np.float32)
     return np.asarray(_read(infos[key]), np.float32)[-L:]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,8 @@ STAGING = "episodes"
 _KEYS = {"complete", "env", "spec", "info", "shards", "made_by"}
 _SHARD, _COLUMN = re.compile(r"\d{6}"), re.compile(r"[a-z]+(-\d+)?\.npy")
 """Names of a shard's folder and of its files."""
+_LARGEST_ROW = 1 << 28
+"""Most numbers of one step of an info column."""
 _OPEN_SHARDS = 16
 """Shards mapped at a time: each of their files takes a descriptor, of which a process may have 1,024."""
 
@@ -271,7 +274,12 @@ def index_bytes(index: Mapping[str, Any]) -> bytes:
 
 def stored_columns(index: Mapping[str, Any]) -> tuple[EnvSpec, dict[str, tuple[str, tuple[int, ...]]]]:
     """The spec in an index, and dtype and shape of one row of each info column."""
-    info = {str(key): (np.dtype(dtype).name, tuple(map(int, shape))) for key, (dtype, shape) in index["info"].items()}
+    info: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for key, (text, given) in index["info"].items():
+        dtype, shape = np.dtype(text), tuple(map(int, given))
+        if dtype.kind not in "biuf" or min(shape, default=0) < 0 or math.prod(shape) > _LARGEST_ROW:
+            raise ValueError(f"info {key!r} is {text}{given} for a step; expected at most {_LARGEST_ROW:,} numbers")
+        info[str(key)] = dtype.name, shape
     return EnvSpec.from_plain(index["spec"]), info
 
 
@@ -281,10 +289,17 @@ def _digest(index: Mapping[str, Any]) -> str:
 
 def _require_sound(index: Mapping[str, Any]) -> None:
     """Raises ValueError, TypeError or LookupError if an index holds what a writer never writes."""
-    stored_columns(index)
+    spec, info = stored_columns(index)
+    counts = {"obs": len(tree_leaves(spec.obs)), "action": len(tree_leaves(spec.action)), "info": len(info)}
+    columns = {"length.npy", "terminated.npy", "truncated.npy", "reward.npy"}
+    columns |= {f"{name}-{k}.npy" for name, count in counts.items() for k in range(count)}
     for shard in index["shards"]:
         if not _SHARD.fullmatch(shard["dir"]) or not all(map(_COLUMN.fullmatch, shard["files"])):
             raise ValueError(f"{shard['dir']!r} with {list(shard['files'])[:3]} is no shard of it")
+        if missing := sorted(columns - shard["files"].keys()):
+            raise ValueError(f"{shard['dir']} has no {missing[0]}")
+        if not all(isinstance(entry["sha256"], str) for entry in shard["files"].values()):
+            raise ValueError(f"{shard['dir']} lacks a sha256")
         counts = [shard["episodes"], shard["steps"], *(entry["size"] for entry in shard["files"].values())]
         if not all(type(n) is int and n >= 0 for n in counts):
             raise ValueError(f"{shard['dir']} has counts that are none: {counts[:2]}")

@@ -183,7 +183,8 @@ class DatasetWriter:
 
 
 def check_vacant(path: Path) -> None:
-    """Raises ConfigError unless a directory is missing or empty; nothing is ever overwritten."""
+    """Raises ConfigError unless a directory is missing or empty, with a name in UTF-8; nothing is ever overwritten."""
+    files.require_name(path, "dataset")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():

@@ -50,6 +50,8 @@ class Recipe(NamedTuple):
     algo: Algorithm | None = None
     first_slot: int = 0
     total_slots: int | None = None
+    total_steps: int | None = None
+    """Environment steps that schedules run over, in a loop of one's own."""
 
     @classmethod
     def of(cls, exp: Experiment | Recipe, index: int = 0, runners: int = 1) -> Recipe:
@@ -65,7 +67,7 @@ class Recipe(NamedTuple):
                 'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
             )
         B = exp.sampler_settings.spec.B
-        return cls(exp.sampler_settings, exp.env_config, exp.run.seed, exp.algo, index * B, runners * B)
+        return cls(exp.sampler_settings, exp.env_config, exp.run.seed, exp.algo, index * B, runners * B, exp.run.steps)
 
 
 class TrainsFor(NamedTuple):
@@ -120,6 +122,7 @@ class EnvRunner:
             group = self._group
             spec = self._live.spec if group is None else group.spec
             policy: Policy = self._recipe.algo.build(spec, seed=self._recipe.seed)
+            policy.clock.begin(self._recipe.total_steps)
             if group is None:
                 policy.prepare(self._live.batch_spec, self.initialize(policy.agent)["info"])
             else:

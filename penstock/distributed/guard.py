@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from penstock.workers.killing import kill_marked
 from penstock.workers.process import environment_of_children
+from penstock.workers.python import module_command
 
 _STOP_S = 10.0
 _ROUNDS = 5
@@ -29,7 +30,7 @@ def start_guard(mark: str, folder: str) -> Callable[[], None]:
         folder: the cluster's, removed when the driver is gone.
     """
     guard = subprocess.Popen(
-        [sys.executable, "-P", "-m", "penstock.distributed.guard", str(os.getpid()), mark, folder],
+        module_command("penstock.distributed.guard", str(os.getpid()), mark, folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # a signal to the driver's group is not for it

@@ -24,6 +24,7 @@ from penstock.distributed.group import EnvRunnerGroup, late
 from penstock.distributed.packing import together
 from penstock.distributed.rounds import EvaluationBroken, Rounds, RunnerPool
 from penstock.envs.make import EnvConfig
+from penstock.samplers.accounts.lag import lags
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
 
@@ -154,12 +155,8 @@ class RunnersLive:
         return self._agent
 
     def _measure(self, batch: SampleBatch, itr: int) -> None:
-        """Notes the lag of a batch, whose rows are all of one version."""
-        parts: list[SampleBatch] = [*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch]
-        versions = np.concatenate([part.version[part.valid] for part in parts])
-        if len(versions):
-            lag = float(itr - versions.max())
-            self._lag = {"sampler/lag": lag, "sampler/lag_min": lag, "sampler/lag_max": lag}
+        """Notes the lag of a batch; one without a valid row has none."""
+        self._lag |= lags([*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch], itr)
 
 
 class RoundsLive(RunnersLive):
@@ -356,7 +353,7 @@ class ReadyLive(RunnersLive):
         out = self.workers.faults.metrics()
         for name in dict.fromkeys(name for one in found for name in one):
             values = [one[name] for one in found if name in one]
-            counted = name.startswith("faults/") or name in ("group/runners", "env/out_of_bounds")
+            counted = name.startswith("faults/") or name in ("group/runners", "env/out_of_bounds", "env/lost_rewards")
             out[name] = out.get(name, 0.0) + sum(values) if counted else sum(values) / len(values)
         return {**out, **self._round, **self._lag}
 

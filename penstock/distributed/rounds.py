@@ -209,8 +209,10 @@ class RunnerPool(EnvPool):
             for name, value in found.items():
                 if not name.startswith(("faults/", "env/out_of_bounds")):
                     waits.setdefault(name, []).append(value)
+        lost = waits.pop("env/lost_rewards", [])
         return {
             **{name: sum(values) / len(values) for name, values in waits.items()},
+            **({"env/lost_rewards": sum(lost)} if lost else {}),
             **self._times,
             "group/runners": float(sum(i in self._columns for i in self.workers.alive)),
             **{f"faults/{name}": float(n) for name, n in self._faults().items()},

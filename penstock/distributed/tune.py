@@ -11,7 +11,9 @@ from typing import Any
 
 from penstock.core.config import override
 from penstock.core.errors import ConfigError, MissingExtraError
+from penstock.core.spec import specs_to_plain
 from penstock.run.experiment import Experiment
+from penstock.run.files.stored import CONFIG, read_json
 from penstock.run.loop import Iteration, Run
 from penstock.run.presets import flat_settings
 from penstock.run.search.fork import fork_run
@@ -54,7 +56,7 @@ def trainable(
         start, reports = tune.get_checkpoint(), itertools.count(1)
         if start is not None:
             with start.as_directory() as stored:
-                fork_run(Path(stored), run_dir, one)
+                fork_run(Path(stored), run_dir, one, read_json(Path(stored) / CONFIG)["spec"])
         with Run(one) if start is None else Run.resume(run_dir, trust=True) as run:
             before = run.trainer.env_steps
             for it in run:
@@ -73,7 +75,7 @@ def _report(tune: Any, it: Iteration, exp: Experiment, checkpoint: bool) -> None
         return
     it.run.save()
     with tempfile.TemporaryDirectory() as folder:
-        fork_run(it.run.run_dir, Path(folder) / "run", exp)
+        fork_run(it.run.run_dir, Path(folder) / "run", exp, specs_to_plain(it.run.trainer.specs))
         tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(Path(folder) / "run"))
 
 

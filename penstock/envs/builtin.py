@@ -17,6 +17,7 @@ _MAKERS = ("penstock.envs.toy", "penstock.tensor_envs", "penstock.envs.atari", "
 _WRAPPERS = ("gymnasium.wrappers", "penstock.envs.wrappers", "penstock.envs.toy")
 _BREAKS = {"penstock.envs.toy.crashes", "penstock.envs.toy.faults"}
 """Environments that kill or stop their process, for tests."""
+_SIZES = 10**7
 _WORD = re.compile(r"[\w-]*")
 
 
@@ -52,11 +53,16 @@ def is_builtin_wrapper(path: str) -> bool:
 
 
 def harmless_kwarg(value: Any) -> bool:
-    """True for numbers, words, and lists and dicts of them; other text may name a file or a class."""
+    """True for numbers, words, and lists and dicts of them; other text may name a file or a class.
+
+    A whole number of ten millions and more may be the size of an array.
+    """
     if isinstance(value, dict):
         return all(isinstance(k, str) and k not in ("class", "import") and harmless_kwarg(v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
         return all(map(harmless_kwarg, value))
+    if isinstance(value, int):
+        return abs(value) < _SIZES
     return _WORD.fullmatch(value) is not None if isinstance(value, str) else True
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError, words_of
 from penstock.core.noise import Purpose, env_seed, uniform
-from penstock.core.spec import MASK_KEY, EnvSpec
+from penstock.core.spec import MASK_KEY, EnvSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.check_agents import check_agents
@@ -181,8 +181,8 @@ def _check_obs(obs: Any, spec: EnvSpec, checks: Checks, where: str, record: _Rec
 
 def _check_mask(obs: Any, spec: EnvSpec, where: str) -> None:
     """Raises if an observation that is acted on allows no choice; the last one of an episode may."""
-    sizes = [n for leaf in tree_leaves(spec.action) for n in leaf.sizes]
     mask = np.asarray(obs[MASK_KEY]).ravel() if isinstance(obs, dict) and MASK_KEY in obs else None
+    sizes = [n for of_leaf in choices(spec.action, None if mask is None else len(mask)) for n in of_leaf]
     if mask is None or not sizes or len(mask) != sum(sizes):
         return
     for i, legal in enumerate(np.split(mask != 0, np.cumsum(sizes)[:-1])):

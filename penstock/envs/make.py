@@ -23,6 +23,7 @@ from penstock.core.errors import (
     nearest,
     words_of,
 )
+from penstock.envs.agents_wrappers import shown_agents
 from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
@@ -88,7 +89,7 @@ class EnvConfig:
     `finite`: as `sampled`, without a look at bounds. `off`: no values at all.
     """
     drop: tuple[str, ...] = ()
-    """Keys of a Dict observation that are left out by `DropKeys`, such as `mission`, a text."""
+    """Keys of a Dict observation, of many agents of anybody's, that are left out, such as `mission`, a text."""
     text: int = 0
     """Bytes of every text in the observation, shown as an array of that length by `TextBytes`; 0: text is refused."""
     mask_key: str | None = None
@@ -201,12 +202,12 @@ class EnvConfig:
             )
         changed: Any = env
         if is_agents_env(env):
-            if self.drop or self.text:
+            if self.text:
                 raise ConfigError(
-                    f"{asked} with {type(env).__name__}, an environment of many agents; show such observations in it "
-                    "by a wrapper of yours (wrappers=, --wrappers)"
+                    f"text={self.text} with {type(env).__name__}, an environment of many agents; show texts as arrays "
+                    "by a wrapper of yours (wrappers=, --wrappers), or leave them out (drop=, --env-drop)"
                 )
-            return env  # `mask_key` and `state` are the pools' business
+            return shown_agents(env, self.drop)  # `mask_key` and `state` are the pools' business
         if self.state:
             raise ConfigError(
                 f"state={self.state!r} with {type(env).__name__}, an environment of one agent; leave it out"

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import gymnasium as gym
 
 from penstock.core.errors import ConfigError, MissingExtraError, nearest_words, words_of
-from penstock.envs.conform.values import NOT_YOURS
 
 PREFIX = "pettingzoo:"
 _FAMILIES = ("atari", "butterfly", "classic", "sisl")
@@ -154,11 +153,10 @@ def agents_of(env: AgentsEnv, name: str) -> tuple[str, ...]:
             "list: other processes would seat the agents otherwise"
         )
     agents: Sequence[Any] = list(env.possible_agents)
-    distinct = bool(agents) and len({*map(str, agents)}) == len(agents)
-    if not distinct or not all(isinstance(agent, str) for agent in agents):
+    if not agents or not all(isinstance(agent, str) for agent in agents) or len({*agents}) != len(agents):
         raise ConfigError(
             f"{name}: possible_agents is {agents!r}; expected one or more distinct names, as text: they name policies, "
-            f"metrics and seats{NOT_YOURS if distinct else ''}"
+            "metrics and seats"
         )
     return tuple(agents)
 

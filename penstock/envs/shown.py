@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError, nearest, words_of
-from penstock.core.spec import MASK_KEY, STATE_KEY, EnvSpec, LeafSpec
-from penstock.core.tree import Tree, is_leaf, tree_leaves
+from penstock.core.spec import MASK_KEY, STATE_KEY, EnvSpec, LeafSpec, choices, describe
+from penstock.core.tree import Tree, is_leaf
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, StateOf
 from penstock.envs.pettingzoo import AgentsEnv, agents_of, is_agents_env, takes_turns
 from penstock.envs.seats import AgentSpecs, Seating
 from penstock.envs.spaces import action_dtypes, leaf_spec, space_to_spec
+from penstock.envs.wrappers import flat_mask
 
+T = TypeVar("T")
 OBS_KEY = "obs"
 """Key of an observation that is no Dict, where a mask or a state stands beside it."""
 
@@ -27,7 +30,8 @@ def read_agents(config: EnvConfig) -> AgentSpecs:
     """What an environment of many agents says of itself; one instance is made, reset and closed to ask it.
 
     Raises:
-        ConfigError: it is one of a single agent, or see `agent_specs`. EnvWorkerError: its own code raised.
+        ConfigError: it is one of a single agent, or see `agent_specs`. EnvWorkerError: its own code raised; the message
+            names the method.
     """
     env: Any = config.make()
     try:
@@ -36,13 +40,7 @@ def read_agents(config: EnvConfig) -> AgentSpecs:
                 f"{config.name} made {type(env).__name__}, which has no `possible_agents`; expected an environment of "
                 "many agents, by PettingZoo's API"
             )
-        try:
-            return agent_specs(env, config.name, config.state, config.mask_key or MASK_KEY)
-        except PenstockError:
-            raise
-        except (Exception, SystemExit) as error:
-            text = "".join(traceback.format_exception(error))
-            raise EnvWorkerError(f"{config.name} in reset() with seed 0: {words_of(error)}\n{text}") from error
+        return agent_specs(env, config.name, config.state, config.mask_key or MASK_KEY)
     finally:
         close_env(env, config.name)
 
@@ -53,15 +51,18 @@ def agent_specs(env: AgentsEnv, name: str, state: StateOf = "", mask_key: str = 
     Raises:
         ConfigError: a space without a fixed-size array, no state, a key that the observation has already.
     """
-    agents = agents_of(env, name)
-    plain = {agent: plain_spec(env, agent) for agent in agents}
+    agents = _asked(name, "possible_agents", lambda: agents_of(env, name))
+    plain = {
+        agent: _asked(name, f"its spaces of agent {agent!r}", functools.partial(plain_spec, env, agent))
+        for agent in agents
+    }
     turns = takes_turns(env)
-    found = env.reset(seed=0)
+    found = _asked(name, "reset() with seed 0", lambda: env.reset(seed=0))
     infos: Any = (
         getattr(env, "infos", {}) if turns else found[1] if isinstance(found, tuple) and len(found) == 2 else {}
     )
     masked = [plain[agent].action for agent in agents if _has(infos, agent, mask_key) and not _shows(plain[agent])]
-    width = state_leaf(env, plain, state, name) if state else None
+    width = _asked(name, "state_space", lambda: state_leaf(env, plain, state, name)) if state else None
     specs: dict[str, EnvSpec] = {}
     for agent, spec in plain.items():
         mask = mask_leaf(spec) if spec.action in masked and not _shows(spec) else None
@@ -97,11 +98,11 @@ def shown_spec(obs: Tree, mask: LeafSpec | None, state: LeafSpec | None, name: s
 
 
 def mask_leaf(spec: EnvSpec) -> LeafSpec:
-    """The leaf of a mask over the choices of a discrete action."""
-    leaves: list[LeafSpec] = tree_leaves(spec.action)
-    if len(leaves) != 1 or not leaves[0].sizes:
-        raise ConfigError("infos hold an action mask, but the action is neither Discrete nor MultiDiscrete")
-    return LeafSpec("multi_binary", (sum(leaves[0].sizes),), "int8")
+    """The leaf of a mask over the choices of an action."""
+    size = sum(map(sum, choices(spec.action)))
+    if not size:
+        raise ConfigError(f"infos hold an action mask, but {describe(spec.action)} has no choices to mask; drop it")
+    return LeafSpec("multi_binary", (size,), "int8")
 
 
 def state_leaf(env: AgentsEnv, plain: Mapping[str, EnvSpec], state: StateOf, name: str) -> LeafSpec:
@@ -152,7 +153,7 @@ class Showing:
         self._from_info = {a: _shows(spec) and not _shows(self._plain[a]) for a, spec in shown.items()}
         self.anything = bool(state) or any(self._from_info.values())
         """Observations are not shown as the environment returns them."""
-        self._sizes = {a: tree_leaves(spec.action)[0].sizes for a, spec in shown.items() if self._from_info[a]}
+        self._choices = {a: shown[a].obs[MASK_KEY].size for a, from_info in self._from_info.items() if from_info}
         places = np.cumsum([0, *(_width(spec.obs) for spec in self._plain.values())]).tolist()
         self._places = {agent: slice(*ends) for agent, ends in zip(self._plain, zip(places, places[1:]))}
         self._parts = {agent: _leaf_parts(spec.obs) for agent, spec in self._plain.items()}
@@ -180,19 +181,21 @@ class Showing:
                 out[self._places[agent]] = self._flat(agent, seen)
         return out
 
-    def show(self, agent: str, obs: Any, info: Any, state: Any) -> Any:
-        """What the agent is shown."""
+    def show(self, agent: str, obs: Any, info: Any, state: Any, over: bool = False) -> Any:
+        """What the agent is shown. One whose episode is `over` needs no mask: it is shown every choice."""
         from_info = self._from_info[agent]
         if not from_info and not self.state:
             return obs
         out = dict(obs) if isinstance(obs, dict) else {OBS_KEY: obs}
         if from_info:
-            if not isinstance(info, Mapping) or self._mask_key not in info:
+            there = isinstance(info, Mapping) and self._mask_key in info
+            if not there and not over:
                 raise EnvContractError(
                     f"no info[{self._mask_key!r}], which held the mask of legal actions at first; give it at every "
                     "reset and step, for every agent"
                 )
-            out[MASK_KEY] = np.asarray(info[self._mask_key], np.int8).reshape(-1)
+            mask = info[self._mask_key] if there else np.ones(self._choices[agent], np.int8)
+            out[MASK_KEY] = flat_mask(mask)
         if self.state:
             out[STATE_KEY] = state
         return out
@@ -205,6 +208,17 @@ class Showing:
                 x = x[key]
             parts.append(_one_hot(leaf, x) if leaf.sizes else np.asarray(x, np.float32).reshape(-1))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _asked(name: str, what: str, call: Callable[[], T]) -> T:
+    """The result of a call of the environment's own code. Raises EnvWorkerError that says which it was."""
+    try:
+        return call()
+    except PenstockError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = "".join(traceback.format_exception(error))
+        raise EnvWorkerError(f"{name} in {what}: {words_of(error)}\n{text}") from error
 
 
 def _leaf_parts(obs: Tree, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], LeafSpec]]:

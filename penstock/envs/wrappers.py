@@ -12,13 +12,13 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
-from penstock.core.spec import MASK_KEY
+from penstock.core.spec import MASK_KEY, choices
 from penstock.core.tree import tree_without
 from penstock.envs.conform.agents import ConformParallel, ConformTurns
 from penstock.envs.conform.observations import conform_space, conformer
 from penstock.envs.conform.values import conform_flag, conform_info, conform_reward
 from penstock.envs.pettingzoo import is_agents_env, takes_turns
-from penstock.envs.spaces import is_text
+from penstock.envs.spaces import is_text, space_to_spec
 
 
 class DropKeys(gym.ObservationWrapper[Any, Any, Any]):
@@ -147,17 +147,24 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
 
     Without a key it shows what the environment's method `action_masks()` returns, as sb3-contrib's MaskablePPO asks it.
     The observation becomes `{"obs": obs, "action_mask": mask}`; a Dict observation keeps its keys and gains the mask.
-    A MultiDiscrete mask is the concatenation over its dimensions; the info may also hold a tuple of arrays.
+    A MultiDiscrete mask is the concatenation over its dimensions, a MultiBinary one has two elements for each bit (off,
+    on), and that of a Dict or Tuple is the concatenation over its parts, boxes left out; the info may also hold a tuple
+    or dict of arrays. An episode's last step may give none.
 
     Raises:
-        ConfigError: the action space is neither Discrete nor MultiDiscrete, or "action_mask" is observed already.
+        ConfigError: the action space has no choices, or "action_mask" is observed already.
         EnvWorkerError: a reset or step gave no mask, or one of another length.
     """
 
     def __init__(self, env: gym.Env[Any, Any], key: str | None = MASK_KEY) -> None:
         super().__init__(env)
         self._key = key
-        self._size = _choices(env.action_space)
+        self._size = sum(map(sum, choices(space_to_spec(env.action_space, "action"))))
+        if not self._size:
+            raise ConfigError(
+                f"ActionMask on the action space {env.action_space!r}, which has no choices to mask; expected "
+                "Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple with one of them"
+            )
         shown = env.observation_space
         self._merge = isinstance(shown, spaces.Dict)
         below = dict(shown.spaces) if isinstance(shown, spaces.Dict) else {"obs": shown}
@@ -173,19 +180,21 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment's, the observation with its mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._shown(obs, info, "step"), reward, terminated, truncated, info
+        over = bool(terminated or truncated)
+        return self._shown(obs, info, "step", over), reward, terminated, truncated, info
 
-    def _shown(self, obs: Any, info: dict[str, Any], method: str) -> dict[str, Any]:
+    def _shown(self, obs: Any, info: dict[str, Any], method: str, over: bool = False) -> dict[str, Any]:
         if self._key is None:
-            found, place = self.env.get_wrapper_attr("action_masks")(), "action_masks()"
+            mask, place = flat_mask(self.env.get_wrapper_attr("action_masks")()), "action_masks()"
         elif self._key in info:
-            found, place = info[self._key], f"info[{self._key!r}]"
+            mask, place = flat_mask(info[self._key]), f"info[{self._key!r}]"
+        elif over:
+            mask, place = np.ones(self._size, np.int8), ""
         else:
             raise EnvWorkerError(
                 f"{method} gave no info[{self._key!r}]; its keys are {sorted(map(str, info))}; give the action mask "
                 "there in reset and in every step, or name its key in mask_key"
             )
-        mask = _flat(found)
         if mask.size != self._size:
             raise EnvWorkerError(
                 f"{method} gave {place} of {mask.size} elements; expected {self._size}, one for each choice of the "
@@ -251,9 +260,7 @@ def why_unmasked(env: gym.Env[Any, Any]) -> str:
     shown = env.observation_space
     if isinstance(shown, spaces.Dict) and MASK_KEY in shown.spaces:
         return f"the observation has a key {MASK_KEY!r} already"
-    try:
-        _choices(env.action_space)
-    except ConfigError:
+    if not any(map(sum, choices(space_to_spec(env.action_space, "action")))):
         return f"masks are not known of the action space {env.action_space!r}"
     return ""
 
@@ -308,14 +315,10 @@ def _copying(call: Callable[..., Any], bare: bool) -> Callable[..., Any]:
     return copying
 
 
-def _choices(space: Any) -> int:
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return int(space.nvec.sum())
-    raise ConfigError(f"ActionMask on the action space {space!r}; expected Discrete or MultiDiscrete")
-
-
-def _flat(mask: Any) -> npt.NDArray[np.int8]:
-    parts = mask if isinstance(mask, (tuple, list)) else (mask,)
-    return np.concatenate([np.ravel(part) for part in parts]).astype(np.int8)
+def flat_mask(mask: Any) -> npt.NDArray[np.int8]:
+    """The mask of an action as one array [choices]; parts of a dict stand in the order of their keys."""
+    if isinstance(mask, Mapping):
+        mask = [mask[key] for key in sorted(mask)]
+    if isinstance(mask, (tuple, list)):
+        return np.concatenate([flat_mask(part) for part in mask])
+    return np.ravel(mask).astype(np.int8)

@@ -111,12 +111,13 @@ class Policies:
         """The first policy's, for logged discounted returns; None if it has none."""
         return next((found for x in self.trained.values() if (found := getattr(x, "discount", None)) is not None), None)
 
-    def build(self, spec: Specs, seed: int = 0, device: str = "cpu") -> PolicySet:
+    def build(self, spec: Specs, seed: int = 0, device: str = "cpu", total_steps: int | None = None) -> PolicySet:
         """The live policies.
 
         Args:
             spec: {policy id: EnvSpec}, as of `sampler.specs`; of an environment of one agent its EnvSpec.
             seed: the first policy's own; the others have seeds made of it.
+            total_steps: environment steps that schedules run over in a loop of one's own; a run says it by itself.
         """
         specs: Mapping[str, EnvSpec]
         if isinstance(spec, EnvSpec):
@@ -136,6 +137,8 @@ class Policies:
             name: algo.build(specs[name], seed=policy_seed(seed, i), device=device)
             for i, (name, algo) in enumerate(self.algos.items())
         }
+        for policy in made.values():
+            policy.clock.begin(total_steps)
         return PolicySet(made, list(self.trained), one_agent=isinstance(spec, EnvSpec), settings=self)
 
     def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:

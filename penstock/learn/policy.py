@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock import ops
 from penstock.agents.acting import check_heads
 from penstock.agents.agent import Agent, check_agent_members
-from penstock.agents.parameters import parameters_digest
+from penstock.agents.parameters import misfit, parameters_digest
 from penstock.agents.preparation import ObsNormalizer, RunningMoments
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
@@ -26,6 +26,7 @@ from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
+from penstock.learn.clock import Clock
 from penstock.learn.columns import Columns
 from penstock.learn.comm import ALONE, Comm
 from penstock.learn.minibatch import check_rows
@@ -129,14 +130,15 @@ class Policy:
         self.stale_rows = 0
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = self._predictions = 0
-        self.images_looked_at = False
-        """True once a batch has shown whether the scale of its images fits; see `train_one_step`."""
+        self.images_looked_at = False  # in training, once a batch has shown whether the scale of its images fits
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
         self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy
         """True if the agent has noisy layers, whose noise each gradient step from replay draws anew."""
         self._explores = type(self.agent).set_exploration is not Agent.set_exploration
         self.agent.set_exploration(self.settings, 0)
+        self.clock = Clock()
+        """Moves the schedules where nobody calls `set_progress`."""
 
     @property
     def device(self) -> torch.device:
@@ -149,7 +151,14 @@ class Policy:
         return self.agent.initial_state(1) is not None
 
     def set_progress(self, progress: float, env_steps: int = 0) -> None:
-        """Sets schedules and exploration to a fraction of the run and to `env_steps`, which replay counts by itself."""
+        """Sets schedules and exploration to a fraction of the run and to `env_steps`, which replay counts by itself.
+
+        The caller keeps the time from now on: batches that are trained on no longer move them."""
+        self.clock.kept_outside = True
+        self.move_schedules(progress, env_steps)
+
+    def move_schedules(self, progress: float, env_steps: int = 0) -> None:
+        """As `set_progress`, which leaves the time to whoever keeps it."""
         self.progress = progress
         steps = env_steps if self.replay_schedule is None else self.replay_schedule.collected
         if self._scheduled:
@@ -250,6 +259,11 @@ class Policy:
             ConfigError: `loss_fn` returned no Loss of scalars that carry a gradient.
             LearnerLostError: another learner has ended, or does not come in time.
         """
+        if not isinstance(minibatch, TrainBatch):
+            raise ConfigError(
+                f"learn_on_batch got {type(minibatch).__name__}; expected a TrainBatch, of policy.postprocess(batch): "
+                "ps.minibatches parts it, and ps.train_one_step(policy, batch) does both"
+            )
         loss = self.loss_fn(self.agent, minibatch, self.settings)
         if not isinstance(loss, Loss):
             raise ConfigError(
@@ -360,6 +374,7 @@ class Policy:
                 "skips_in_a_row": self._skips_in_a_row,
                 "predictions": self._predictions,
                 "stale_rows": self.stale_rows,
+                "env_steps": self.clock.env_steps,
             },
             **({} if self.replay_schedule is None else {"experience": self.replay_schedule.state_dict()}),
         }
@@ -383,8 +398,11 @@ class Policy:
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]
         self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]
         self.stale_rows = counters.get("stale_rows", 0)  # checkpoints before 0.2 have none
+        self.clock.env_steps = counters.get("env_steps", 0)
         if self.replay_schedule is not None:
             self.replay_schedule.load_state_dict(state["experience"], arrays or {})
+        if self.clock.env_steps:
+            self.move_schedules(self.clock.progress, self.clock.env_steps)
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Networks and normalisers only, as a warm start takes them. Raises CheckpointError if they do not fit."""
@@ -392,7 +410,7 @@ class Policy:
             self.agent.load_state_dict(dict(parameters))
         except RuntimeError as error:
             raise CheckpointError(
-                f"the stored parameters do not fit this agent, {_misfit(self.agent.state_dict(), parameters)}; "
+                f"the stored parameters do not fit this agent, {misfit(self.agent.state_dict(), parameters)}; "
                 "were net, spaces or the algorithm changed?"
             ) from error
 
@@ -430,20 +448,3 @@ def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
         tensors = tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, batch)
         _views[batch] = leaves, tensors
     return tensors if device.type == "cpu" else tree_map(lambda x: x.to(device), tensors)
-
-
-def _misfit(own: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
-    """The first difference between two sets of parameters, and how many more there are."""
-
-    def shape(x: Any) -> list[int] | None:
-        return list(x.shape) if isinstance(x, Tensor) else None
-
-    found = [
-        f"{key} is {shape(stored[key])} there and {shape(own[key])} here"
-        for key in own
-        if key in stored and shape(own[key]) != shape(stored[key])
-    ]
-    found += [f"which has {key}" for key in own if key not in stored]
-    found += [f"which has no {key}" for key in stored if key not in own]
-    more = f", and {len(found) - 1} more such" if len(found) > 1 else ""
-    return f"{found[0]}{more}" if found else "in what its modules keep besides"

@@ -49,7 +49,9 @@ class PolicySet(Mapping[str, Policy]):
         self._mapping: PolicyMap | None = getattr(settings, "policy_mapping_fn", None)
         self.comm: Comm = ALONE
         """The learners that train them together; `join` sets it."""
-        self.set_progress(0.0)
+        for name, policy in self.items():
+            if name not in self.trained:
+                policy.act_only()
 
     def __getitem__(self, name: str) -> Policy:
         if name not in self._policies:

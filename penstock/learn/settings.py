@@ -73,9 +73,15 @@ class Settings:
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        """The live policy for an environment."""
-        return self.policy(self.functions, spec, seed, device)
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu", total_steps: int | None = None) -> Policy:
+        """The live policy for an environment.
+
+        Args:
+            total_steps: environment steps that schedules run over in a loop of one's own; a run says it by itself.
+        """
+        policy = self.policy(self.functions, spec, seed, device)
+        policy.clock.begin(total_steps)
+        return policy
 
     def policy(self, functions: Functions, spec: EnvSpec, seed: int, device: str) -> Policy:
         """The live policy of these settings with the functions given."""
@@ -105,8 +111,8 @@ class InMinibatches(Settings):
     """Rows of a gradient step, usually 32 to 512; a batch is cut into round(T * B / minibatch) parts, with a recurrent
     net into whole columns of T rows, at least one each."""
 
-    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu") -> Policy:
-        policy = super().build(spec, seed, device)
+    def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu", total_steps: int | None = None) -> Policy:
+        policy = super().build(spec, seed, device, total_steps)
         policy.epochs, policy.minibatch = self.epochs, self.minibatch
         return policy
 

@@ -20,6 +20,8 @@ from penstock.core.machine import keep_freed_memory
 from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
+from penstock.learn.clock import count_steps
+from penstock.learn.given import check_given
 from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import AnyPolicy, PolicySet
@@ -41,7 +43,7 @@ def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep
     return TrainingStep(metrics, episodes, env_steps, sampled - started, time.perf_counter() - sampled)
 
 
-def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch, env_steps: int | None = None) -> ResultDict:
     """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
 
     A PolicySet does so policy by policy, each with its own batch of a MultiAgentBatch.
@@ -49,6 +51,10 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> R
     Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with;
     the first batch of a policy that has any only sets them. With replay they are updated first, as samples are of many
     batches.
+
+    Args:
+        env_steps: environment steps that schedules move by in a loop of one's own; None: those of the batch. Of one
+            policy of several pass those of the whole MultiAgentBatch.
 
     Returns:
         `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones; of several policies
@@ -60,12 +66,12 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> R
             not.
     """
     keep_freed_memory()
-    if isinstance(policy, PolicySet):
+    if not (isinstance(policy, Policy) and isinstance(batch, SampleBatch) and 0 not in batch.valid.shape):
+        check_given(policy, batch)
+        assert isinstance(policy, PolicySet)
         return _train_each(policy, batch)
-    if not isinstance(batch, SampleBatch):
-        raise ConfigError(f"train_one_step got {_described(batch)}")
     if policy.replay_schedule is not None:
-        return _with_totals(policy, train_on_replay(policy, batch))
+        return train_on_replay(policy, batch, env_steps)
     tensors = as_tensors(batch, policy.device)
     _look_at_images(policy, tensors)
     results: ResultDict = {}
@@ -83,16 +89,16 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> R
         )
     policy.observe(tensors)
     policy.version += 1
-    return _with_totals(policy, results)
+    return _counted(policy, results, batch.env_steps if env_steps is None else env_steps)
 
 
 def _train_each(policies: PolicySet, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
     results: ResultDict = {}
     for name, own in policies.batches(batch).items():
         if len(policies) == 1:
-            return train_one_step(policies[name], own)
+            return train_one_step(policies[name], own, batch.env_steps)
         try:
-            found = train_one_step(policies[name], own)
+            found = train_one_step(policies[name], own, batch.env_steps)
         except (NonFiniteError, ConfigError) as error:
             kind = NonFiniteError if isinstance(error, NonFiniteError) else ConfigError
             raise kind(f"policy {name!r}: {error}") from error
@@ -122,19 +128,24 @@ def multi_gpu_train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentB
     return train_one_step(policy, batch)
 
 
-def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
+def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = None) -> ResultDict:
     """Appends a batch to the policy's replay, which keeps numpy arrays, then takes the gradient steps that are due.
 
     `postprocess_fn` and `loss_fn` are given the arrays of the replay's view, and the rows `weight` [N] where replay is
     prioritized, `noise` [N, k] uniforms in (0, 1) where asked for, and `update`, the gradient steps before this one.
 
+    Args:
+        env_steps: as of `train_one_step`.
+
     Returns:
         `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones.
 
     Raises:
-        NonFiniteError: see `Policy.learn_on_batch`.
+        NonFiniteError: see `Policy.learn_on_batch`. ConfigError: the policy has no replay, or see `train_one_step`.
     """
-    schedule = policy.replay_schedule
+    schedule = getattr(policy, "replay_schedule", None)
+    if schedule is None or not isinstance(batch, SampleBatch) or 0 in batch.valid.shape:
+        check_given(policy, batch, "train_on_replay")
     assert schedule is not None
     agent, replay, device = policy.agent, schedule.replay, policy.device
     arrays = batch if isinstance(batch.valid, np.ndarray) else as_arrays(batch)
@@ -163,8 +174,9 @@ def train_on_replay(policy: Policy, batch: SampleBatch) -> ResultDict:
     policy.version += 1
     if policy.renews_noise:
         agent.renew_noise(rng)  # the next batch is collected with it
-    policy.set_progress(policy.progress)
-    return averaged(steps) | schedule.metrics()
+    policy.move_schedules(policy.progress)
+    results = averaged(steps) | schedule.metrics()
+    return _counted(policy, results, batch.env_steps if env_steps is None else env_steps)
 
 
 def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
@@ -242,19 +254,8 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
     return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
 
 
-def _described(batch: object) -> str:
-    """What was given in place of a batch, and what to give."""
-    if isinstance(batch, MultiAgentBatch):
-        return (
-            f"a MultiAgentBatch of the policies {sorted(batch)} for one Policy, which learns from its own batch: "
-            "train_one_step(policies, batch) with the PolicySet that ps.Policies builds, or "
-            "train_one_step(policies[name], batch[name]) for each name"
-        )
-    hint = "; obtain_samples returns (batch, episodes)" if isinstance(batch, tuple) else ""
-    return f"{type(batch).__name__}; expected the SampleBatch of a sampler{hint}"
-
-
-def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:
+def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
+    """Adds what a policy has counted in all; then these environment steps pass, if it keeps its own time."""
     results["train/n_updates"] = float(policy.updates)
     if policy.skipped:
         results["train/skipped_updates"] = float(policy.skipped)
@@ -262,4 +263,6 @@ def _with_totals(policy: Policy, results: ResultDict) -> ResultDict:
         results["train/stale_rows"] = float(policy.stale_rows)
     if (lr := getattr(policy.settings, "lr", None)) is not None:
         results["train/learning_rate"] = float(lr)
+    if not policy.clock.kept_outside:
+        count_steps(policy, env_steps)
     return results

@@ -109,8 +109,9 @@ class Sequences:
     """`burn_in + train` rows with the recurrent state before them, and n more for the last targets.
 
     A sequence may run over the ends of episodes: `first` clears the state there, and targets stop there. Rows that are
-    not valid are masked, and so are those after a gap in the record, whose recurrent state is another. (Kapturowski et
-    al. 2019, section 2.3; they cut sequences at ends instead.)
+    not valid are masked, and so are those after a gap in the record, whose recurrent state is another. Memory passes
+    over rows without a turn (`inputs.idle`), which stand where a batch ended before the agent's next turn had come.
+    (Kapturowski et al. 2019, section 2.3; they cut sequences at ends instead.)
 
     `action`, `reward`, `terminated` and `truncated` are [L, N] with L = burn_in + train + n; `inputs` have one row
     more, for the value after the last.
@@ -155,10 +156,26 @@ class Sequences:
             "truncated": storage.truncated(at[:-1]),
         }
         valid = self.valid(storage, rows[:-1], at[:-1])
-        return TrainBatch(storage.inputs(at, self._fed), shown, valid, storage.state(t, b))
+        inputs = storage.inputs(at, self._fed)
+        inputs = inputs._replace(idle=_idle(valid, inputs.first))
+        return TrainBatch(inputs, shown, valid, storage.state(t, b))
 
     def valid(self, storage: Storage, rows: Rows, at: Rows) -> Array:
         """[L, ...] bool, `valid` of sequences of rows [L, ...] that begin at rows[0], at their places."""
         apart = storage.apart(rows)
         apart[0] = False
         return storage.valid(at) & ~np.logical_or.accumulate(apart, 0)
+
+
+def _idle(valid: Array, first: Array) -> Array:
+    """[L + 1, ...] bool: rows that are not valid, and after which the next valid one goes on with the same episode.
+
+    Args:
+        valid: [L, ...] bool. first: [L + 1, ...] bool.
+    """
+    L = len(valid)
+    rows = np.arange(L).reshape(-1, *[1] * (valid.ndim - 1))
+    following = np.minimum.accumulate(np.where(valid, rows, L)[::-1], 0)[::-1]
+    idle = np.zeros(first.shape, bool)
+    idle[:L] = ~valid & (following < L) & ~np.take_along_axis(first, following, 0)
+    return idle

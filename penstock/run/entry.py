@@ -20,7 +20,6 @@ from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
 from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
 from penstock.run.files.stored import CONFIG, NOTHING, Again, StoredConfig, named, read_config, read_json, undamaged
-from penstock.run.files.trust import remember
 from penstock.run.trainer import Trainer
 from penstock.samplers import content, placed
 
@@ -101,8 +100,6 @@ def reopened(run_dir: Path, changes: Mapping[str, Any] | None, again: Again, tru
                 trainer.persist(lambda: trainer.restore(checkpoint))
             if changes:
                 write_config(trainer)
-            else:
-                remember(config.path, config.digest)
             yield trainer
 
 
@@ -221,7 +218,7 @@ def _policy(stored: StoredConfig, checkpoint: Checkpoint, again: Again, device: 
     if stored.trusted:
         policy: AnyPolicy = algo.build(stored.spec, seed=seed, device=device)
     else:
-        limit = limited_tensors(sum(x.nbytes for x in checkpoint.policy.values()), stored.path)
+        limit = limited_tensors(checkpoint.policy, stored.path)
         with undamaged(stored.path), named(stored.path), limit:
             policy = algo.build(stored.spec, seed=seed, device=device)
     policy.load_parameters(checkpoint.policy)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import CheckpointError
-from penstock.core.files import open_stored, write_atomic
+from penstock.core.files import open_stored, unshare, write_atomic
 from penstock.samplers.episodes import Episodes
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
@@ -118,6 +118,7 @@ def log_evaluation(run_dir: Path, step: int, metrics: Mapping[str, float], episo
     path = run_dir / EVALUATIONS
     try:
         path.parent.mkdir(exist_ok=True)
+        unshare(path)
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
     except OSError as error:
@@ -230,6 +231,7 @@ class Appender:
     """A file that grows by whole pieces, unbuffered: of a piece that does not fit on the disk nothing stays."""
 
     def __init__(self, path: Path) -> None:
+        unshare(path)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         self._end = os.fstat(self._fd).st_size
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-import tomllib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from penstock.core.config import override
 from penstock.core.errors import ConfigError, nearest
 from penstock.envs.ids import import_path_of, is_raw
 from penstock.run.experiment import Experiment
+from penstock.run.files.settings_file import read_toml, require_trust
 from penstock.samplers import find_sampler, placed, sized
 
 _FOLDER = Path(__file__).parent.parent / "presets"
@@ -83,25 +84,30 @@ def named_preset(name: str) -> Preset:
     return _preset(name, tables[table], _FOLDER / f"{algo}.toml")
 
 
-def preset_of_file(path: str | Path, algo: str, env: str, name: str | None = None) -> Preset | None:
-    """The preset of an algorithm for an environment in a file of the user's own, written as those of the package.
+def preset_of_file(
+    path: str | Path, algo: str, env: str, name: str | None = None, trust: bool = False
+) -> Preset | None:
+    """The preset of an algorithm for an environment in a file that is written as those of the package.
 
     Args:
         name: of a table; None for the environment's own table, else the first pattern that matches, else None.
+        trust: what it names may be imported and called; not needed for a file that a search of this user's wrote.
 
     Raises:
-        ConfigError: no such file or table, or it is not TOML.
+        ConfigError: no such file or table, it is not TOML, or it names code and is not trusted.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"preset file {path}: there is no such file")
-    tables = read_toml(path)
+    tables, digest = read_toml(path)
     table = name if name is not None else _matching(tables, env)
     if table is None:
         return None
     if not isinstance(tables.get(table), dict):
         raise ConfigError(f"preset file {path} has no table {table!r}; {nearest(table, tables)}")
-    return _preset(f"{algo}/{table}", tables[table], path)
+    found = _preset(f"{algo}/{table}", tables[table], path)
+    require_trust(path, digest, found.changes, trust)
+    return found
 
 
 def is_full_name(name: str) -> bool:
@@ -159,17 +165,7 @@ def _known() -> str:
 
 def _tables(algo: str) -> dict[str, dict[str, Any]]:
     path = _FOLDER / f"{algo}.toml"
-    return read_toml(path) if path.is_file() else {}
-
-
-def read_toml(path: Path) -> dict[str, dict[str, Any]]:
-    """The tables of a TOML file. Raises ConfigError that names it."""
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    return read_toml(path)[0] if os.path.isfile(path) else {}
 
 
 def _matching(tables: Mapping[str, Any], env: str) -> str | None:

@@ -85,10 +85,9 @@ class Trainer:
         self._held_out, report = exp.eval_env is not None or bool(exp.eval_env_kwargs), self.report
         if self._held_out:
             report = check_apart(exp.eval_env_config, exp.run.seed, settings)
-            self._eval_config, specs = seated(self.algo, exp.eval_env_config, report)
-            check_fits(self._eval_config, specs, self.specs)
+            self._eval_config, self._eval_specs = seated(self.algo, exp.eval_env_config, report)
         else:
-            self._eval_config = self.env_config
+            self._eval_config, self._eval_specs = self.env_config, self.specs
         if exp.run.eval_episodes and self._eval_config.seating is None:  # else at the first evaluation
             self._check_stop(metric_names(*_EVALUATED, self._eval_config.info_keys))
         self._evaluator: Evaluator | None = None
@@ -133,6 +132,9 @@ class Trainer:
             if self.gang is not None:
                 device = self.gang.device(device)
             self.policy: LoadedPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
+            self.policy.set_progress(0.0)
+            if self._held_out:
+                check_fits(self._eval_config, self._eval_specs, self.policy)
             compute(self.policy, exp.run.precision, exp.run.compile)
             self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
             reward_goals(self.policy, self.env_config, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 from penstock.core.config import import_object, override, whole
@@ -35,10 +35,17 @@ _KEPT = ("max_decorrelation_steps", "reset", "discount", "journal_steps", "depth
 
 
 def find_sampler(name: str) -> Any:
-    """The settings class of a sampler, or of `module:NAME`. Raises ConfigError that names the nearest."""
+    """The settings class of a sampler, or of `module:NAME`; it is not called.
+
+    Raises:
+        ConfigError: an unknown name (the message says the nearest), or something that is no such class.
+    """
     if ":" not in name and name not in SAMPLERS:
         raise ConfigError(f"unknown sampler {name!r}; {nearest(name, SAMPLERS)}")
-    return import_object(SAMPLERS.get(name, name))
+    found = import_object(SAMPLERS.get(name, name))
+    if not (isinstance(found, type) and is_dataclass(found) and callable(getattr(found, "build", None))):
+        raise ConfigError(f"{name} is {found!r:.200}; expected a frozen dataclass with build(), as ps.SerialSampler")
+    return found
 
 
 def described(sampler: Any) -> str:

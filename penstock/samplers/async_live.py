@@ -22,6 +22,7 @@ from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.serial import STEPPING
+from penstock.samplers.accounts.lag import lags
 from penstock.samplers.accounts.slots import EpisodeStats, Journal
 from penstock.samplers.async_process import (
     BATCHES,
@@ -195,13 +196,7 @@ class AsyncLive:
             self._opened += np.bincount(episodes.slot, minlength=len(self._opened))
         else:
             self._opened += batches[0].first[1:].sum(0)
-        lag = itr - np.concatenate([batch.version[batch.valid] for batch in batches])
-        if len(lag):
-            self._metrics |= {
-                "sampler/lag": float(lag.mean()),
-                "sampler/lag_min": float(lag.min()),
-                "sampler/lag_max": float(lag.max()),
-            }
+        self._metrics |= lags(batches, itr)
         return self._installed.together(batches), episodes
 
     def evaluate_agent(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Unit, check_settings
+from penstock.core.machine import free_memory
 from penstock.core.spec import BatchSpec
-from penstock.datasets.episode import check_spec
+from penstock.datasets.episode import EpisodeSource, check_spec
 from penstock.datasets.reader import open_dataset
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import makes_vector_env
@@ -101,6 +105,7 @@ class OfflineSampler:
             evaluator = SerialSampler(T=1, B=B, discount=self.discount).build(config, seed)
             try:
                 check_spec(source.spec, evaluator.spec, self.dataset, config.name)
+                self._check_room(source)
                 if self.verify:
                     source.verify(config.checks)
                 return OfflineLive(
@@ -112,3 +117,12 @@ class OfflineSampler:
         except BaseException:
             source.close()
             raise
+
+    def _check_room(self, source: EpisodeSource) -> None:
+        """Raises ConfigError if the info columns of a batch, whose shapes the dataset says, do not fit into memory."""
+        row = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in source.info.values())
+        if (needed := self.spec.size * row) > (free := free_memory()):
+            raise ConfigError(
+                f"dataset {source.name}: its info columns take {row:,} bytes a step, {needed / 1e9:,.1f} GB in a batch "
+                f"of T={self.T}, B={self.B}; free is {free / 1e9:,.1f} GB: use a smaller T or B"
+            )

@@ -165,9 +165,7 @@ def _check_forward(agent: Agent, x: Inputs, opening: Tree, info: dict[str, Any])
     """A forward over the record must agree with it, where it has a distribution or values."""
     T, B = len(x.first) - 1, len(x.first[0])
     still = torch.zeros(T, B, dtype=torch.bool, device=x.first.device)
-    batch = SampleBatch(
-        **x._asdict(), terminated=still, truncated=still, valid=~still, info=info, state=opening, version=still
-    )
+    batch = SampleBatch(x.obs, x.first, x.prev_action, x.prev_reward, still, still, ~still, info, opening, still)
     flat = opening is None
     acted = agent.needed(batch.inputs_t.flat() if flat else batch.inputs_t)
     out = agent(acted, opening)

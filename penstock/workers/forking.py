@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from penstock.workers.descriptors import write_all
 from penstock.workers.killing import MARK, kill_group, new_mark
 from penstock.workers.messages import Boot
+from penstock.workers.python import module_command
 
 ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.agents.actor_critic")
 """What workers that act import, once for all of them; none of it starts a thread."""
@@ -252,7 +253,7 @@ def started(
     try:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", "penstock.workers.fork_server", json.dumps(boot)],
+                module_command("penstock.workers.tie", "penstock.workers.fork_server", json.dumps(boot)),
                 pass_fds=[alive, theirs.fileno()],
                 process_group=0,
                 stdin=subprocess.DEVNULL,

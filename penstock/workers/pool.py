@@ -25,7 +25,7 @@ from penstock.core.tree import Tree, tree_map
 from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
-from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState
+from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState, lost_rewards
 from penstock.envs.pools.serial import STEPPING
 from penstock.envs.pools.settings import Reset
 from penstock.workers import control
@@ -89,7 +89,7 @@ class ProcessPool(EnvPool):
         self._owners = [w for w in range(workers.count) if any(self.shares[w])]
         # As before every first episode: a worker may die before it has written its own lines.
         self._ledger_places, self.ledger = share(
-            workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0, 0]), (B, 1)), "the ledger"
+            workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0, 0, 0]), (B, 1)), "the ledger"
         )
         self._batches: SharedBatches | None = None
         self._shared: Account | None = None
@@ -360,7 +360,7 @@ class ProcessPool(EnvPool):
         return [b for s in mine for b in range(s.start, s.stop)]
 
     def metrics(self) -> dict[str, float]:
-        return self._workers.faults.metrics()
+        return self._workers.faults.metrics() | lost_rewards(self.ledger)
 
     def _ready(self) -> bool:
         for i, (part, row) in enumerate(self._out):

@@ -25,6 +25,7 @@ from penstock.workers.descriptors import read_all, write_all
 from penstock.workers.forking import ForkedProcess, ForkServer
 from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.messages import Boot, Start
+from penstock.workers.python import module_command
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment variables of a process whose libraries use one thread."""
@@ -85,7 +86,7 @@ class WorkerProcess:
         environment = {**environment_of_workers(), MARK: marks}
         try:
             self.process = (forks and forks.fork(module, boot, environment)) or subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", module, json.dumps(asdict(boot))],
+                module_command("penstock.workers.tie", module, json.dumps(asdict(boot))),
                 pass_fds=boot.fds(),
                 process_group=0,
                 stdin=subprocess.DEVNULL,

@@ -100,7 +100,10 @@ def batch_of(agent: ActorCritic, T: int, B: int, seed: int = 0) -> SampleBatch:
     ended = torch.from_numpy(rng.random((T, B)) < 0.2)
     state = tree_map(lambda s: s + 0.5, agent.initial_state(B))
     return SampleBatch(
-        **x._asdict(),
+        obs=x.obs,
+        first=x.first,
+        prev_action=x.prev_action,
+        prev_reward=x.prev_reward,
         terminated=ended,
         truncated=torch.zeros_like(ended),
         valid=~ended.roll(1, 0),

@@ -12,8 +12,8 @@ import torch
 
 import penstock as ps
 from penstock.algos.bc import BC, loss_fn
-from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
+from penstock.core.tree import tree_map
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
@@ -104,7 +104,7 @@ def test_it_finds_mean_and_deviation_of_a_continuous_expert(squash: bool, tmp_pa
     taken = np.concatenate([e.action for e in episodes])
     policy, sampler = imitated(BoundedBandit, episodes, tmp_path, 200, squash=squash, log_std_init=-2.4)
     assert policy.predict(np.zeros(1, np.float32)) == pytest.approx(taken.mean(), abs=0.05)
-    inputs = Inputs(*map(torch.from_numpy, sampler.obtain_samples(0)[0].inputs_t)).flat()
+    inputs = tree_map(torch.from_numpy, sampler.obtain_samples(0)[0].inputs_t).flat()
     with torch.no_grad():
         drawn = policy.agent(inputs).dist.sample(torch.rand(len(inputs.first), policy.agent.noise_size))
     assert float(drawn.std()) == pytest.approx(taken.std(), rel=0.3)

@@ -10,7 +10,7 @@ import torch
 
 import penstock as ps
 from penstock.core.batch import Inputs
-from penstock.core.tree import tree_leaves
+from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.toy import RepeatPrevious, TMaze
 from penstock.testing.samplers import bits
 from tests.algos.r2d1_slow import SMALL
@@ -81,7 +81,7 @@ def test_recurrent_state_goes_on_from_batch_to_batch(settings: Any) -> None:
             batch = sampler.obtain_samples(itr)[0].copy()
             if after is not None:
                 assert all(torch.allclose(torch.from_numpy(batch.state[k]), after[k], atol=1e-6) for k in after)
-            inputs = Inputs(*(torch.from_numpy(part) for part in batch.inputs_t))
+            inputs = Inputs(*(tree_map(torch.from_numpy, part) for part in batch.inputs_t))
             state = {name: torch.from_numpy(part) for name, part in batch.state.items()}
             with torch.no_grad():
                 q, after = agent.online(inputs, inputs.obs, state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,105 @@ def test_a_preset_of_runners(tmp_path: Path) -> None:
     file.write_text(f'["Cart*"]\nwhy = "mine"\nsampler = {table}\n')
     exp = meant("--env", "CartPole-v1", "--preset-file", str(file), algo="ppo")[0]
     assert exp.sampler == ps.RunnerSampler(3, ps.SerialSampler(4, 2))
+
+
+TOLD = "open('EXECUTED', 'w').close()\n"
+CODE = {
+    "environment": ('env = "told:make"', "env='told:make'"),
+    "arguments": ('env = {id = "CartPole-v1", kwargs = {xml_file = "/x.xml"}}', "env_kwargs.xml_file='/x.xml'"),
+    "arguments of evaluations": ('eval_env_kwargs = {xml_file = "/x.xml"}', "eval_env_kwargs.xml_file='/x.xml'"),
+    "wrappers": ('env = {id = "CartPole-v1", wrappers = ["told:Wrapper"]}', "wrappers: 'told:Wrapper'"),
+    "imports": ('env = {id = "CartPole-v1", imports = ["told"]}', "imports: 'told'"),
+    "evaluations": ('eval_env = "told:make"', "eval_env='told:make'"),
+    "algorithm": ('algo = {name = "told:make"}', "algo.name='told:make'"),
+    "agent": ('algo = {name = "ppo", agent = "told:agent"}', "algo.agent='told:agent'"),
+    "sampler": ('sampler = {name = "told:system"}', "sampler.name='told:system'"),
+    "another form": ('sampler = "told:system"', "sampler='told:system'"),
+    "inner": ('sampler = {name = "async", inner = {name = "told:system"}}', "sampler.inner.name='told:system'"),
+    "each": ('run = {each = "told:each"}', "run.each='told:each'"),
+    "reward": ('algo = {name = "dqn", replay = {reward_fn = "told:f"}}', "algo.replay.reward_fn='told:f'"),
+    "a key": ('run = {"\\u001b[2J" = "told:f"}', r"run.'\x1b[2J'='told:f'"),
+}
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a module that says that it was imported, and nobody's list of trusted files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    monkeypatch.delitem(sys.modules, "told", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "told.py").write_text(TOLD)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_file_that_names_code_needs_trust_and_nothing_of_it_is_called(name: str, told: Path) -> None:
+    text, part = CODE[name]
+    (told / "x.toml").write_text(
+        text if "\nalgo" in text or text.startswith("algo") else f'{text}\nalgo.name = "ppo"\n'
+    )
+    with pytest.raises(ConfigError, match=rf"^x\.toml names what is not part of penstock .*{re.escape(part)}.*--trust"):
+        experiment_from("x.toml", "ppo" if "algo" not in text else None)
+    preset = text.replace('env = "CartPole-v1"\n', "").replace("env = {id", "env_ = {id")
+    if preset == text:
+        (told / "mine.toml").write_text(f'["Cart*"]\nwhy = "mine"\n{text}\n')
+        with pytest.raises(ConfigError, match=rf"^mine\.toml names .*{re.escape(part)}.*--trust.*security\.md"):
+            meant("--env", "CartPole-v1", "--preset-file", "mine.toml", algo="ppo")
+    assert not (told / "EXECUTED").exists()
+
+
+def test_a_file_is_trusted_once_and_as_it_is(told: Path) -> None:
+    file = told / "mine.toml"
+    file.write_text('["Cart*"]\nimports = ["told"]\n')
+    options = ("--env", "CartPole-v1", "--preset-file", "mine.toml")
+    with pytest.raises(ConfigError, match="imports: 'told'"):
+        meant(*options, algo="ppo")
+    assert meant(*options, "--trust", algo="ppo")[0].imports == ("told",)
+    assert meant(*options, algo="ppo")[0].imports == ("told",)
+    file.write_text(file.read_text() + "# changed\n")
+    with pytest.raises(ConfigError, match="imports: 'told'"):
+        meant(*options, algo="ppo")
+
+
+@pytest.mark.parametrize("name", ["told:system", "told:Settings", "os:getcwd"])
+def test_a_sampler_that_is_none_is_not_called(name: str, told: Path) -> None:
+    (told / "told.py").write_text(
+        f"def system():\n    {TOLD}\nclass Settings:\n    def __init__(self):\n        {TOLD}"
+    )
+    (told / "x.toml").write_text(f'env = "CartPole-v1"\nalgo.name = "ppo"\nsampler.name = "{name}"\n')
+    with pytest.raises(ConfigError, match=rf"{name} is .*; expected a frozen dataclass with build"):
+        experiment_from("x.toml", trust=True)
+    assert not (told / "EXECUTED").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = " + "[" * 20_000, "nested too deeply"),
+        ("x = " + "{a=" * 5_000, "nested too deeply"),
+        (f"x{'.a' * 1_500} = 1", "nested too deeply"),
+        ("run.steps = " + "9" * 5_000, "not valid TOML"),
+        ("run.eval_episodes = 1e30", r"eval_episodes=1e\+30; expected at most 9,223,372,036,854,775,807"),
+        ("run.eval_episodes = 1" + "0" * 30, "eval_episodes=a whole number of 100 bits; expected at most"),
+        ("run.eval_episodes = inf", "eval_episodes=inf"),
+        ('run.eval_episodes = "1e30"', "eval_episodes='1e30'"),
+        ("\x00", "not valid TOML"),
+    ],
+)
+def test_a_malformed_file_is_one_error(text: str, says: str, told: Path) -> None:
+    (told / "x.toml").write_text(f'env = "CartPole-v1"\nalgo.name = "ppo"\n{text}\n')
+    with pytest.raises(ConfigError, match=rf"^x\.toml.*{says}"):
+        experiment_from("x.toml")
+    (told / "x.toml").write_bytes(bytes(20_000_000))
+    with pytest.raises(ConfigError, match=r"^x\.toml has 20,000,000 bytes; expected settings"):
+        experiment_from("x.toml")
+    (told / "x.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"^x\.toml is not valid TOML"):
+        experiment_from("x.toml")
+
+
+def test_a_quoted_path_hides_nothing(told: Path) -> None:
+    (told / "mine.toml").write_text('["Cart*"]\n"env_kwargs.xml_file" = "/x.xml"\n')
+    with pytest.raises(ConfigError, match=r"env_kwargs\.xml_file='/x\.xml'"):
+        meant("--env", "CartPole-v1", "--preset-file", "mine.toml", algo="ppo")

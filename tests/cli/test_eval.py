@@ -26,16 +26,35 @@ def test_eval(cli: Cli, trained: Path) -> None:
     assert cli("eval", str(trained), "--episodes", "0").code == 2
 
 
-def test_the_current_folder_is_searched_last_and_for_a_strangers_run_not_at_all(
-    cli: Cli, trained: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("env", ["CartPole-v1", "penstock.envs.toy:ThreeStep", "gymnasium:CartPole-v1"])
+def test_the_current_folder_is_not_searched_for_what_is_not_named(
+    env: str, cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor for a module of a folder that one of an installed package would have imported, had it been there."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    monkeypatch.setenv("XDG_STATE_HOME", os.path.abspath("nobody"))
-    assert cli("eval", str(trained), "--episodes", "1").code == 0
+    (tmp_path / "gmpy2.py").write_text("open('EXECUTED', 'w').close()")
+    (tmp_path / "gymnasium.py").write_text("open('EXECUTED', 'w').close()")
+    cli("eval", str(trained), "--episodes", "1", "--env", env)
+    cli("train", "ppo", "--env", env, *QUIET, "--run.dir", "again")
+    cli("resume", str(trained), "--run.steps", "128")
     assert "" not in sys.path
-    monkeypatch.setenv("PENSTOCK_TRUST", str(trained))
-    assert cli("eval", str(trained), "--episodes", "1").code == 0
-    assert sys.path.index("") == len(sys.path) - 1
+    assert not (tmp_path / "EXECUTED").exists()
+
+
+def test_the_current_folder_is_searched_last_for_names_that_were_typed_or_that_a_trusted_run_stores(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = [path for path in sys.path if path]
+    (tmp_path / "own_pole.py").write_text("import gymnasium\ndef Pole():\n    return gymnasium.make('CartPole-v1')\n")
+    monkeypatch.setattr(sys, "path", [*path])
+    assert cli("train", "ppo", "--env", "own_pole:Pole", *QUIET, "--run.dir", "run").code == 0
+    assert sys.path == [*path, ""]
+    for trusted in (True, False):
+        monkeypatch.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] if trusted else str(tmp_path / "nobody"))
+        sys.modules.pop("own_pole", None)
+        monkeypatch.setattr(sys, "path", [*path])
+        assert cli("eval", "run", "--episodes", "1").code == (0 if trusted else 5)
+        assert sys.path == ([*path, ""] if trusted else path)
 
 
 @pytest.mark.slow
@@ -59,7 +78,7 @@ def test_a_strangers_environment_needs_trust_and_one_of_ones_own_does_not(
     for command in (("eval", "run"), ("record", "run", "--dataset", "data"), ("resume", "run")):
         said = cli(*command)
         assert said.code == 5
-        assert re.search(r"run/config\.json names .*env=pole:Pole.*--trust", said.err)
+        assert re.search(r"run/config\.json names .*env='pole:Pole'.*--trust", said.err)
     assert cli("eval", "run", "--env", "CartPole-v1", "--episodes", "1").code == 0
     said = cli("eval", "run", "--wrappers", "a:b")
     assert said.code == 2

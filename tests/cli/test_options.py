@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,9 +48,13 @@ def test_shared_options() -> None:
     assert parser.parse_args(["--wrappers", "m:n", "o:p"]).wrappers == ["m:n", "o:p"]
 
 
-def test_modules_of_the_current_folder_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_of_the_current_folder_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    import_modules(["json"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_here.py").touch()
+    import_modules(["json"], ["penstock.envs.toy:ThreeStep", "nowhere_to_be:Found", "runs/own_here:x", 7])
+    assert "" not in sys.path
+    import_modules(["own_here"])
     assert sys.path.index("") == len(sys.path) - 1  # the last: a torch.py there is not torch
     with pytest.raises(ConfigError, match=r"--import no_such_package: .*is it installed"):
         import_modules(["no_such_package"])

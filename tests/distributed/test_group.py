@@ -244,7 +244,7 @@ def test_set_weights_are_acted_with_and_stamped() -> None:
 
 
 def test_runners_of_an_experiment_have_its_slots_one_after_the_other() -> None:
-    assert [Recipe.of(EXP, i, 3)[4:] for i in range(3)] == [(0, 6), (2, 6), (4, 6)]
+    assert [Recipe.of(EXP, i, 3)[4:6] for i in range(3)] == [(0, 6), (2, 6), (4, 6)]
     whole = serial(1, 6)[0]
     runners = [ps.EnvRunner(EXP, i, 3) for i in range(3)]
     agent = runners[0].policy.agent

@@ -120,7 +120,7 @@ def test_what_is_missing_is_named():
         env.step(0)
     with pytest.raises(EnvWorkerError, match="2 elements; expected 3"):
         ActionMask(MaskInInfo([[1, 1]]), "legal").reset()
-    with pytest.raises(ConfigError, match="expected Discrete or MultiDiscrete"):
+    with pytest.raises(ConfigError, match="no choices to mask; expected Discrete"):
         ActionMask(MaskInInfo([], spaces.Box(0, 1, (2,))), "legal")
     with pytest.raises(ConfigError, match="already"):
         ActionMask(ActionMask(MaskInInfo([[1, 1, 1]]), "legal"), "legal")

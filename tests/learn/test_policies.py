@@ -58,7 +58,7 @@ def rows(policy: ps.Policy, T: int, B: int, seed: int = 0, invalid: int = 0) -> 
 
 
 def _row_0(x: Any) -> Any:
-    return torch.from_numpy(x[0])
+    return None if x is None else torch.from_numpy(x[0])
 
 
 def built(algo: ps.Policies, seed: int = 7) -> ps.PolicySet:

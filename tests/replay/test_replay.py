@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +108,8 @@ def check_sequences(oracle: Oracle, view: Sequences, rng: np.random.Generator, c
             assert_same(shown.state, [[state["c"][b], state["h"][b]] for state, (b, _) in zip(states, at)])
         else:
             assert shown.state is None
+        assert not shown.inputs.idle.any()  # that is for turns
+        shown = replace(shown, inputs=shown.inputs._replace(idle=None))
         valid = [[oracle.in_sequence(b, start, start + j) for b, start in at] for j in range(view.span)]
         np.testing.assert_array_equal(shown.valid, valid)
         steps = [(j, i) for j, i in np.argwhere(shown.valid).tolist()]

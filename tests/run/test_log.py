@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from penstock.core.errors import CheckpointError
 from penstock.core.files import write_atomic
-from penstock.run.log import MetricsLog, read_metrics
+from penstock.run.log import Appender, MetricsLog, read_metrics
 
 
 def csv_rows(run_dir: Path) -> list[dict[str, str]]:
@@ -266,3 +266,14 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot keep the metrics of .*file"):
         MetricsLog(tmp_path / "file")
+
+
+def test_a_log_with_another_name_is_not_written_through_it(tmp_path: Path) -> None:
+    """A hard link, as of a copy by `cp -al` or of a run that came from elsewhere: what it links to stays as it was."""
+    (tmp_path / "mine").write_text('{"step": 1}\n')
+    os.link(tmp_path / "mine", tmp_path / "metrics.jsonl")
+    log = Appender(tmp_path / "metrics.jsonl")
+    log.write(b"more\n")
+    log.close()
+    assert (tmp_path / "mine").read_text() == '{"step": 1}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\nmore\n'

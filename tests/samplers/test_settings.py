@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,8 @@ def test_every_name_has_settings_that_build(name: str) -> None:
 
 def test_settings_of_ones_own_are_found_by_module_and_name() -> None:
     assert find_sampler("penstock.samplers.gpu:GpuSampler") is ps.GpuSampler
-    assert find_sampler("dataclasses:dataclass") is dataclass
+    with pytest.raises(ConfigError, match=r"dataclasses:dataclass is .*; expected a frozen dataclass with build"):
+        find_sampler("dataclasses:dataclass")
 
 
 @pytest.mark.parametrize(

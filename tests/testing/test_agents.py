@@ -22,7 +22,7 @@ from penstock.algos.r2d1 import R2D1
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.core.tree import Tree
+from penstock.core.tree import Tree, tree_map
 from penstock.testing.agents import check_agent
 from tests.params import slow_but
 
@@ -149,7 +149,7 @@ class Good(Agent):
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
         held: list[Tensor] = []
         for t in range(len(inputs.first)):
-            state = {"sum": self.remembered(Inputs(*(part[t] for part in inputs)), state)}
+            state = {"sum": self.remembered(Inputs(*(tree_map(lambda x, t=t: x[t], part) for part in inputs)), state)}
             held.append(state["sum"])
         return self.heads(inputs.obs, torch.stack(held))
 

@@ -24,6 +24,7 @@ from penstock.distributed.backends.link import Place, Shared, receive, send
 from penstock.workers.descriptors import read_all
 from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.process import ONE_THREAD, REAP_S, environment_of_children
+from penstock.workers.python import module_command
 
 _MODULE = "penstock.distributed.backends.runner_process"
 _KEPT_BYTES, _TAIL_BYTES = 1 << 20, 2000
@@ -88,7 +89,7 @@ class LocalProcess:
         output = os.open(f"/proc/self/fd/{self._said}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", _MODULE, boot, self.name],
+                module_command("penstock.workers.tie", _MODULE, boot, self.name),
                 pass_fds=[alive, theirs.fileno()],
                 process_group=0,
                 stdin=subprocess.DEVNULL,

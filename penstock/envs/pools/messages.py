@@ -56,6 +56,10 @@ def fail(
         where: names slot, environment, method, episode, step and seed. action: the last one, None if there was none.
         spec: of the action, if it is one leaf, to say so where the agent chose what the space does not have.
     """
+    if isinstance(error, EnvWorkerError):  # of a wrapper, which knows no slot, unless it was raised here
+        if str(error).startswith(where.partition(" of ")[0]):
+            raise error
+        raise type(error)(f"{where}: {error}{last(action)}") from error
     ours = error.__traceback__ is not None and error.__traceback__.tb_next is None and result is not None
     if ours and (message := describe_step_violation(result) or _describe_info(result, info_keys)):
         raise EnvContractError(f"{where}: {message}{last(action)}") from error

@@ -17,7 +17,7 @@ from penstock.core.tree import Tree, struct, tree_map
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-LEDGER_WORDS = 4
+LEDGER_WORDS = 5
 """Words of each slot in a pool's ledger."""
 _SMALL = 1024
 """Bytes of an observation up to which a copy of its own, put together with the others, is the faster way."""
@@ -254,6 +254,16 @@ class EnvPool(Protocol):
     def metrics(self) -> dict[str, float]:
         """Further `sampler/...` and `faults/...` metrics."""
         return {}
+
+
+def lost_rewards(ledger: Ints) -> dict[str, float]:
+    """`env/lost_rewards`: how many rewards were for agents that did not act; nothing where there was none.
+
+    Args:
+        ledger: [E, LEDGER_WORDS] of a pool.
+    """
+    lost = int(ledger[:, 4].sum())
+    return {"env/lost_rewards": float(lost)} if lost else {}
 
 
 def slots_of(pool: EnvPool, policy: int = 0) -> int:

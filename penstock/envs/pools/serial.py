@@ -194,8 +194,6 @@ class SerialPool(EnvPool):
                                 column[b] = np.asarray(info[key]).item()
                 elif info is None:
                     refuse_step(self.where(b, "step"), result, action)
-        except EnvWorkerError:
-            raise
         except (Exception, SystemExit) as error:
             spec = self.spec.action if is_leaf(self.spec.action) else None
             fail(self.where(b, "step"), error, actions[b], result, self.info_keys, spec)

@@ -223,9 +223,11 @@ class SimultaneousPool(AgentsPool):
                 for seen, paid, read in zip(row.obs, row.rewards, full):
                     seen += read(shown)
                     paid += read(reward)
-        except (EnvWorkerError, ConfigError):
+        except ConfigError:
             raise
         except (Exception, SystemExit) as error:
+            if isinstance(error, EnvWorkerError):
+                fail(host.where(e, "step"), error, None)
             if result is not None and (found := parallel_step_violation(result, list(chosen))):
                 host.refuse(e, "step", *found, chosen)
             fail(host.where(e, "step"), error, chosen)
@@ -326,12 +328,12 @@ class SimultaneousPool(AgentsPool):
         for (e, step), (return_, discounted, _, since) in zip(ended, sums):
             end(e, step.agent, p, return_, discounted, tick - int(since), bool(step.terminated))
 
-    def _report(self, e: int, infos: Any, views: list[RowViews] | None) -> None:
+    def _report(self, e: int, infos: Any, views: list[RowViews]) -> None:
         """Records the info keys that agents report."""
         for agent, p, b in self.there.where[e]:
             if info := infos.get(agent):
                 for key, value in self.account.report(e, agent, info).items():
-                    if views is not None and key in views[p].info:
+                    if key in views[p].info:
                         views[p].info[key][b] = value
 
     def _start(self) -> None:
@@ -387,7 +389,9 @@ class SimultaneousPool(AgentsPool):
                 mask = self._outs[p].obs[MASK_KEY][0, b][None] if self._masked[p] else None
                 drawn[agent] = sample_action(self.specs[p].action, noise[None, at : at + sizes[p]], mask)
             chosen = {agent: self._to_env[p](drawn[agent])[0] for agent, p, _ in self.there.where[e]}
-            result = host.step(e, chosen)
+            result, acted = host.step(e, chosen), list(chosen)
             actions = {agent: tree_map(lambda x: x[0], x) for agent, x in drawn.items()}
             self._journal.before_row_0(e, actions, self.there.where[e], self._outs)
             self._put_row_0(e, self.there.answer(e, result, chosen), actions)
+            for agent in acted:
+                self.account.report(e, agent, result[4].get(agent, {}))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.contract import LARGEST_REWARD
@@ -278,6 +278,8 @@ class TurnPool(AgentsPool):
             self._steps[e](action)
         except (Exception, SystemExit) as error:
             fail(self.host.where(e, "step", agent), error, action)
+        if self.there.gone[e] or self._look or not self.host.episode[e]:
+            self.there.look_at_lost(e, agent)
 
     def _advance(self, e: int) -> None:
         """Lets an environment run to the next turn that waits for an action, or to where there is no room for it."""
@@ -302,8 +304,6 @@ class TurnPool(AgentsPool):
                 result = env.last() if source is env else last_turn(env, source, agent)
                 player = players[agent]
                 obs, reward, terminated, truncated, info = result
-            except EnvWorkerError:
-                raise
             except (Exception, SystemExit) as error:
                 there.fail(e, error, result)
             if (
@@ -320,7 +320,7 @@ class TurnPool(AgentsPool):
                 continue
             there.journals[e].look(obs, reward)
             if self._tell:
-                obs = host.show(e, "step", agent, obs, info, there.state(e, env))
+                obs = host.show(e, "step", agent, obs, info, there.state(e, env), over)
             column = player.column
             if column is not None and column.open:
                 self._close_row(column, player, agent, obs, reward, terminated, truncated, info)
@@ -328,6 +328,7 @@ class TurnPool(AgentsPool):
                 player.return_ += reward  # earned before its first turn: no row to credit
                 player.discounted += reward
             if over:
+                self.account.report(e, agent, info)
                 there.end(e, agent, player, terminated)
                 try:
                     env.step(None)
@@ -355,11 +356,12 @@ class TurnPool(AgentsPool):
             reward, terminated = there.earned(e, agent), bool(env.terminations[agent])
             if player.column is not None and player.column.open:
                 obs = env.observe(agent)
-                obs = host.show(e, "step", agent, obs, info, state) if self._tell else obs
+                obs = host.show(e, "step", agent, obs, info, state, True) if self._tell else obs
                 self._close_row(player.column, player, agent, obs, reward, terminated, not terminated, info)
             else:
                 player.return_ += reward
                 player.discounted += reward
+                self.account.report(e, agent, info)
             there.end(e, agent, player, terminated)
         there.close(e)
 

@@ -57,6 +57,7 @@ def trace_sampler(exp: Experiment, verdict: Verdict, path: Path) -> None:
     sampler = replace(verdict.best.sampler, max_decorrelation_steps=0, T=min(verdict.best.sampler.T, _TRACED_T))
     algo, config, specs = suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
     policy = algo.build(specs, seed=exp.run.seed, device=exp.run.device)
+    policy.set_progress(0.0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(run_threads(exp))
         tracing = Tracing(path)

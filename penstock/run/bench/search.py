@@ -90,6 +90,7 @@ def bench(
     algo, config, specs = suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
     with run_threads(exp):
         policy = algo.build(specs, seed=exp.run.seed, device=exp.run.device)
+        policy.set_progress(0.0)
         native = makes_vector_env(config)
         costs = _measure_parts(config, exp.run.seed, base, policy, machine, budget_s, native, say)
         agents = agents_of(policy)

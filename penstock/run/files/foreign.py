@@ -9,8 +9,10 @@ import dataclasses
 import importlib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from penstock.core.errors import legible
 from penstock.envs.builtin import harmless_kwarg, is_builtin_env, is_builtin_module, is_builtin_wrapper
 
 _ENVS, _KWARGS = ("env", "eval_env"), ("kwargs", "options", "env_kwargs", "env_options", "eval_env_kwargs")
@@ -18,47 +20,61 @@ _PLAIN = ("info_keys", "stop", "terminal_info")
 """Settings whose texts are keys and metrics, which may hold slashes and colons."""
 _FILES = ("dir", "dataset", "trace")
 _DEVICE = re.compile(r"(cpu|mps|cuda)(:\d+)?")
+_MOST, _LONGEST = 20, 300
+"""Parts that a message names, and characters of each."""
 _AGENTS = ("penstock.algos.", "penstock.agents.")
 
 
 def foreign(plain: Any, where: str = "", *, files: bool = True) -> list[str]:
-    """The parts of plain settings, as `to_plain` returns them, that opening a stranger's run must not touch.
+    """The parts of plain settings, as `to_plain` returns them or TOML holds them, that are not to be touched unasked.
 
     Args:
         where: dotted path of these settings, for the answer. files: settings that name files count, too.
 
     Returns:
-        One text for each such as `env=os:system`, in the order of the settings; [] if all of it is built in.
+        One text for each such as `env='os:system'`, in the order of the settings; [] if all of it is built in.
     """
-    key = where.rpartition(".")[2]
+    above, _, key = where.rpartition(".")
+    if not set(_KWARGS).isdisjoint(above.split(".")):
+        return [] if harmless_kwarg(plain) else [f"{where}={plain!r}"]
     if key in _ENVS and isinstance(plain, str):
-        return [] if is_builtin_env(plain) else [f"{where}={plain}"]
+        return [] if is_builtin_env(plain) else [f"{where}={plain!r}"]
     if key in _KWARGS and isinstance(plain, Mapping):
-        return [f"{where}.{name}={value!r}" for name, value in plain.items() if not harmless_kwarg(value)]
-    if key in ("wrappers", "imports") and isinstance(plain, list):
+        return [f"{below(where, name)}={value!r}" for name, value in plain.items() if not harmless_kwarg(value)]
+    if key in ("wrappers", "imports") and isinstance(plain, (list, tuple)):
         known = is_builtin_module if key == "imports" else is_builtin_wrapper
         names = [_imported(item) for item in plain]
-        return [f"{where}: {name}" for name in names if not known(name)]
+        return [f"{where}: {name!r}" for name in names if not known(name)]
     if isinstance(plain, Mapping):
         return _of_mapping(plain, where, files)
-    if isinstance(plain, list):
+    if isinstance(plain, (list, tuple)):
         return [found for i, item in enumerate(plain) for found in foreign(item, f"{where}[{i}]", files=files)]
     return _of_text(plain, where, files) if isinstance(plain, str) else []
+
+
+def refusal(path: Path, found: list[str]) -> str:
+    """The first sentence about a file that names these parts; a stranger's words in it cannot be taken for ours."""
+    parts = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for text in found[:_MOST]]
+    more = f"; and {len(found) - _MOST:,} more" if len(found) > _MOST else ""
+    return (
+        f"{legible(path)} names what is not part of penstock and would be imported, called or opened: "
+        f"{'; '.join(parts)}{more}. "
+    )
 
 
 def _of_mapping(plain: Mapping[str, Any], where: str, files: bool) -> list[str]:
     if "import" in plain:
         path, key = _imported(plain), where.rpartition(".")[2]
         known = is_builtin_env(path) if key in _ENVS and ":" in path else _is_agent_fn(path)
-        return [] if known else [f"{where}={path}"]
+        return [] if known else [f"{where}={path!r}"]
     found: list[str] = []
     if plain.get("class") is not None and not _is_settings(str(plain["class"])):
-        found = [f"{where or 'experiment'} is a {plain['class']}"]
+        found = [f"{where or 'experiment'} is a {str(plain['class'])!r}"]
     return found + [
         text
         for name, item in plain.items()
         if name != "class"
-        for text in foreign(item, f"{where}.{name}".lstrip("."), files=files)
+        for text in foreign(item, below(where, name), files=files)
     ]
 
 
@@ -67,11 +83,18 @@ def _of_text(text: str, where: str, files: bool) -> list[str]:
     if key in _PLAIN or (key == "device" and _DEVICE.fullmatch(text)):
         return []
     if key == "address":
-        return [] if text == "local" else [f"{where}={text} (a cluster, which would run what this process sends it)"]
-    if ":" in text and not (key == "reward_fn" and is_builtin_env(text)):
-        return [f"{where}={text}"]
+        return [] if text == "local" else [f"{where}={text!r} (a cluster, which would run what this process sends it)"]
+    known = {"reward_fn": is_builtin_env, "agent": _is_agent_fn, "name": _is_settings}.get(key)
+    if ":" in text and (known is None or not known(text)):
+        return [f"{where}={text!r}"]
     named = key in _FILES or "/" in text or "\\" in text or text.startswith(("~", ".."))
     return [f"{where}={text!r} (a file)"] if files and named and text and where != "run.dir" else []
+
+
+def below(where: str, name: object) -> str:
+    """The path of a setting below another; a key that is no plain word stands there as its `repr`."""
+    word = str(name) if str(name).isidentifier() and str(name).isascii() else repr(name)
+    return f"{where}.{word}" if where else word
 
 
 def _imported(item: Any) -> str:

@@ -40,6 +40,11 @@ class RunLock:
                 f"cannot lock the run directory: {self._path}: {error.strerror}; choose a directory that can be written"
             ) from error
         try:
+            if (names := os.fstat(fd).st_nlink) > 1:
+                raise CheckpointError(
+                    f"{self._path} is a file that has {names} names, of which another may be anywhere; nothing was "
+                    "written: remove it"
+                )
             self._lock(fd)
             if os.pread(fd, 1, 0) not in (b"", b"{"):
                 raise CheckpointError(f"{self._path} holds something else than a lock; nothing was written: remove it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import platform
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import torch
 from penstock.core import VERSION
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.files import write_atomic
+from penstock.core.files import require_name, write_atomic
 from penstock.core.spec import specs_to_plain
 from penstock.run.experiment import Experiment
 from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
@@ -44,7 +45,8 @@ def free_run_dir(exp: Experiment) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Raises ConfigError if a directory is not empty."""
+    """Raises ConfigError if a directory is not empty, or its name is not UTF-8."""
+    require_name(path, "run directory")
     try:
         if path.exists() and not path.is_dir():
             raise ConfigError(f"run directory {path} is a file; nothing in it was touched. Choose another run.dir")
@@ -134,9 +136,23 @@ def write_config(trainer: Trainer) -> None:
 
 
 def _git() -> str | None:
+    """The commit of the current folder, `-dirty` if files differ from it.
+
+    A repository that came from elsewhere executes nothing: git would call its monitor, for what may have changed its
+    filters, and for what is missing the transport of its remote.
+    """
+    quiet, env = ["git", "-c", "core.fsmonitor=false"], {**os.environ, "GIT_ALLOW_PROTOCOL": "none"}
+    asked: list[str] = []
     try:
-        command = ["git", "describe", "--always", "--dirty"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2.0, check=False)
+        for command in (
+            ["config", "--includes", "--local", "--get-regexp", r"^(filter|include|includeif|submodule|extensions)\."],
+            ["describe", "--always"],
+        ):
+            dirty = ["--dirty"] if asked == [""] else []
+            done = subprocess.run(
+                [*quiet, *command, *dirty], capture_output=True, text=True, timeout=2.0, check=False, env=env
+            )
+            asked.append(done.stdout.strip())
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return asked[-1] or None

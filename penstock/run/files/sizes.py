@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.errors import CheckpointError
@@ -24,25 +25,36 @@ _SLOT_BYTES = 1 << 12
 """What an environment takes at least."""
 _PER_CORE = 64
 """Most processes or threads for a core."""
+_CALLS, _CALLS_EACH = 2_000, 200
+"""Operations of torch that building a policy may take, and those for each stored parameter besides."""
 _COUNTED = {"arange", "linspace", "eye", "logspace"}
 """Functions of torch whose size is a number, not a list."""
 
 
 @contextlib.contextmanager
-def limited_tensors(stored_bytes: int, path: Path) -> Generator[None]:
-    """Refuses tensors larger than the parameters that are stored: in the block CheckpointError is raised for them."""
-    with _Limit(stored_bytes + _SPARE_BYTES, path):
+def limited_tensors(parameters: Mapping[str, torch.Tensor], path: Path) -> Generator[None]:
+    """Refuses networks larger than the parameters that are stored: in the block CheckpointError is raised for tensors
+    of more elements than all of them have bytes, and for many more operations than so few take to be made.
+    """
+    stored_bytes = sum(x.nbytes for x in parameters.values())
+    with _Limit(stored_bytes + _SPARE_BYTES, _CALLS + _CALLS_EACH * len(parameters), path):
         yield
 
 
 class _Limit(TorchDispatchMode):
-    def __init__(self, limit: int, path: Path) -> None:
+    def __init__(self, limit: int, calls: int, path: Path) -> None:
         super().__init__()
-        self._limit, self._path = limit, path
+        self._limit, self._calls, self._path = limit, calls, path
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        self._calls -= 1
+        if self._calls < 0:
+            raise CheckpointError(
+                f"{self._path} asks for networks of far more parts than the parameters that are stored; net was "
+                "changed: copy it again"
+            )
         named = func.overloadpacket.__name__ in _COUNTED
         for value in args:
             shape = value if isinstance(value, (list, tuple)) else [value] if named else []
@@ -60,9 +72,14 @@ def check_batch(exp: Experiment, stored: StoredConfig) -> None:
     specs = [stored.spec] if isinstance(stored.spec, EnvSpec) else stored.spec.values()
     leaves = [(leaf, spec.agents) for spec in specs for leaf in tree_leaves((spec.obs, spec.action))]
     row = sum(leaf.size * np.dtype(leaf.dtype).itemsize * agents for leaf, agents in leaves)
-    needed, free = B * (T * row + _SLOT_BYTES), free_memory()
+    free, depth = free_memory(), getattr(exp.sampler_settings, "depth", 0)
     store = getattr(exp.sampler_settings, "object_store_mb", 0)
-    for what, size in ((f"sampler.T={T}, B={B} need", needed), (f"sampler.object_store_mb={store} is", store * 1e6)):
+    slots = min(exp.run.eval_slots, exp.run.eval_episodes)
+    for what, size in (
+        (f"sampler.T={T}, B={B}, depth={depth} need", B * ((depth + 1) * T * row + _SLOT_BYTES)),
+        (f"run.eval_slots={slots} need", slots * (row + _SLOT_BYTES)),
+        (f"sampler.object_store_mb={store} is", store * 1e6),
+    ):
         if size > free:
             raise CheckpointError(f"{stored.path}: {what} {size / 1e9:,.1f} GB; free is {free / 1e9:,.1f} GB")
 
@@ -78,6 +95,10 @@ def check_processes(exp: Experiment, stored: StoredConfig) -> None:
         "sampler.runners": runners,
         "sampler.workers": runners * getattr(settings, "workers", 0),
         "sampler.groups": getattr(settings, "groups", 0),
+        "algo.replay.shards": max(
+            getattr(getattr(algo, "replay", None), "shards", 0)
+            for algo in getattr(exp.algo, "algos", {"": exp.algo}).values()
+        ),
         "run.learner_threads": exp.run.learner_threads,
         "run.learners": exp.run.learners,
     }

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.config import from_plain, override
-from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
 from penstock.core.files import read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import PolicyMap
 from penstock.run.experiment import Experiment
-from penstock.run.files.foreign import foreign
+from penstock.run.files.foreign import foreign, refusal
+from penstock.run.files.modules import modules_named
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 if TYPE_CHECKING:
@@ -129,16 +131,15 @@ class StoredConfig:
             return from_plain(plain)
         except ConfigError as error:
             call = " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...)"
-            raise ConfigError(f"{self.path}: {error}{call if 'again' in str(error) else ''}") from error
+            raise ConfigError(f"{legible(self.path)}: {error}{call if 'again' in str(error) else ''}") from error
 
     def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
         found = [] if self.trusted else foreign(plain, files=files)
         if found:
             raise CheckpointError(
-                f"{self.path} names what is not part of penstock and would be imported, called or opened: "
-                f"{'; '.join(found)}. It is no run that you trained here, or it was changed since. If you know who "
-                f"wrote it: --trust (trust=True), which is needed once, or {VARIABLE}={self.path.parent.absolute()}; "
-                "see docs/security.md"
+                f"{refusal(self.path, found)}It is no run that you trained here, or it was changed since. If you know "
+                f"who wrote it: --trust (trust=True), which is needed once, or {VARIABLE}="
+                f"{legible(self.path.parent.absolute())}; see docs/security.md"
             )
 
 
@@ -150,7 +151,9 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
             is no plain file, or a link out of it. Names the file.
     """
     path = run_dir / CONFIG
-    if run_dir.is_file():
+    if "\0" in str(run_dir):
+        raise CheckpointError(f"{str(run_dir)!r} can be no name of a folder; expected the directory of a run")
+    if os.path.isfile(run_dir):
         raise CheckpointError(f"{run_dir} is a file; expected the directory of the run, such as {run_dir.parent}")
     require_plain_run(run_dir)
     text = _read(path)
@@ -187,12 +190,13 @@ def config_bytes(experiment: Mapping[str, Any], spec: Mapping[str, Any]) -> byte
     return (json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n").encode()
 
 
-def trusts(run_dir: Path, trust: bool = False) -> bool:
-    """True if a run can be read and is trusted; see `read_config`."""
+def stored_modules(run_dir: Path, trust: bool = False) -> set[str]:
+    """The modules that a run names, if it can be read and is trusted; see `read_config`."""
     try:
-        return read_config(run_dir, trust).trusted
+        stored = read_config(run_dir, trust)
     except PenstockError:
-        return False  # the command that opens it says why
+        return set()  # the command that opens it says why
+    return modules_named(stored.plain) if stored.trusted else set()
 
 
 @contextlib.contextmanager
@@ -216,7 +220,7 @@ def named(path: Path) -> Generator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{legible(path)}: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

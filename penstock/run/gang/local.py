@@ -1,19 +1,16 @@
-"""LocalRanks: the other ranks as processes of this machine, which meet by a file and count in shared memory."""
+"""LocalRanks: the other ranks as processes of this machine, which meet and count in shared memory."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import select
-import shutil
-import tempfile
 import weakref
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-import penstock.core.errors as errors
 from penstock.learn.comm import meet
 from penstock.run.experiment import Experiment
 from penstock.run.gang.process import RankProcess
@@ -27,19 +24,19 @@ class LocalRanks:
     def __init__(self, exp: Experiment, init: dict[str, Any] | None) -> None:
         require_linux()
         self._size = exp.run.learners
-        folder = _folder()
-        self._meeting = os.path.join(folder, "meeting")
+        meeting = os.memfd_create("penstock-meeting", os.MFD_CLOEXEC)  # gone with the last rank, however it ends
+        self._meeting = f"/proc/self/fd/{meeting}"
         alive = list(os.pipe2(os.O_CLOEXEC))
         shared = os.memfd_create("penstock-progress", os.MFD_CLOEXEC)
         os.ftruncate(shared, self._size * 8)
         self._progress = progress_in(shared, self._size)
         self.handles: list[RankProcess] = []
-        self._finalizer = weakref.finalize(self, _abandon, self.handles, alive, folder)
+        self._finalizer = weakref.finalize(self, _abandon, self.handles, [*alive, meeting])
         boot = {"size": self._size, "meeting": self._meeting, "progress": shared}
         payload = without_display(exp), init
         try:
             for rank in range(1, self._size):
-                self.handles.append(RankProcess(rank, boot, payload, [shared], alive[0], self._progress))
+                self.handles.append(RankProcess(rank, boot, payload, [shared, meeting], alive[0], self._progress))
         except BaseException:
             self.close()
             raise
@@ -63,7 +60,7 @@ class LocalRanks:
         self._progress[0] = number
 
     def close(self) -> None:
-        """Kills what is left, and removes the folder."""
+        """Kills what is left."""
         self._finalizer()
 
 
@@ -77,21 +74,8 @@ def without_display(exp: Experiment) -> Experiment:
     return replace(exp, run=replace(exp.run, progress="off", trace=None, each=None))
 
 
-def _folder() -> str:
-    """A folder of this user alone, where the ranks meet."""
-    try:
-        return tempfile.mkdtemp(prefix="penstock-gang-")
-    except OSError as error:
-        where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""  # None if no folder at all can be written
-        raise errors.ConfigError(
-            f"no folder for learners to meet in can be made{where}: {error.strerror or error}; set TMPDIR to one that "
-            "you may write"
-        ) from error
-
-
-def _abandon(ranks: list[RankProcess], alive: list[int], folder: str) -> None:
-    for fd in alive:
+def _abandon(ranks: list[RankProcess], fds: list[int]) -> None:
+    for fd in fds:
         os.close(fd)
     for rank in ranks:
         rank.end(0.0)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -20,6 +20,7 @@ from penstock.core.machine import oom_kills
 from penstock.workers.descriptors import read_all, write_all
 from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.workers.process import ONE_THREAD, REAP_S, environment_of_children
+from penstock.workers.python import module_command
 
 _MODULE = "penstock.run.gang.rank"
 _TAIL_BYTES = 2_000
@@ -53,7 +54,7 @@ class RankProcess:
             fds = [alive, mail, theirs.fileno(), *shared]
             told = {**boot, "rank": rank, "alive": alive, "learner_pid": os.getpid(), "mail": mail, "link": fds[2]}
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.workers.tie", _MODULE, json.dumps(told)],
+                module_command("penstock.workers.tie", _MODULE, json.dumps(told)),
                 pass_fds=fds,
                 process_group=0,
                 stdin=subprocess.DEVNULL,

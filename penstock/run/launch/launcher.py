@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from penstock.core.files import unshare
 from penstock.core.machine import Machine
 from penstock.run.files.trust import VARIABLE
 from penstock.run.launch.slots import STOPPED, Execution, LocalSlots, Slots
@@ -140,6 +141,7 @@ class Launcher:
         run.status, run.code, run.attempts = "running", None, run.attempts + 1
         self._work.started(run)
         log.parent.mkdir(exist_ok=True)
+        unshare(log)
         with open(log, "ab", buffering=0) as out:
             out.write(f"{PROMPT}{shlex.join(command)}\n".encode())
         process = self._where.start(k, command, log, self._trusted())

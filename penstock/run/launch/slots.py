@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,14 +14,13 @@ from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.machine import Machine, read_machine
 from penstock.run.affinity import slices
+from penstock.workers.python import module_command, script_command
 
 BACKENDS: dict[str, str] = {
     "processes": "penstock.run.launch.slots:local_slots",
     "ray": "penstock.distributed.trial_slots:RaySlots",
 }
 """What makes slots by name: called with their number, the cluster's address and the CPUs that it counts for each."""
-_ISOLATED = (sys.executable, "-I", "-S")
-"""Python without site packages, which starts in milliseconds."""
 _CHILD = str(Path(__file__).with_name("child.py"))
 _END_S = 30.0
 
@@ -56,7 +54,7 @@ class Slots(Protocol):
         ...
 
     def start(self, k: int, command: Sequence[str], log: Path, extra: Mapping[str, str]) -> Execution:
-        """Starts `python -m penstock COMMAND` in slot k, its output added to a log.
+        """Starts `python -P -m penstock COMMAND` in slot k, its output added to a log.
 
         Args:
             extra: environment variables besides the launcher's.
@@ -153,11 +151,11 @@ def visible_gpu(machine: Machine, all_of_them: Sequence[Machine]) -> dict[str, s
 def spawned(
     command: Sequence[str], log: Path, env: Mapping[str, str], cpus: Sequence[int], cwd: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """`python -m penstock COMMAND` as a process on these CPUs, which dies with the thread that started it."""
+    """`python -P -m penstock COMMAND` as a process on these CPUs, which dies with the thread that started it."""
     told = ",".join(map(str, cpus))
     with open(log, "ab", buffering=0) as out:
         return subprocess.Popen(
-            [*_ISOLATED, _CHILD, str(os.getpid()), told, sys.executable, "-m", "penstock", *command],
+            script_command(_CHILD, str(os.getpid()), told, *module_command("penstock", *command)),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from penstock.core.errors import CheckpointError, ConfigError, nearest
-from penstock.core.files import write_atomic
+from penstock.core.errors import CheckpointError, ConfigError, legible, nearest
+from penstock.core.files import require_name, write_atomic
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.files.stored import read_json, require_plain_run, undamaged
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
@@ -121,6 +122,7 @@ def split_values(text: str) -> tuple[str, ...]:
 
 def new_queue(folder: Path, sweep: Sweep) -> Queue:
     """A queue of every run of a sweep, all waiting; nothing is written yet."""
+    require_name(folder, "directory")
     last = [key.split(".")[-1] for key in sweep.grid]
     short = {key: key if last.count(key.split(".")[-1]) > 1 else key.split(".")[-1] for key in sweep.grid}
     runs: dict[str, Run] = {}
@@ -146,7 +148,7 @@ def read_queue(folder: Path) -> Queue:
     Raises CheckpointError if there is none, or launch.json is damaged.
     """
     file = folder / STATE
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise CheckpointError(f"{folder} holds no {STATE}; begin with penstock launch ALGO --env ID --dir {folder}")
     require_plain_run(folder, (STATE, LOGS))
     with undamaged(file):
@@ -177,9 +179,9 @@ def require_trust(queue: Queue, trust: bool) -> None:
         remember(file, queue.sweep.digest)
     elif not is_trusted(file, queue.sweep.digest):
         raise CheckpointError(
-            f"{file} is no sweep that you launched here, and it would execute {len(queue.runs)} runs such as\n  "
-            f"{shown(queue.command(queue.runs[0])) if queue.runs else 'none'}\nIf you know who wrote it: --trust, "
-            f"which is needed once, or {VARIABLE}={queue.folder.absolute()}; see docs/security.md"
+            f"{legible(file)} is no sweep that you launched here, and it would execute {len(queue.runs)} runs such as "
+            f"{queue.command(queue.runs[0]) if queue.runs else 'none'}. If you know who wrote it: --trust, which is "
+            f"needed once, or {VARIABLE}={legible(queue.folder.absolute())}; see docs/security.md"
         )
 
 

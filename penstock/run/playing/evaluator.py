@@ -13,6 +13,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
 from penstock.learn.policies import Policies
 from penstock.learn.policy_set import AnyPolicy, PolicySet, agents_of, specs_of
+from penstock.run.playing.opponents import WithoutState
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
 
@@ -37,8 +38,11 @@ class Evaluator:
         """
         seating = self._config.seating
         found = self._sampler.spec if seating is None else dict(zip(seating.policies, seating.specs))
-        check_fits(self._config, found, specs_of(policy))
+        check_fits(self._config, found, policy)
         agents = copy.deepcopy(agents_of(policy))
+        if isinstance(agents, Mapping) and isinstance(found, Mapping):
+            for name, agent in agents.items():
+                agent.spec = found[name]  # other seats than it was trained in, which says nothing of what it sees
         if (device := self._sampler.pool.device) is not None:
             agents = (
                 {name: agent.to(device) for name, agent in agents.items()}
@@ -66,24 +70,26 @@ def seated_for(policy: AnyPolicy, config: EnvConfig, report: EnvReport) -> tuple
     return policy, policy.seat(config, report.agents)
 
 
-def check_fits(config: EnvConfig, found: Specs, expected: Specs) -> None:
-    """Raises ConfigError unless an environment to evaluate in has the spaces that a policy was built for."""
-    if isinstance(found, EnvSpec) != isinstance(expected, EnvSpec):
-        kind = "one agent" if isinstance(found, EnvSpec) else "many agents"
+def check_fits(config: EnvConfig, found: Specs, policy: AnyPolicy) -> None:
+    """Raises ConfigError unless an environment to evaluate in has the spaces that a policy was built for.
+
+    There may be more agents or fewer, where nothing that the policy acts on depends on their number.
+    """
+    expected, many = specs_of(policy), not isinstance(found, EnvSpec)
+    if many == isinstance(expected, EnvSpec):
+        kind = "many agents" if many else "one agent"
         raise ConfigError(f"{config.name} is an environment of {kind}, and the policy was built for another kind")
     theirs = {"": found} if isinstance(found, EnvSpec) else found
     ours = {"": expected} if isinstance(expected, EnvSpec) else expected
+    acting = agents_of(policy)
     for name, spec in ours.items():
-        own = theirs[name]
-        if (own.obs, own.action) != (spec.obs, spec.action):
+        own, agent = theirs[name], acting[name] if many else acting
+        seen = [WithoutState.shown(agent, x) if many else x.obs for x in (own, spec)]
+        if seen[0] != seen[1] or own.action != spec.action:
             which = f" of the agents of policy {name!r}" if name else ""
+            number = f" ({own.agents} agents at once, {spec.agents} there)" if own.agents != spec.agents else ""
             raise ConfigError(
                 f"{config.name} has observation {describe(own.obs)}, action {describe(own.action)}{which}; the policy "
-                f"was built for {describe(spec.obs)} and {describe(spec.action)}: evaluate it in an environment with "
-                "these spaces, or add the wrappers that make them"
-            )
-        if own.agents != spec.agents:
-            raise ConfigError(
-                f"policy {name!r} plays {own.agents} agents of {config.name} at once, and was built for {spec.agents}; "
-                "evaluate it in an environment with as many"
+                f"was built for {describe(spec.obs)} and {describe(spec.action)}{number}: evaluate it in an "
+                "environment with these spaces, or add the wrappers that make them"
             )

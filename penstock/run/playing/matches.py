@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from penstock.agents.agent import Agent
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
+from penstock.core.spec import describe
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, seat_agents
 from penstock.run.entry import open_policy
@@ -92,7 +94,7 @@ def play(
     """A match of exactly so many episodes of the environment, half of them with the seats changed.
 
     The first side plays the agents `first`, by default every second one from the first on, and the other side the
-    rest; then the other way round, in episodes of the same seeds.
+    rest; then the other way round, in episodes of the same seeds. Warns where the sides get unequal roles by default.
 
     Raises:
         ConfigError: fewer than two agents or episodes, a side that does not fit an agent, or `first` names no agent or
@@ -109,6 +111,8 @@ def play(
     if set(first) == set(names):
         raise ConfigError(f"the seats of the first side are all agents, {names}; leave one of them to the other side")
     of_first = [name in first if first else k % 2 == 0 for k, name in enumerate(names)]
+    if not first:
+        _say_unequal(agents, of_first)
     results: list[np.ndarray[Any, Any]] = []  # returns [n, 2] of both sides, as first and as second
     for turned in (False, True):
         count = episodes // 2 if turned else episodes - episodes // 2
@@ -178,6 +182,22 @@ def match_runs(
         slots=exp.run.eval_slots if slots is None else slots,
         max_steps=exp.run.eval_max_steps if max_steps is None else max_steps,
         first=first,
+    )
+
+
+def _say_unequal(agents: AgentSpecs, of_first: Sequence[bool]) -> None:
+    """Warns if the agents of the two sides are not as many of each kind of spaces."""
+    kinds = {name: f"{describe(spec.obs)}, {describe(spec.action)}" for name, spec in agents.specs.items()}
+    sides = [[name for name, mine in zip(kinds, of_first) if mine == own] for own in (True, False)]
+    if len({tuple(sorted(kinds[name] for name in side)) for side in sides}) == 1:
+        return
+    alike = [[name for name in kinds if kinds[name] == kind] for kind in dict.fromkeys(kinds.values())]
+    team = min(alike, key=len) if len(alike) > 1 else sides[1]
+    warnings.warn(
+        f"the sides play unequal roles: one {sides[0]}, the other {sides[1]}, then the other way round. Returns of a "
+        f"side are summed, so a win may be that of its role; say who is one side, e.g. first={team} (--seats "
+        f"{' '.join(team)})",
+        stacklevel=3,
     )
 
 

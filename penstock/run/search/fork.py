@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError
@@ -13,19 +15,22 @@ from penstock.core.files import fsync_dir, write_atomic
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import check_free
-from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
-from penstock.run.files.trust import remember
+from penstock.run.files.stored import CONFIG, META, config_bytes
+from penstock.run.files.trust import is_trusted, remember
 from penstock.run.log import EVALUATIONS, JSONL
 
 _HISTORY = (META, JSONL, EVALUATIONS)
 
 
-def fork_run(source: Path, target: Path, exp: Experiment) -> None:
+def fork_run(source: Path, target: Path, exp: Experiment, spec: Mapping[str, Any]) -> None:
     """Makes a run directory with the newest checkpoint and the metrics of another run; `resume` goes on with it.
 
     Networks, normalisers, optimizers, replay, schedules and open episodes are the other's; the settings are those of
     `exp`, which must fit that state: `Trainer.restore` raises CheckpointError for networks of other shapes. The
     directory is there whole or not at all.
+
+    Args:
+        spec: of the policies, as `specs_to_plain` returns it.
 
     Raises:
         CheckpointError: the other run has no good checkpoint, or the disk refuses. ConfigError: `target` holds
@@ -33,7 +38,7 @@ def fork_run(source: Path, target: Path, exp: Experiment) -> None:
     """
     check_free(target)
     checkpoint = find_checkpoint(source, replay=True)
-    config = config_bytes(to_plain(exp), read_json(source / CONFIG)["spec"])
+    config = config_bytes(to_plain(exp), spec)
     unnamed = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
         shutil.rmtree(unnamed, ignore_errors=True)
@@ -64,4 +69,6 @@ def copy_parameters(source: Path, target: Path) -> None:
     save_checkpoint(target, checkpoint.step, {}, checkpoint.policy)
     config = (source / CONFIG).read_bytes()
     write_atomic(target / CONFIG, config)
-    remember(target / CONFIG, hashlib.sha256(config).hexdigest())
+    digest = hashlib.sha256(config).hexdigest()
+    if is_trusted(source / CONFIG, digest):  # else a part of it was judged, and the rest may be anything
+        remember(target / CONFIG, digest)

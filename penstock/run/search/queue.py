@@ -14,7 +14,7 @@ from typing import Any
 
 import penstock.core.errors as errors
 from penstock.core.config import override, to_plain as settings_to_plain
-from penstock.core.errors import CheckpointError, ConfigError, nearest
+from penstock.core.errors import CheckpointError, ConfigError, legible, nearest
 from penstock.core.files import write_atomic
 from penstock.core.spec import specs_to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
@@ -171,7 +171,7 @@ class SearchQueue:
                 self.follow(self.search.fail(trial, f"settings: {error}"))
                 continue
             if not (self.run_dir(trial.run) / CONFIG).is_file():  # else made before a kill, and not saved any more
-                fork_run(source, self.run_dir(trial.run), exp)
+                fork_run(source, self.run_dir(trial.run), exp, self.spec)
 
     def trial_of(self, run: Run) -> Trial | None:
         """The trial that a run belongs to, None for one of the seed study."""
@@ -374,16 +374,16 @@ def open_search(folder: Path, trust: bool = False, **given: Any) -> SearchQueue:
             remember(file, digest(settings))
         elif not is_trusted(file, digest(settings)):
             raise CheckpointError(
-                f"{file} is no search that you began here, and it would execute trials of its own choice. If you know "
-                f"who wrote it: --trust, which is needed once, or {VARIABLE}={folder.absolute()}; see docs/security.md"
+                f"{legible(file)} is no search that you began here, and it would execute trials of its own choice. If "
+                f"you know who wrote it: --trust, which is needed once, or {VARIABLE}={legible(folder.absolute())}; "
+                "see docs/security.md"
             )
         config = read_config(folder / SETTINGS / BASE, trust)
         queue = make_queue(folder, config.to_resume(), specs_to_plain(config.spec), settings, **given)
         queue.restore(plain)
         queue.keep_init()
         if settings.init and trust:
-            stored = read_config(folder / INIT, trust)
-            remember(stored.path, stored.digest)
+            read_config(folder / INIT, trust)
     return queue
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import shlex
@@ -18,6 +19,7 @@ from penstock.core.errors import CheckpointError
 from penstock.core.files import write_atomic
 from penstock.core.machine import counted
 from penstock.run.experiment import Experiment
+from penstock.run.files.trust import remember
 from penstock.run.plots.bands import bootstrap_band, interquartile_mean
 from penstock.run.presets import with_preset
 from penstock.run.search.toml import toml_table
@@ -88,7 +90,8 @@ class SearchResult:
 def write_preset(folder: Path, exp: Experiment, why: str, init: str = "") -> Path:
     """Writes settings as best.toml: `penstock train ALGO --env ID --preset-file best.toml` trains that experiment.
 
-    What TOML has no form for, as a function among the environment's arguments, is named in a comment.
+    The file is trusted. What TOML has no form for, as a function among the environment's arguments, is named in a
+    comment.
 
     Args:
         init: of the run whose parameters all trials started from.
@@ -103,10 +106,12 @@ def write_preset(folder: Path, exp: Experiment, why: str, init: str = "") -> Pat
         *toml_table(name, {"why": why, **found}),
     ]
     path = folder / PRESET
+    data = ("\n".join(lines) + "\n").encode()
     try:
-        write_atomic(path, ("\n".join(lines) + "\n").encode())
+        write_atomic(path, data)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}; free some space") from error
+    remember(path, hashlib.sha256(data).hexdigest())
     return path
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from penstock.core.config import to_plain as settings_to_plain
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.run.experiment import Experiment
+from penstock.run.files import stored as files
+from penstock.run.files.modules import modules_named
 from penstock.run.files.stored import CONFIG, read_json, require_plain_run
+from penstock.run.files.trust import is_trusted
 from penstock.run.launch.sweep import LOGS
 from penstock.run.search.search import SearchSettings
 from penstock.run.search.space import as_tuples
@@ -26,7 +30,7 @@ FORMAT = 1
 def read_state(folder: Path) -> dict[str, Any]:
     """The content of search.json. Raises CheckpointError if there is none, or it is of another format."""
     file = folder / STATE
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise CheckpointError(f"{folder} holds no {STATE}; begin with penstock tune ALGO --env ID --dir {folder} ...")
     require_plain_run(folder, (STATE, LOGS, SETTINGS, INIT))
     plain = read_json(file)
@@ -45,6 +49,16 @@ def settings_of(plain: Mapping[str, Any]) -> SearchSettings:
 def digest(settings: SearchSettings) -> str:
     """sha256 of all that decides which settings a trial may have."""
     return hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()
+
+
+def stored_modules(folder: Path, trust: bool = False) -> set[str]:
+    """The modules that a search and its experiment name, as far as they can be read and are trusted."""
+    try:
+        settings = settings_of(read_state(folder))
+        known = trust or is_trusted(folder / STATE, digest(settings))
+    except (PenstockError, LookupError, TypeError, ValueError, AttributeError):
+        return set()  # the command that opens it says why
+    return files.stored_modules(folder / SETTINGS / BASE, trust) | modules_named(settings.suggest if known else "")
 
 
 def require_same(folder: Path, plain: Mapping[str, Any], settings: SearchSettings, exp: Experiment) -> None:

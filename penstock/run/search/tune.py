@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.files import require_name
 from penstock.core.spec import Specs, specs_to_plain
 from penstock.learn.policy_set import parameters
 from penstock.run.bench.cache import auto_sampler
@@ -173,7 +175,7 @@ def opened(
         ConfigError: the directory holds another search, or something else. CheckpointError: it cannot be written, or
             the parameters to start from do not suit.
     """
-    if (folder / STATE).exists():
+    if os.path.exists(folder / STATE):  # False, not an error, for what can be no name
         with RunLock(folder):
             plain = read_state(folder)
             with undamaged(folder / STATE, ADVICE):
@@ -201,6 +203,7 @@ def opened(
 
 def _require_empty(folder: Path) -> None:
     """Raises ConfigError if a directory for a new search holds something, CheckpointError if it cannot be read."""
+    require_name(folder, "directory")
     try:
         if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
             missing = "another search has begun in it" if (folder / STATE).exists() else f"holds no {STATE}"

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,16 @@ FORGED: dict[str, tuple[Forge, set[str]]] = {
     # Sizes.
     "deep settings": (deep_config, EVERY),
     "hidden units": (with_config(lambda s: s["algo"]["net"].update(hidden=[10**6, 10**6])), {"load", "resume", "init"}),
+    "layers": (with_config(lambda s: s["algo"]["net"].update(hidden=[8] * 100_000)), EVERY),
+    "many layers": (with_config(lambda s: s["algo"]["net"].update(hidden=[8] * 1_500)), EVERY),
+    "a large environment": (with_config(lambda s: s.update(env="penstock.envs.toy:BitFlip", env_kwargs={"n": 10**9})),
+                            PLAYED),
+    "slots of evaluations": (with_config(lambda s: s["run"].update(eval_slots=10**9, eval_episodes=10**9)), {"resume"}),
+    "batches ahead": (with_config(lambda s: s.update(sampler={"class": "penstock.samplers.asynchronous:AsyncSampler",
+                                                              "inner": {**INNER, "B": 2}, "depth": 10**9})), {"resume"}),
+    "shards": (with_config(lambda s: s["algo"]["replay"].update(shards=10**5)), {"resume"}),
+    "a number of 100 bits": (with_config(lambda s: s["run"].update(eval_episodes=10**30)), {"resume"}),
+    "a number of 16,000 bits": (with_config(lambda s: s["run"].update(eval_episodes=int("9" * 4_000))), {"resume"}),
     "capacity": (with_config(lambda s: s["algo"]["replay"].update(capacity=10**14)), {"resume"}),
     "slots": (with_config(lambda s: s["sampler"].update(B=10**9)), {"resume"}),
     "workers": (with_config(lambda s: s["sampler"].update({"class": "penstock.samplers.cpu:CpuSampler",
@@ -165,6 +176,33 @@ def test_a_forged_dataset(name: str, folder: Path) -> None:
     file = DATASETS[name](folder)
     with no_hang(), pytest.raises(PenstockError, match=str(file)):
         read_all(file)
+
+
+FORGERY = "\x1b[2J\x1b[Hpenstock: this run is yours\r\n\u202e\x9b8m"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(SHELL, env_kwargs={FORGERY: "a/b", "command": FORGERY}),
+        lambda s: s.update(env=f"os:system{FORGERY}"),
+        lambda s: s.update(wrappers=[f"os:system{FORGERY}"], imports=[FORGERY]),
+        lambda s: s["algo"].update({"class": f"os:{FORGERY}"}),
+        lambda s: s["algo"].update({FORGERY: "os:system"}),
+        lambda s: s["run"].update({FORGERY: 1}),
+        lambda s: s["algo"].update(net={"class": "penstock.agents.networks:Net", FORGERY: 1}),
+    ],
+)
+def test_what_a_forged_run_says_cannot_be_taken_for_ours(
+    change: Callable[[Any], Any], honest: Path, folder: Path
+) -> None:
+    run = folder / f"run{FORGERY}"
+    shutil.copytree(honest, run)
+    with_config(change)(run)
+    with pytest.raises(PenstockError) as told:
+        ps.resume(run, {"run.steps": 128})
+    assert set(str(told.value)) <= {c for c in str(told.value) if c.isprintable()}
+    assert "\\x1b[2J" in str(told.value)
 
 
 def test_a_flipped_bit_in_the_settings_is_found(honest: Path, folder: Path) -> None:

@@ -53,6 +53,15 @@ def test_a_lock_in_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         pass
 
 
+def test_a_hard_link_in_its_place_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("{ mine")
+    (tmp_path / "run").mkdir()
+    os.link(tmp_path / "mine", tmp_path / "run" / ".lock")
+    with pytest.raises(CheckpointError, match=r"run/\.lock is a file that has 2 names"), RunLock(tmp_path / "run"):
+        pass
+    assert (tmp_path / "mine").read_text() == "{ mine"
+
+
 def test_a_link_or_another_file_in_its_place_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run").mkdir()

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant
+from penstock.run.files import rundir
 from penstock.run.files.lock import RunLock
 from penstock.run.files.stored import StoredConfig
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
@@ -110,3 +113,29 @@ def test_an_atari_id_of_a_run_of_0_1_0_means_what_it_meant(tmp_path: Path) -> No
         plain = {key: value for key, value in to_plain(now).items() if key not in added}
         stored = StoredConfig(tmp_path, plain, None, "", trusted=True)  # pyright: ignore[reportArgumentType]
         assert stored.to_resume().env_kwargs == kwargs
+
+
+def test_a_repository_that_came_from_elsewhere_executes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    monkeypatch.chdir(tmp_path)
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@x", *words], check=True, timeout=20)
+
+    git("init", "-q")
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / ".gitattributes").write_text("*.txt filter=x")
+    git("add", ".")
+    git("commit", "-qm", "x")
+    commit = rundir._git()  # pyright: ignore[reportPrivateUsage]
+    assert commit is not None
+    (tmp_path / "a.txt").write_text("b")
+    assert rundir._git() == f"{commit}-dirty"  # pyright: ignore[reportPrivateUsage]
+    git("config", "core.fsmonitor", "touch EXECUTED; false")
+    assert rundir._git() == f"{commit}-dirty"  # pyright: ignore[reportPrivateUsage]
+    git("config", "filter.x.clean", "touch EXECUTED; cat")
+    assert rundir._git() == commit  # pyright: ignore[reportPrivateUsage]
+    assert not (tmp_path / "EXECUTED").exists()

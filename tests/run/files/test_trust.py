@@ -78,7 +78,7 @@ def test_another_users_run_needs_trust_once(state: Path, tmp_path: Path, monkeyp
     run = trained(tmp_path / "run")
     shutil.rmtree(state)
     assert refused(run)
-    with pytest.raises(CheckpointError, match=r"env=own_env:make.*--trust"):
+    with pytest.raises(CheckpointError, match=r"env='own_env:make'.*--trust"):
         ps.resume(run, {"run.steps": 128})
     ps.load(run)  # the algorithm is built in
     evaluate(run, episodes=1, env="CartPole-v1")
@@ -107,7 +107,7 @@ def test_settings_from_another_users_run_need_trust_too(state: Path, tmp_path: P
     run = trained(tmp_path / "run")
     shutil.rmtree(state)
     for path in (run, run / "config.json"):
-        with pytest.raises(CheckpointError, match=r"env=own_env:make.*--trust"):
+        with pytest.raises(CheckpointError, match=r"env='own_env:make'.*--trust"):
             experiment_from(path)
     assert experiment_from(run, trust=True).env == "own_env:make"
 

@@ -209,17 +209,10 @@ def test_more_learners_than_slots(tmp_path: Path) -> None:
         ps.train(experiment(tmp_path / "run", learners=7))
 
 
-def test_no_folder_to_meet_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_meet_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a rank 0 that is killed would leave behind."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    with pytest.raises(ps.ConfigError, match=r"no folder for learners to meet in .*absent.*set TMPDIR"):
-        ps.train(experiment(tmp_path / "run", learners=2))
-
-
-def test_no_temporary_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
-    with pytest.raises(ps.ConfigError, match=r"no folder for learners to meet in .*absent.*set TMPDIR"):
-        ps.train(experiment(tmp_path / "run", learners=2))
+    assert ps.train(experiment(tmp_path / "run", learners=2)).env_steps > 0
 
 
 def test_the_run_of_a_stranger_starts_no_crowd(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.envs.make import as_env_config
+from penstock.envs.toy import EchoAgents
 from penstock.run.playing import evaluation
 from penstock.run.playing.evaluation import record_video
 from penstock.run.playing.matches import Match, match_runs, open_side, play, play_all
@@ -168,3 +172,33 @@ def test_a_video_has_a_frame_for_every_reset_and_step(tmp_path: Path, monkeypatc
     ps.train(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), ps.RunConfig(dir=run, **QUIET)))
     path = record_video(run, episodes=2)
     assert path.read_text() == "52" and len(Filmed.made) == 1  # 25 steps and a reset, twice
+
+
+class Tag(EchoAgents):
+    """Three chasers, and one who sees something else."""
+
+    def __init__(self) -> None:
+        super().__init__(4, steady=True)
+
+    def observation_space(self, agent: str) -> Any:
+        wide = spaces.Box(-1, 1e9, (7,), np.float32)
+        return wide if agent == "agent_3" else super().observation_space(agent)
+
+    def observe(self, agent: str) -> Any:
+        seen = super().observe(agent)
+        return np.append(seen, np.float32(0)) if agent == "agent_3" else seen
+
+
+@pytest.mark.parametrize(("env", "team"), [(Tag, ["agent_3"]), (EchoAgents, ["agent_1"])], ids=["roles", "odd number"])
+def test_unequal_roles_are_told_unless_somebody_chose_them(env: Any, team: list[str]) -> None:
+    agents = ps.check_env(env).agents
+    assert agents is not None
+    pair = Side("random"), Side("other", script=lambda obs: 0)
+    with pytest.warns(
+        UserWarning, match=re.escape("the sides play unequal roles: one ['agent_0', 'agent_2'], ")
+    ) as said:
+        play(pair, as_env_config(env), agents, 2)
+    assert f"--seats {team[0]})" in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        play(pair, as_env_config(env), agents, 2, first=team)

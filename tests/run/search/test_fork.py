@@ -11,6 +11,7 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.files.stored import CONFIG, read_json
 from penstock.run.search.fork import fork_run
 from penstock.run.search.tune import opened, prepared, search_settings
 
@@ -37,13 +38,17 @@ def experiment(name: str, folder: Path) -> ps.Experiment:
     return ps.Experiment("CartPole-v1", ALGOS[name], ps.SerialSampler(T=16, B=4), run)
 
 
+def fork(source: Path, target: Path, exp: ps.Experiment) -> None:
+    fork_run(source, target, exp, read_json(source / CONFIG)["spec"])
+
+
 @pytest.mark.parametrize("name", ALGOS)
 def test_a_fork_without_changes_goes_on_as_the_run_itself(
     name: str, tmp_path: Path, same_run: Callable[[Path, Path], None]
 ) -> None:
     exp = experiment(name, tmp_path / "a")
     ps.train(exp)
-    fork_run(tmp_path / "a", tmp_path / "b", ps.override(exp, {"run.dir": str(tmp_path / "b")}))
+    fork(tmp_path / "a", tmp_path / "b", ps.override(exp, {"run.dir": str(tmp_path / "b")}))
     for folder in ("a", "b"):
         ps.resume(tmp_path / folder, {"run.steps": 512})
     same_run(tmp_path / "a", tmp_path / "b")
@@ -53,7 +58,7 @@ def test_a_fork_without_changes_goes_on_as_the_run_itself(
 def test_changed_settings_take_effect_on_the_state_of_the_other(name: str, tmp_path: Path) -> None:
     exp = experiment(name, tmp_path / "a")
     before = ps.train(exp).policy
-    fork_run(tmp_path / "a", tmp_path / "b", ps.override(exp, {**CHANGES[name], "run.dir": str(tmp_path / "b")}))
+    fork(tmp_path / "a", tmp_path / "b", ps.override(exp, {**CHANGES[name], "run.dir": str(tmp_path / "b")}))
     assert not list(tmp_path.glob(".*"))
     with ps.Run.resume(tmp_path / "b", {"run.steps": 512}) as run:
         policy = run.policy
@@ -78,9 +83,7 @@ def test_changed_settings_take_effect_on_the_state_of_the_other(name: str, tmp_p
 def test_networks_of_other_shapes_are_refused_by_resume(tmp_path: Path) -> None:
     exp = experiment("ppo", tmp_path / "a")
     ps.train(exp)
-    fork_run(
-        tmp_path / "a", tmp_path / "b", ps.override(exp, {"algo.net.hidden": (8,), "run.dir": str(tmp_path / "b")})
-    )
+    fork(tmp_path / "a", tmp_path / "b", ps.override(exp, {"algo.net.hidden": (8,), "run.dir": str(tmp_path / "b")}))
     with pytest.raises(CheckpointError, match="do not fit"):
         ps.resume(tmp_path / "b", {"run.steps": 512})
 
@@ -91,12 +94,12 @@ def test_nothing_is_overwritten_and_nothing_half_made_stays(tmp_path: Path) -> N
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="is not empty"):
-        fork_run(tmp_path / "a", tmp_path / "b", exp)
+        fork(tmp_path / "a", tmp_path / "b", exp)
     with pytest.raises(CheckpointError, match="cannot copy"):
-        fork_run(tmp_path / "a", tmp_path / "b" / "thesis.tex" / "c", exp)
+        fork(tmp_path / "a", tmp_path / "b" / "thesis.tex" / "c", exp)
     shutil.rmtree(tmp_path / "a" / "checkpoints")
     with pytest.raises(CheckpointError, match="no good checkpoint"):
-        fork_run(tmp_path / "a", tmp_path / "c", exp)
+        fork(tmp_path / "a", tmp_path / "c", exp)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.envs.pools.many.hosting import Account, AgentEnvs
-from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.pool import EnvPool, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
 
 
@@ -33,6 +33,9 @@ class AgentsPool(EnvPool):
 
     def limit(self, max_steps: int) -> None:
         self.host.ledger[:, 3] = max_steps
+
+    def metrics(self) -> dict[str, float]:
+        return lost_rewards(self.host.ledger)
 
     def close(self) -> None:
         self.host.close()

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.contract import describe_step_violation
 
@@ -58,12 +56,6 @@ def parallel_step_violation(result: Any, names: Sequence[str]) -> Violation:
         values = (obs[agent], rewards[agent], terminations[agent], truncations[agent], infos.get(agent, {}))
         if message := describe_step_violation(values):
             return agent, message
-    for agent, reward in rewards.items():
-        if agent not in names and np.any(reward):
-            return agent, (
-                f"rewards it with {reward} though it is not there; agents that acted: {list(names)}: a reward after an "
-                f"agent's end reaches nobody, give it with its last step{NOT_YOURS}, which leaves such rewards out"
-            )
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import MASK_KEY
 from penstock.envs.closing import try_close, warn_of_closing
+from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.contract import Values, refused_values
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.messages import fail, last, refuse_obs, slot_at
@@ -41,6 +43,7 @@ class AgentEnvs:
         self.step_of: Callable[[int], int] | None = None
         """Moves that were made in an environment's episode, where `tick` does not count them."""
         self.refused: Values = refused_values(config.checks)
+        self._said_lost = False
         try:
             for e in range(E):
                 self.note(e, MAKING)
@@ -167,6 +170,23 @@ class AgentEnvs:
         """Raises for a break of the contract."""
         raise EnvContractError(f"{self.where(e, phase, agent)}: {message}{last(action)}")
 
+    def lose(self, e: int, agent: str, reward: Any, acted: Sequence[str], action: Any = None) -> None:
+        """A reward for an agent that did not act reaches nobody: counted, warned of once, refused with `always`."""
+        text = (
+            f"rewards it with {reward} though it did not act; agents that acted: {list(acted)}: a reward after an "
+            "agent's end, or before it is there, reaches nobody: give it with the agent's last step"
+        )
+        if self.config.checks == "always" or agent not in self.index:
+            self.refuse(e, "step", agent, f"{text}{NOT_YOURS}, which leaves such rewards out", action)
+        self.ledger[e, 4] += 1
+        if not self._said_lost:
+            self._said_lost = True
+            warnings.warn(
+                f"{self.where(e, 'step', agent)}: {text}. Training goes on without it; env/lost_rewards counts them, "
+                "and env_checks='always' makes the next one an error",
+                stacklevel=2,
+            )
+
     def check_obs(self, e: int, phase: str, agent: str | None, policy: int, obs: Any, action: Any = None) -> None:
         """Raises if what an agent is shown breaks the spec of its policy."""
         refuse_obs(self.where(e, phase, agent), obs, self.seating.specs[policy].obs, action, self.refused)
@@ -186,10 +206,10 @@ class AgentEnvs:
         except (Exception, SystemExit) as error:
             fail(self.where(e, phase), error, None)
 
-    def show(self, e: int, phase: str, agent: str, obs: Any, info: Any, state: Any) -> Any:
-        """What the agent is shown."""
+    def show(self, e: int, phase: str, agent: str, obs: Any, info: Any, state: Any, over: bool = False) -> Any:
+        """What the agent is shown; `over`: its episode has ended."""
         try:
-            return self.showing.show(agent, obs, info, state)
+            return self.showing.show(agent, obs, info, state, over)
         except EnvContractError as error:
             self.refuse(e, phase, agent, str(error))
 

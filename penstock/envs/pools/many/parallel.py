@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from penstock.core.tree import Tree
 from penstock.envs.pools.many.contract import agents_violation, parallel_reset_violation, parallel_step_violation
@@ -74,13 +76,16 @@ class ParallelEnvs:
         if found := parallel_step_violation(result, names):
             host.refuse(e, "step", *found, chosen)
         obs, reward, terminated, truncated, infos = result
+        for agent, paid in reward.items() if len(reward) > len(names) else ():
+            if agent not in names and np.any(paid):
+                host.lose(e, agent, paid, names, chosen)
         now = list(host.envs[e].agents)
         ended = [agent for agent in names if terminated[agent] or truncated[agent]]
         if found := agents_violation(names, ended, now, self.gone[e], host.index):
             host.refuse(e, "step", *found, chosen)
         came = [agent for agent in now if agent not in names]
         self._check_came(e, "step", came, obs)
-        shown = self.shown(e, "step", [*names, *came], obs, infos)
+        shown = self.shown(e, "step", [*names, *came], obs, infos, ended)
         steps = [
             AgentStep(agent, p, b, shown[agent], reward[agent], terminated[agent], truncated[agent])
             for agent, p, b in self.where[e]
@@ -94,13 +99,15 @@ class ParallelEnvs:
             host.finish(e)
         return steps
 
-    def shown(self, e: int, phase: str, names: Sequence[str], obs: Any, infos: Any) -> Any:
-        """What these agents are shown, by agent."""
+    def shown(self, e: int, phase: str, names: Sequence[str], obs: Any, infos: Any, ended: Collection[str] = ()) -> Any:
+        """What these agents are shown, by agent; of some the episode has `ended`."""
         host = self.host
         if not host.showing.anything:
             return obs
         state = host.state_of(e, phase, obs)
-        return {agent: host.show(e, phase, agent, obs[agent], infos.get(agent), state) for agent in names}
+        return {
+            agent: host.show(e, phase, agent, obs[agent], infos.get(agent), state, agent in ended) for agent in names
+        }
 
     def at(self, p: int, b: int) -> tuple[int, str | None]:
         """Environment and agent of a column; None if nobody sits there, or its agent has just ended."""

@@ -83,8 +83,8 @@ def idle_rest(
             continue
         for x in obs:
             x[c + 1 :, b] = x[c, b]
-        for x in info:
-            x[c:, b] = 0
+        for x in info:  # an open turn's own stays: targets that stop before its row bootstrap there
+            x[c + open_ :, b] = 0
         for x, null in zip(prev_actions, nulls):
             x[c + 1 : T, b] = null
             x[T, b] = x[c, b] if open_ else null

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
+
+import numpy as np
 
 from penstock.envs.pools.many.contract import agents_violation, turn_violation
 from penstock.envs.pools.many.hosting import Account, AgentEnvs
@@ -116,6 +118,14 @@ class TurnEnvs:
                 "keep it, or end episodes earlier",
             )
         return float(earned[agent])
+
+    def look_at_lost(self, e: int, acted: str) -> None:
+        """Counts what a move paid to agents that had ended before it, or are not there: it reaches nobody."""
+        env, gone = self.host.envs[e], self.gone[e]
+        rewards = getattr(env, "rewards", None)
+        for agent, reward in rewards.items() if isinstance(rewards, Mapping) else ():
+            if (agent in gone or agent not in env.agents) and np.any(reward):
+                self.host.lose(e, agent, reward, [acted])
 
     def fail(self, e: int, error: BaseException, result: Any) -> NoReturn:
         """Raises for an exception on the way to a turn."""

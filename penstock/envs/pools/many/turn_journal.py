@@ -104,6 +104,6 @@ def _crc(obs: Any, n: int) -> int:
                 n = zlib.crc32(x.tobytes(), n)
         elif isinstance(x, (dict, Mapping, tuple)):
             n = _crc(x, n)
-        else:
-            n = zlib.crc32(np.asarray(x).tobytes(), n)
+        elif isinstance(x, (np.generic, bool, int, float)):
+            n = zlib.crc32(np.asarray(x).tobytes(), n)  # anything else is refused where it is written
     return n

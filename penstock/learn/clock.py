@@ -1,0 +1,73 @@
+"""Clock: the environment steps that a policy was trained on, by which its schedules move in a loop of one's own."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import ConfigError
+from penstock.core.schedule import needs_total
+
+if TYPE_CHECKING:
+    from penstock.learn.policy import Policy
+
+
+class Clock:
+    """Counts environment steps until somebody else keeps the time, by `Policy.set_progress`."""
+
+    def __init__(self) -> None:
+        self.total_steps: int | None = None
+        """Environment steps of the whole run, None where nobody has said."""
+        self.env_steps = 0
+        """Environment steps trained on; 0 where somebody else keeps the time."""
+        self.kept_outside = False
+        """`Policy.set_progress` has been called, as a run does before each batch."""
+        self._said = False
+
+    def begin(self, total_steps: int | None) -> None:
+        """Sets the length of the run. Raises ConfigError unless it is a positive number of steps, or None."""
+        if total_steps is not None and (isinstance(total_steps, bool) or int(total_steps) != total_steps):
+            raise ConfigError(f"total_steps={total_steps!r}; expected a whole number of environment steps")
+        if total_steps is not None and total_steps < 1:
+            raise ConfigError(f"total_steps={total_steps}; expected 1 or more environment steps")
+        self.total_steps = None if total_steps is None else int(total_steps)
+
+    @property
+    def progress(self) -> float:
+        """Fraction of the run that is over, at most 1; 0 where its length is not known."""
+        return min(self.env_steps / self.total_steps, 1.0) if self.total_steps else 0.0
+
+    def remark(self, settings: Any) -> None:
+        """Warns, once, of schedules that stand still since the length of the run is not known."""
+        if self._said or self.total_steps:
+            return
+        self._said = True
+        still = {f.name: value for f in fields(settings) if needs_total(value := getattr(settings, f.name))}
+        if still:
+            name, text = next(iter(still.items()))
+            warnings.warn(
+                f"{', '.join(f'{key}={value!r}' for key, value in still.items())}: a schedule over the whole run, "
+                f"which stands still where nobody says how long that is. Say it, {type(settings).__name__}(...).build("
+                f"spec, total_steps=100_000), or give steps in the schedule ({name}={_in_steps(text)!r}), or call "
+                "policy.set_progress(fraction) before each batch",
+                stacklevel=4,
+            )
+
+
+def count_steps(policy: Policy, env_steps: int) -> None:
+    """Moves the schedules of a policy that keeps its own time by a batch that it was trained on.
+
+    Args:
+        env_steps: of this learner's batch; those of all learners are added up.
+    """
+    clock = policy.clock
+    clock.env_steps += env_steps if policy.columns is None else int(policy.columns.totals(env_steps)[0])
+    clock.remark(policy.algorithm)
+    policy.move_schedules(clock.progress, clock.env_steps)
+
+
+def _in_steps(schedule: str) -> str:
+    kind, _, numbers = schedule.partition("(")
+    start, end = numbers.rstrip(") ").split(",")[:2]
+    return f"{kind}({start.strip()}, {end.strip()}, steps=100_000)"
