@@ -42,7 +42,7 @@ if what == "dead":
 if what in ("slow", "deaf") and command == "train":
     time.sleep(1000)
 """
-"""Stands for `penstock train` and `resume`, since the working folder comes first: what it does is the value in its name."""
+"""Stands for `penstock train` and `resume`, found by PYTHONPATH: what it does is the value in its name."""
 
 
 class Seen:

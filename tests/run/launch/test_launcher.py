@@ -140,9 +140,10 @@ def test_runs_die_with_a_launcher_that_is_killed_and_the_next_goes_on(fake: Path
     (tmp_path / "scripts").mkdir()
     script = tmp_path / "scripts" / "launcher.py"
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom penstock.core.machine import Machine\n"
+        "import os, sys\nfrom pathlib import Path\nfrom penstock.core.machine import Machine\n"
         "from penstock.run.launch.launcher import Launcher, Listed\n"
         "from penstock.run.launch.display import LaunchDisplay\nfrom penstock.run.launch.sweep import Sweep, new_queue\n"
+        f"os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
         f"q = new_queue(Path('{fake}'), Sweep('ppo', ('--env', 'X'), {{'algo.what': ('slow', 'deaf', 'ok')}}))\n"
         f"Launcher(Listed(q, q.runs), {machines(2)!r}, LaunchDisplay(q, {{}})).work()\n"
     )

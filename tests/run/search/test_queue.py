@@ -69,6 +69,7 @@ def stand_in(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "penstock" / "__init__.py").touch()
     (tmp_path / "penstock" / "__main__.py").write_text(text)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the working folder is not searched
     monkeypatch.setattr(tune, "draw_search", lambda *_: ())
     return Path("search")
 
