@@ -180,8 +180,8 @@ def require_trust(queue: Queue, trust: bool) -> None:
     elif not is_trusted(file, queue.sweep.digest):
         raise CheckpointError(
             f"{legible(file)} is no sweep that you launched here, and it would execute {len(queue.runs)} runs such as "
-            f"{shown(queue.command(queue.runs[0])) if queue.runs else 'none'}. If you know who wrote it: --trust, which "
-            f"is needed once, or {VARIABLE}={legible(queue.folder.absolute())}; see docs/security.md"
+            f"{shown(queue.command(queue.runs[0])) if queue.runs else 'none'}. If you know who wrote it: --trust, "
+            f"which is needed once, or {VARIABLE}={legible(queue.folder.absolute())}; see docs/security.md"
         )
 
 
