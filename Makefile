@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One thread: networks this small get slower, not faster, with more.
 export OMP_NUM_THREADS ?= 1
+# Tests start many processes, each of which would compile every file again.
+unexport PYTHONDONTWRITEBYTECODE
 # As many test processes as cores, from 2 to 4: more wait for the slowest tests.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 2 : n > 4 ? 4 : n )))
 
@@ -18,7 +20,7 @@ run: $(VENV)/.installed
 	$(BIN)/penstock train ppo --env CartPole-v1 --run.steps 500000 --run.stop rollout/ep_rew_mean 475
 
 test: $(VENV)/.installed
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --timeout 100
 
 # What `test` leaves out: tests that kill, mount, fill disks, start Ray or take more than 2 s.
 test-slow: $(VENV)/.installed
@@ -37,7 +39,7 @@ types: $(VENV)/.installed
 examples: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m examples
 
-check: test lint types examples
+check: test test-slow lint types examples
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

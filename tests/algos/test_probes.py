@@ -25,10 +25,10 @@ from penstock.samplers.serial import SerialSampler
 from tests.params import slow_but
 
 SEED = 0
-FAST = PPO(lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
+FAST = PPO(lr="linear(1e-2, 0)", discount=0.9, epochs=4, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
 FAST_A2C = A2C(lr="linear(1e-2, 0)", discount=0.9, max_grad_norm=10.0, net=Net(hidden=(32,)))
 FAST_IMPALA = IMPALA(lr="linear(1e-2, 0)", discount=0.9, entropy_coef=0.0, max_grad_norm=10.0, net=Net(hidden=(32,)))
-FAST_APPO = APPO(lr="linear(1e-2, 0)", discount=0.9, epochs=8, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
+FAST_APPO = APPO(lr="linear(1e-2, 0)", discount=0.9, epochs=4, minibatch=64, max_grad_norm=10.0, net=Net(hidden=(32,)))
 EACH = {"ppo": FAST, "a2c": FAST_A2C, "impala": FAST_IMPALA, "appo": FAST_APPO}
 each_algorithm = pytest.mark.parametrize("algo", EACH.values(), ids=EACH)
 ppo_first = pytest.mark.parametrize("algo", slow_but("ppo", EACH))
@@ -106,7 +106,7 @@ def test_the_better_arm_is_pulled_at_any_scale_of_rewards(scale: float):
     assert policy.predict(np.zeros((1000, 1), np.float32), deterministic=False).mean() > 0.95
 
 
-@each_algorithm
+@pytest.mark.parametrize("algo", slow_but("ppo a2c", EACH))
 def test_the_action_depends_on_what_is_seen(algo: Any):
     policy, sampler = trained(toy.Match, algo, 25)
     assert_values(policy, sampler, lambda obs: 1)
