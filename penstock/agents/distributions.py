@@ -150,7 +150,7 @@ class Bernoulli:
         return -_softplus(sign * self.logits).sum(-1)
 
     def entropy(self) -> Tensor:
-        p = 1.0 / (1.0 + (-self.logits).exp())
+        p = 1.0 / (1.0 + (-self.logits).clamp(max=_SURE).exp())  # an infinite exp() has no gradient
         return (p * _softplus(-self.logits) + (1.0 - p) * _softplus(self.logits)).sum(-1)
 
 

@@ -190,7 +190,7 @@ def test_bernoulli_frequencies_and_extremes():
         assert sure.sample(torch.full((1, 2), u)).tolist() == [[1, 0]]
     assert sure.log_prob(torch.tensor([[1, 0]])).item() == 0
     assert sure.log_prob(torch.tensor([[0, 1]])).item() == -400
-    assert sure.entropy().item() == 0
+    assert sure.entropy().item() == pytest.approx(0, abs=1e-30)
 
 
 def test_bernoulli_gradients_are_those_of_the_logistic_function_at_zero_too():
@@ -202,6 +202,12 @@ def test_bernoulli_gradients_are_those_of_the_logistic_function_at_zero_too():
     (gradient,) = torch.autograd.grad(Bernoulli(logits, (4,)).entropy().sum(), logits)
     x = logits.detach()
     torch.testing.assert_close(gradient, -x * torch.sigmoid(x) * torch.sigmoid(-x))
+
+
+def test_a_bit_that_is_sure_has_no_gradient_of_entropy_and_not_nan():
+    logits = torch.tensor([[-1e9, -100.0, 100.0, 1e9]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(Bernoulli(logits, (4,)).entropy().sum(), logits)
+    torch.testing.assert_close(gradient, torch.zeros(1, 4))
 
 
 # --- boxes
