@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.core.schedule import needs_total
-
-if TYPE_CHECKING:
-    from penstock.learn.policy import Policy
 
 
 class Clock:
@@ -53,18 +50,6 @@ class Clock:
                 "policy.set_progress(fraction) before each batch",
                 stacklevel=4,
             )
-
-
-def count_steps(policy: Policy, env_steps: int) -> None:
-    """Moves the schedules of a policy that keeps its own time by a batch that it was trained on.
-
-    Args:
-        env_steps: of this learner's batch; those of all learners are added up.
-    """
-    clock = policy.clock
-    clock.env_steps += env_steps if policy.columns is None else int(policy.columns.totals(env_steps)[0])
-    clock.remark(policy.algorithm)
-    policy.move_schedules(clock.progress, clock.env_steps)
 
 
 def _in_steps(schedule: str) -> str:

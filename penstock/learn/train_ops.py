@@ -20,7 +20,6 @@ from penstock.core.machine import keep_freed_memory
 from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
-from penstock.learn.clock import count_steps
 from penstock.learn.given import check_given
 from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy, as_tensors
@@ -255,7 +254,7 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
 
 
 def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
-    """Adds what a policy has counted in all; then these environment steps pass, if it keeps its own time."""
+    """Adds what a policy has counted in all; then the steps of all learners pass, if it keeps its own time."""
     results["train/n_updates"] = float(policy.updates)
     if policy.skipped:
         results["train/skipped_updates"] = float(policy.skipped)
@@ -263,6 +262,8 @@ def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
         results["train/stale_rows"] = float(policy.stale_rows)
     if (lr := getattr(policy.settings, "lr", None)) is not None:
         results["train/learning_rate"] = float(lr)
-    if not policy.clock.kept_outside:
-        count_steps(policy, env_steps)
+    if not (clock := policy.clock).kept_outside:
+        clock.env_steps += env_steps if policy.columns is None else int(policy.columns.totals(env_steps)[0])
+        clock.remark(policy.algorithm)
+        policy.move_schedules(clock.progress, clock.env_steps)
     return results
