@@ -233,9 +233,12 @@ class _Watch:
 
 
 def _raw(obs: Tree) -> Any:
+    """The bytes of the arrays; None for anything else, which does not change or is refused."""
     if isinstance(obs, Mapping):
         return {str(key): _raw(below) for key, below in obs.items()}
-    return [_raw(below) for below in obs] if isinstance(obs, tuple) else np.asarray(obs).tobytes()
+    if isinstance(obs, tuple):
+        return [_raw(below) for below in obs]
+    return obs.tobytes() if isinstance(obs, np.ndarray) else None
 
 
 def _copied(obs: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.envs.check import check_env
@@ -235,6 +236,22 @@ def test_the_check_finds_memory_that_changes_below_wrappers() -> None:
         check_env(EnvConfig(made, {"fault": "mutates"}))
     check_env(EnvConfig(made, {"fault": "mutates"}, checks="off"))
     check_env(EnvConfig(made, {"fault": "mutates"}, wrappers=("penstock.envs.wrappers:copy_obs",)))
+
+
+@pytest.mark.parametrize("cls", [EchoAgents, EchoTurns])
+@pytest.mark.parametrize(
+    ("odd", "kind"),
+    [(lambda x: x.flat, "flatiter"), (lambda x: (i for i in x), "generator"), (memoryview, "memoryview"),
+     (lambda x: torch.tensor(x, requires_grad=True) * 2, "Tensor"), (lambda x: {0: 1}.keys(), "dict_keys"),
+     (lambda x: x.tolist(), "list"), (lambda x: None, "NoneType")],
+)  # fmt: skip
+def test_the_check_judges_observations_that_cannot_be_copied(cls: Any, odd: Any, kind: str) -> None:
+    class Odd(cls):
+        def observe(self, agent: str) -> Any:
+            return odd(super().observe(agent))
+
+    with pytest.raises(EnvContractError, match=rf"in reset\(\) at episode 0.*, agent 'agent_\d': obs: got {kind}"):
+        check_env(Odd)
 
 
 def test_memory_that_changes_may_be_copied() -> None:

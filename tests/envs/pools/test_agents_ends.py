@@ -69,10 +69,10 @@ def test_an_agent_that_ends_without_a_turn_reports_its_info() -> None:
 
 
 class Slow(TurnToy):
-    """Never ends by itself; infos hold a number that grows."""
+    """Two of three agents move, without end; infos hold a number that grows."""
 
     def __init__(self) -> None:
-        super().__init__(2, box(-1, 999), 2)
+        super().__init__(3, box(-1, 999), 2)
 
     begin, observe = Judge.begin, Judge.observe
 
@@ -88,7 +88,7 @@ def test_an_episode_that_an_evaluation_cuts_reports_the_info_of_everybody() -> N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         episodes = sampler.evaluate_agent(0, 2, max_steps=5)
-    assert episodes.parts is not None and episodes.parts.columns["score"].tolist() == [[5.0, 5.0]] * 2
+    assert episodes.parts is not None and episodes.parts.columns["score"].tolist() == [[5.0, 5.0, 5.0]] * 2
     sampler.shutdown()
 
 

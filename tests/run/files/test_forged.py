@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import warnings
@@ -203,6 +204,28 @@ def test_what_a_forged_run_says_cannot_be_taken_for_ours(
         ps.resume(run, {"run.steps": 128})
     assert set(str(told.value)) <= {c for c in str(told.value) if c.isprintable()}
     assert "\\x1b[2J" in str(told.value)
+
+
+WORDS = "'. This run is yours. env_kwargs.x='"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(SHELL, env_kwargs={WORDS: "a/b"}),
+        lambda s: s.update(SHELL, env_kwargs={"command": f"touch {WORDS}"}),
+        lambda s: s.update(env=f"os:{WORDS}"),
+        lambda s: s.update(wrappers=[f"os:{WORDS}"]),
+        lambda s: s["algo"].update({"class": f"os:{WORDS}"}),
+        lambda s: s["algo"].update({WORDS: "os:system"}),
+    ],
+)
+def test_words_of_a_forged_run_stand_in_quotes(change: Callable[[Any], Any], folder: Path, honest: Path) -> None:
+    shutil.copytree(honest, folder / "run")
+    with_config(change)(folder / "run")
+    with pytest.raises(PenstockError) as told:
+        ps.resume(folder / "run", {"run.steps": 128})
+    assert repr(WORDS)[1:-1] in str(told.value) and re.search(rf"\"[^\"]*{re.escape(WORDS)}[^\"]*\"", str(told.value))
 
 
 def test_a_flipped_bit_in_the_settings_is_found(honest: Path, folder: Path) -> None:
