@@ -157,7 +157,7 @@ def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: floa
 
     Args:
         path: of a file that is not there yet, the same for all ranks, in a folder that they can write.
-        backend: gloo or nccl.
+        backend: gloo; or nccl, which asks for the file again and again as long as the group lives.
 
     Raises:
         ConfigError: the file cannot be written. LearnerLostError: not all have come in time.
@@ -173,11 +173,17 @@ def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: floa
             f"ranks cannot meet in {path}: {error.strerror or error}; give a folder that all of them may write, e.g. "
             "by TMPDIR"
         ) from error
+    from penstock.learn.lent_store import LentStore
+
     try:
-        store = api.FileStore(path, size)
+        store = LentStore(api.FileStore(path, size))
     except RuntimeError as error:
         raise _unmet(error, rank, size, path, timeout_s) from error
-    return meet_by(store, rank, size, backend, timeout_s, where=path)
+    try:
+        return meet_by(store, rank, size, backend, timeout_s, where=path)
+    finally:
+        if backend != "nccl":
+            store.give_back()
 
 
 def meet_by(

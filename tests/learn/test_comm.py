@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -87,6 +88,20 @@ def test_listens_on_loopback_alone(tmp_path: Path) -> None:
 def test_a_meeting_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ps.ConfigError, match=r"ranks cannot meet in .*No such file or directory; give a folder"):
         meet(str(tmp_path / "absent" / "file"), 0, 2)
+
+
+def test_a_file_that_lies_later_where_ranks_met_is_left_alone(tmp_path: Path) -> None:
+    """A FileStore that ended with its group, at some collection of garbage, wrote into it and read there for ever."""
+    place = os.memfd_create("meeting")
+    comm = GroupComm(meet(f"/proc/self/fd/{place}", 0, 1, timeout_s=20.0))
+    other = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    os.dup2(other, place)
+    comm.barrier()
+    del comm
+    gc.collect()
+    os.close(place)
+    os.close(other)
+    assert (tmp_path / "log").read_bytes() == b""
 
 
 @pytest.mark.slow

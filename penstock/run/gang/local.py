@@ -25,14 +25,14 @@ class LocalRanks:
         require_linux()
         self._size = exp.run.learners
         meeting = os.memfd_create("penstock-meeting", os.MFD_CLOEXEC)  # gone with the last rank, however it ends
-        self._meeting = f"/proc/self/fd/{meeting}"
+        self._meeting = meeting
         alive = list(os.pipe2(os.O_CLOEXEC))
         shared = os.memfd_create("penstock-progress", os.MFD_CLOEXEC)
         os.ftruncate(shared, self._size * 8)
         self._progress = progress_in(shared, self._size)
         self.handles: list[RankProcess] = []
         self._finalizer = weakref.finalize(self, _abandon, self.handles, [*alive, meeting])
-        boot = {"size": self._size, "meeting": self._meeting, "progress": shared}
+        boot = {"size": self._size, "meeting": _path(meeting), "progress": shared}
         payload = without_display(exp), init
         try:
             for rank in range(1, self._size):
@@ -53,7 +53,9 @@ class LocalRanks:
 
     def meet(self, backend: str) -> Any:
         """The process group of ranks that have met by the file."""
-        return meet(self._meeting, 0, self._size, backend, MEET_TIMEOUT_S)
+        # Nobody knows when the last group of nccl has ended, so its file stays open.
+        fd = os.dup(self._meeting) if backend == "nccl" else self._meeting
+        return meet(_path(fd), 0, self._size, backend, MEET_TIMEOUT_S)
 
     def entering(self, number: int) -> None:
         """Notes the number where all ranks could read it."""
@@ -62,6 +64,10 @@ class LocalRanks:
     def close(self) -> None:
         """Kills what is left."""
         self._finalizer()
+
+
+def _path(fd: int) -> str:
+    return f"/proc/self/fd/{fd}"
 
 
 def progress_in(fd: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
