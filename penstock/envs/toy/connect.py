@@ -60,7 +60,8 @@ class Connect3(TurnToy):
         """Plays random moves on an empty board; False if one of them ended the game."""
         self.board[...] = 0
         for k in range(moves):
-            if self._drop(int(self.rng.choice(np.flatnonzero(self.board[-1] == 0))), 1 + k % 2):
+            column = int(self.rng.choice(np.flatnonzero(self.board[-1] == 0)))
+            if self._drop(column, 1 + k % 2):
                 return False
         return True
 
