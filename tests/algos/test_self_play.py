@@ -20,8 +20,10 @@ from penstock.envs.shown import read_agents
 from penstock.envs.toy import Nim, TwoStep
 from penstock.learn.policy import as_tensors
 from penstock.learn.policy_set import PolicySet
+from penstock.run.playing.sides import playing
 from penstock.samplers.episodes import AgentEpisodes, Episodes
 from penstock.testing import check_agent
+from tests.connect3 import share_right
 
 SPEC = EnvSpec(LeafSpec("box", (3,), "float32", -1.0, 1.0), LeafSpec("discrete", (), "int64", sizes=(4,)))
 CFG = SelfPlay(ps.PPO(lr=3e-3, epochs=4, minibatch=128, entropy_coef=0.01), pool=3, interval=2)
@@ -288,3 +290,14 @@ def test_opponents_are_the_same_wherever_they_play(sampler: Any) -> None:
             game.sampler.shutdown()
     assert found[0] == found[1]
     assert found[0]["self_play/games"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["self-play", "ppo"])
+def test_the_presets_of_connect3_near_the_game_value(algo: str) -> None:
+    """After 20,000 moves; benchmarks/connect3.py measures whole runs."""
+    exp = ps.preset(algo, "penstock.envs.toy:Connect3")
+    trainer = ps.Trainer(ps.override(exp, {"run.steps": 20_000, "run.tensorboard": False, "run.eval_episodes": 0}))
+    for _ in trainer:
+        pass
+    assert share_right(playing(trainer.policy, "agent_0")[1].agent) > 0.8

@@ -2,6 +2,7 @@
 
 from penstock.envs.toy.agents import EchoAgents, EchoTurns, LatePay, Nim, ParallelToy, TeamBits, TurnToy
 from penstock.envs.toy.base import Toy
+from penstock.envs.toy.connect import Connect3
 from penstock.envs.toy.faults import FAULTS, FaultEnv
 from penstock.envs.toy.goals import BitFlip
 from penstock.envs.toy.memory import HideVelocity, RepeatPrevious, TMaze, cartpole_positions
@@ -33,6 +34,7 @@ __all__ = [
     "Chain",
     "Coin",
     "Constant",
+    "Connect3",
     "ContinuousBandit",
     "Counter",
     "Echo",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.envs.toy import EchoAgents, EchoTurns, LatePay, Nim, TeamBits
+from penstock.envs.toy import Connect3, EchoAgents, EchoTurns, LatePay, Nim, TeamBits
 
 pytest.importorskip("pettingzoo")
 
@@ -22,7 +22,7 @@ def test_parallel_api(toy: Any) -> None:
         parallel_api_test(type("Both", (toy, ParallelEnv), {})(), num_cycles=100)
 
 
-@pytest.mark.parametrize("toy", [Nim, LatePay, EchoTurns])
+@pytest.mark.parametrize("toy", [Nim, Connect3, LatePay, EchoTurns])
 def test_turns_api(toy: Any) -> None:
     from pettingzoo import AECEnv
     from pettingzoo.test import api_test

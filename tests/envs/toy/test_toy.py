@@ -16,7 +16,7 @@ MAKERS: dict[str, Callable[[], gym.Env]] = {
     name: getattr(toy, name)
     for name in toy.__all__
     if name not in ("FAULTS", "HideVelocity", "Toy")
-    and getattr(toy, name).__module__ not in ("penstock.envs.toy.agents", "penstock.envs.toy.teams")
+    and getattr(toy, name).__module__.rpartition(".")[2] not in ("agents", "connect", "teams")
 }
 MAKERS |= {
     "PixelCatch hwc": lambda: toy.PixelCatch("hwc"),
