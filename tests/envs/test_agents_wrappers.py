@@ -218,7 +218,7 @@ class TwoObjectivesTurns(TwoObjectives):
 
 
 @pytest.mark.parametrize(("cls", "many"), [(EchoAgents, TwoObjectives), (EchoTurns, TwoObjectivesTurns)])
-def test_several_objectives_of_many_agents_are_added_up_by_the_wrapper_that_the_message_names(cls, many):
+def test_several_objectives_of_many_agents_are_added_up_by_the_wrapper_that_the_message_names(cls: Any, many: Any):
     with pytest.raises(EnvWorkerError, match=r"penstock\.envs\.wrappers:WeightedReward"):
         rows(lambda: many(cls(2)))
     once = functools.partial(WeightedReward, weights=(1, 0))
