@@ -261,8 +261,8 @@ def test_metrics_have_the_usual_names_and_leave_out_what_was_never_reported():
 
 
 @pytest.mark.parametrize("names", [(), ("eval/{stat}_{key}", "reward", "ep_length")], ids=["rollout", "eval"])
-def test_info_keys_do_not_stand_for_metrics_of_the_episodes(names):
-    one = np.ones(1)
+def test_info_keys_do_not_stand_for_metrics_of_the_episodes(names: Any):
+    one: Any = np.ones(1)
     plain = Episodes(one * 5, one.astype(np.int64), one * 4, one.astype(np.int64), one.astype(bool), {})
     own = plain.metrics(*names)
     keys = ("rew", "len", "discounted_rew", "reward", "ep_length", "discounted_reward", "info_rew", "info_reward")
