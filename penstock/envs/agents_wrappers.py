@@ -1,4 +1,4 @@
-"""Wrappers of environments of many agents, Parallel and AEC: names as text, fewer keys, several objectives as one reward."""
+"""Wrappers of environments of many agents, Parallel and AEC: names as text, fewer keys, objectives as one reward."""
 
 from __future__ import annotations
 

@@ -256,8 +256,8 @@ def test_keys_of_many_parts_are_refused_before_they_are_read(
         read_toml(told / "x.toml")
 
 
-def test_long_texts_and_lists_are_no_keys_of_many_parts(told: Path) -> None:
-    (told / "x.toml").write_text("env = '" + "A sentence. " * 99 + "'\nlr = [" + "0.1, " * 99 + "0.2]\n")
+def test_long_texts_are_no_keys_of_many_parts_and_a_byte_order_mark_is_passed_over(told: Path) -> None:
+    (told / "x.toml").write_text("\ufeffenv = '" + "A sentence. " * 99 + "'\nlr = [" + "0.1, " * 99 + "0.2]\n")
     assert len(read_toml(told / "x.toml")[0]["lr"]) == 100
 
 

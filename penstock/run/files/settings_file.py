@@ -29,7 +29,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
         data = path.read_bytes()
         if _DOTTED.search(data):
             raise RecursionError
-        tables = tomllib.loads(data.decode())
+        tables = tomllib.loads(data.decode("utf-8-sig"))
         _require_shallow(tables)
         return tables, hashlib.sha256(data).hexdigest()
     except ConfigError:
