@@ -82,7 +82,10 @@ class ActionHead(nn.Module):
                         "environment so that it takes a MultiDiscrete or rounds by itself"
                     )
                 if not (high > low).all():
-                    raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
+                    raise ConfigError(
+                        f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high: leave out what "
+                        "cannot move, by a wrapper that fills it in"
+                    )
                 low, high = (bound.ravel() for bound in leaf.first_range())
                 center, half = (torch.as_tensor(x, dtype=torch.float32) for x in ((low + high) / 2, (high - low) / 2))
                 self.register_buffer(f"center_{i}", center, persistent=False)

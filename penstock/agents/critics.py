@@ -216,7 +216,10 @@ class ActionBox(nn.Module):
                 "action a finite box with gymnasium.wrappers.TransformAction, or use PPO"
             )
         if not (high > low).all():
-            raise ConfigError(f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high")
+            raise ConfigError(
+                f"action bounds low={low.tolist()}, high={high.tolist()}; expected low < high: leave out what "
+                "cannot move, by a wrapper that fills it in"
+            )
         self.shape, self.size = action.shape, action.size
         self.register_buffer("center", torch.as_tensor((low + high) / 2, dtype=torch.float32), persistent=False)
         self.register_buffer("half_range", torch.as_tensor((high - low) / 2, dtype=torch.float32), persistent=False)

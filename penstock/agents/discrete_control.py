@@ -89,7 +89,7 @@ class DiscreteControlAgent(Agent):
         return Categorical(logits, self._start, self.mask(inputs.obs)).sample(noise), {}, None
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
-        """[N, A] log-probabilities, about -1e9 for illegal actions."""
+        """[N, A] log-probabilities, about `MASKED` for illegal actions."""
         return Categorical(self.actor(inputs, self.prepared(inputs.obs)), 0, self.mask(inputs.obs)).logp
 
     def q(self, inputs: Inputs) -> Tensor:

@@ -21,8 +21,8 @@ from penstock.core.tree import Tree, tree_leaves, tree_unflatten
 
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
-MASKED = -1e9
-"""Logit or value of an illegal choice; finite, so that p * log p is 0 and not NaN."""
+MASKED = -1e30
+"""Logit or value of an illegal choice: below costs in the billions; finite, so that p * log p is 0 and not NaN."""
 _EDGE = 1.0 - 1e-6  # squashed actions stay inside this, so that atanh of a stored action is finite
 
 

@@ -296,7 +296,7 @@ class QAgent(Agent):
         return self.legal(inputs, q).argmax(-1)
 
     def legal(self, inputs: Inputs, q: Tensor) -> Tensor:
-        """[..., A] q, illegal actions set to -1e9."""
+        """[..., A] q, illegal actions set to `MASKED`."""
         mask = self.mask(inputs.obs)
         return q if mask is None else q.masked_fill(~mask.reshape(q.shape), MASKED)
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import stat
+import unicodedata
 from collections.abc import Iterable
 from io import BufferedReader
 from pathlib import Path
@@ -16,6 +17,8 @@ from penstock.core.errors import ConfigError
 _CHUNK_BYTES = 1 << 20
 _LONGEST_NAME = 255
 """Bytes."""
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+"""Unicode's characters that turn the direction of writing."""
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 """Errors of copy_file_range where the two file systems, or a sandbox, do not support it."""
 NO_SURPRISE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -152,7 +155,10 @@ def unshare(path: Path) -> None:
 
 
 def require_name(path: Path, what: str) -> None:
-    """Raises ConfigError if nothing can be written at a path and read by all libraries: it is not UTF-8, or no name."""
+    """Raises ConfigError if nothing can be written at a path and read by all libraries: it is not UTF-8, or no name.
+
+    Control characters are refused too: paths are printed, and a terminal would obey them.
+    """
     try:
         longest = max(len(part.encode()) for part in path.absolute().parts)
     except UnicodeEncodeError:
@@ -160,8 +166,13 @@ def require_name(path: Path, what: str) -> None:
             f"{what} {str(path)!r} is not UTF-8, and what is written there could not be read; rename the folder, or "
             "choose another"
         ) from None
-    if "\0" in str(path) or longest > _LONGEST_NAME:
+    if has_controls(path) or longest > _LONGEST_NAME:
         raise ConfigError(f"{what} {str(path)!r:.300} can be no name of a folder; choose another")
+
+
+def has_controls(path: Path) -> bool:
+    """True for a path with what a terminal obeys: control characters such as the escape, or directions of writing."""
+    return any(unicodedata.category(c) == "Cc" or unicodedata.bidirectional(c) in _TURNS for c in str(path.absolute()))
 
 
 def open_stored(path: Path, folder: Path) -> BufferedReader:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
-from penstock.core.files import open_stored, read_stored, require_inside
+from penstock.core.files import has_controls, open_stored, read_stored, require_inside
 from penstock.core.mapped import map_npy
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten, tree_without
@@ -59,6 +59,8 @@ def open_dataset(directory: str | Path, drop: Sequence[str] = (), text: int = 0)
         ConfigError: there is none, or it is half-written or damaged; the message says which.
     """
     path = Path(directory)
+    if has_controls(path):
+        raise ConfigError(f"dataset {str(path)!r} has control characters in its name; rename that folder")
     if (path / INDEX).is_file():
         return Dataset(path, drop)
     if is_minari(path):

@@ -1,4 +1,4 @@
-"""Wrappers of environments of many agents, Parallel and AEC: names as text, and observations without some keys."""
+"""Wrappers of environments of many agents, Parallel and AEC: names as text, fewer keys, objectives as one reward."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
-from penstock.core.errors import ConfigError, nearest
+from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.envs.pettingzoo import takes_turns
 
 
@@ -172,6 +174,60 @@ class DropTurnsKeys(DropAgentsKeys):
     def observe(self, agent: Any) -> Any:
         """The observation of an agent, without the keys."""
         return self._kept(self.env.observe(agent))
+
+
+class WeightedAgents(AgentsWrapper):
+    """Rewards of several objectives as one number for each agent, their weighted sum; see `wrappers.WeightedReward`."""
+
+    def __init__(self, env: Any, weights: npt.NDArray[np.float64] | None) -> None:
+        super().__init__(env)
+        self._weights = weights
+
+    def step(self, actions: Any) -> Any:
+        """As the environment's, each reward being one number."""
+        found = self.env.step(actions)
+        return (found[0], self._each(found[1]), *found[2:]) if isinstance(found, tuple) and len(found) == 5 else found
+
+    def _each(self, rewards: Any) -> Any:
+        if not isinstance(rewards, Mapping):
+            return rewards
+        return {agent: weighted_sum(reward, self._weights) for agent, reward in rewards.items()}
+
+
+class WeightedTurns(WeightedAgents):
+    """The same of agents that take turns."""
+
+    def step(self, actions: Any) -> Any:
+        """As the environment's."""
+        return self.env.step(actions)
+
+    def last(self, *args: Any, **kwargs: Any) -> Any:
+        """The turn of an agent, its reward being one number."""
+        obs, reward, *rest = self.env.last(*args, **kwargs)
+        return obs, weighted_sum(reward, self._weights), *rest
+
+    @property
+    def rewards(self) -> Any:
+        """Rewards of the last move, each one number."""
+        return self._each(self.env.rewards)
+
+    @property
+    def _cumulative_rewards(self) -> Any:
+        return self._each(self.env._cumulative_rewards)
+
+
+def weighted_sum(reward: Any, weights: npt.NDArray[np.float64] | None) -> float:
+    """One number of a reward for each objective; 0 of a plain 0, as AEC environments have for who was not paid yet.
+
+    Raises:
+        EnvWorkerError: another number of rewards than of weights.
+    """
+    rewards = np.asarray(reward, np.float64)
+    if weights is None or (rewards.ndim == 0 and rewards == 0):
+        return float(rewards.sum())
+    if rewards.shape != weights.shape:
+        raise EnvWorkerError(f"rewards {rewards.tolist()} with weights {weights.tolist()}; make them fit")
+    return float(rewards @ weights)
 
 
 def shown_agents(env: Any, drop: Sequence[str] = ()) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 import inspect
@@ -155,7 +156,7 @@ class EnvConfig:
         try:
             factory = self._factory()
             kwargs = {**self.kwargs, "slot": slot} if _asks_slot(factory) and "slot" not in self.kwargs else self.kwargs
-            env = _expect_env(_call(factory, kwargs, what), what)
+            env = _expect_env(_call(_own(factory), _own(kwargs), what), what)
         except UnknownIdError as error:
             module = self.name.partition(":")[0] if ":" in self.name else ""
             raise ConfigError(unknown_id(error.id_, tuple(filter(None, (*self.imports, module))))) from error
@@ -163,7 +164,7 @@ class EnvConfig:
             for wrapper in self.wrappers:
                 what = f"env wrapper {_name(wrapper)}"
                 wrap = import_object(wrapper) if isinstance(wrapper, str) else wrapper
-                env = _expect_env(_call(functools.partial(wrap, env), {}, what), what)
+                env = _expect_env(_call(functools.partial(_own(wrap), env), {}, what), what)
             env = self._shown(env)
             if self.options:
                 give_options(env, self.options)
@@ -272,6 +273,26 @@ def with_added(
 ) -> EnvConfig:
     """The settings with more keyword arguments and options of resets, which win over those that are there."""
     return replace(config, kwargs={**config.kwargs, **(kwargs or {})}, options={**config.options, **(options or {})})
+
+
+def _own(given: Any) -> Any:
+    """A copy for one instance of an argument, or of those in a partial, since the instance may consume or change it.
+
+    Uncopied, slots of one process would share the change, those of two workers not. Callables, and what cannot be
+    copied (a lock, a connection), are shared.
+    """
+    if type(given) is functools.partial:
+        return functools.partial(given.func, *map(_own, given.args), **_each_own(given.keywords))
+    if callable(given):
+        return given
+    try:
+        return copy.deepcopy(given)
+    except Exception:  # of any `__deepcopy__` or `__reduce__`
+        return given
+
+
+def _each_own(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _own(given) for name, given in kwargs.items()}
 
 
 def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> Any:

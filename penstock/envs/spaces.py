@@ -85,13 +85,13 @@ def _cure(space: Any, where: str) -> str:
 def leaf_spec(space: Any) -> LeafSpec | None:
     """The leaf that stands for a Box, Discrete, MultiDiscrete or MultiBinary space; None for any other."""
     if isinstance(space, spaces.Box):
-        return LeafSpec("box", space.shape, str(space.dtype), _bounds(space.low), _bounds(space.high))
+        return LeafSpec("box", space.shape, space.dtype.name, _bounds(space.low), _bounds(space.high))
     if isinstance(space, spaces.Discrete):
         return LeafSpec("discrete", (), "int64", sizes=(int(space.n),), start=int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         start = tuple(int(s) for s in space.start.ravel())
         sizes = tuple(int(n) for n in space.nvec.ravel())
-        return LeafSpec("multi_discrete", space.shape, str(space.dtype), sizes=sizes, start=start)
+        return LeafSpec("multi_discrete", space.shape, space.dtype.name, sizes=sizes, start=start)
     if isinstance(space, spaces.MultiBinary):
         return LeafSpec("multi_binary", space.shape, "int8")
     return None

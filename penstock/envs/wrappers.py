@@ -14,6 +14,7 @@ from gymnasium import spaces
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import MASK_KEY, choices
 from penstock.core.tree import tree_without
+from penstock.envs.agents_wrappers import WeightedAgents, WeightedTurns, weighted_sum
 from penstock.envs.conform.agents import ConformParallel, ConformTurns
 from penstock.envs.conform.observations import conform_space, conformer
 from penstock.envs.conform.values import conform_flag, conform_info, conform_reward
@@ -119,7 +120,7 @@ def _as_space(tree: Any) -> Any:
 
 
 class WeightedReward(gym.Wrapper[Any, Any, Any, Any]):
-    """Rewards of several objectives as one number, their weighted sum.
+    """Rewards of several objectives as one number, their weighted sum; of many agents each agent's.
 
     Args:
         weights: one for each objective; None for the plain sum. `functools.partial(WeightedReward, weights=(1, 0.1))`.
@@ -128,18 +129,23 @@ class WeightedReward(gym.Wrapper[Any, Any, Any, Any]):
         EnvWorkerError: a step gave another number of rewards.
     """
 
+    def __new__(cls, env: Any, weights: Sequence[float] | None = None) -> Any:
+        if is_agents_env(env):
+            return (WeightedTurns if takes_turns(env) else WeightedAgents)(env, _as_weights(weights))
+        return super().__new__(cls)
+
     def __init__(self, env: gym.Env[Any, Any], weights: Sequence[float] | None = None) -> None:
         super().__init__(env)
-        self._weights = weights if weights is None else np.asarray(weights, np.float64)
+        self._weights = _as_weights(weights)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment's, the reward being one number."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        rewards = np.asarray(reward, np.float64)
-        if self._weights is not None and rewards.shape != self._weights.shape:
-            raise EnvWorkerError(f"rewards {rewards.tolist()} with weights {self._weights.tolist()}; make them fit")
-        one = rewards.sum() if self._weights is None else rewards @ self._weights
-        return obs, float(one), terminated, truncated, info
+        return obs, weighted_sum(reward, self._weights), terminated, truncated, info
+
+
+def _as_weights(weights: Sequence[float] | None) -> npt.NDArray[np.float64] | None:
+    return None if weights is None else np.asarray(weights, np.float64)
 
 
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):

@@ -186,17 +186,24 @@ class Episodes:
         out[name.format(key=f"discounted_{return_}", stat="mean")] = float(self.discounted_return.mean())
         for key, value in self.reported().items():
             success = f"{name.rpartition('/')[0]}/success_rate".format()
-            out[success if key == "success_rate" else name.format(key=key, stat="mean")] = value
+            shown, free = success if key == "success_rate" else name.format(key=key, stat="mean"), key
+            while shown in out:  # an info key such as `reward` must not stand for the episodes' own
+                free = f"info_{free}"
+                shown = name.format(key=free, stat="mean")
+            out[shown] = value
         return out
 
     def reported(self) -> dict[str, float]:
-        """Mean of each recorded info key over the episodes that reported it; `is_success` as `success_rate`."""
+        """Mean of each recorded info key over the episodes that reported it; `is_success` as `success_rate`.
+
+        A key `success_rate` beside it is `info_success_rate`.
+        """
         known = {key: values[~np.isnan(values)] for key, values in self.columns.items()}
-        return {
-            "success_rate" if key == "is_success" else key: float(values.mean())
-            for key, values in known.items()
-            if len(values)
-        }
+        means = {key: float(values.mean()) for key, values in known.items() if len(values)}
+        if "is_success" not in means:
+            return means
+        names = {"is_success": "success_rate", "success_rate": "info_success_rate"}
+        return {names.get(key, key): mean for key, mean in means.items()}
 
     def sorted_by(self, ended: Ints) -> Episodes:
         """In the order of `ended` [E], the time at which each ended, then by slot."""

@@ -112,6 +112,15 @@ def test_a_masked_choice_is_never_sampled(scale: float):
         assert torch.isfinite(dist.log_prob(dist.mode())).all()
 
 
+@pytest.mark.parametrize("size", [1e10, 1e20])
+def test_a_masked_choice_is_never_taken_however_low_the_legal_ones_are(size: float):
+    logits, mask = torch.tensor([[-3.0, 0.0, -2.0]]) * size, torch.tensor([[True, False, True]])
+    dist = Categorical(logits, mask=mask)
+    assert dist.mode().tolist() == dist.sample(torch.tensor([[0.5]])).tolist() == [2]
+    assert dist.logp.exp().tolist() == [[0.0, 0.0, 1.0]]
+    assert dist.entropy().tolist() == [0.0]
+
+
 def test_a_mask_is_the_distribution_over_what_is_left():
     logits = torch.randn(6, 4, generator=rng())
     mask = torch.tensor([1, 0, 1, 1])

@@ -130,6 +130,7 @@ def test_what_is_masked_is_neither_greedy_nor_the_largest() -> None:
     mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 1]], dtype=torch.int8)
     x, q = inputs(2, mask), torch.tensor([[1.0, 9.0, 3.0, 2.0], [8.0, 7.0, 6.0, -5.0]])
     assert agent.greedy(x, q).tolist() == [2, 3]
+    assert agent.greedy(x, q * 1e3 - 1e10).tolist() == agent.greedy(x, q * 1e20 - 1e21).tolist() == [2, 3]
     with torch.inference_mode():
         info: Any = agent.act(x, None, None)[1]
         own = agent(x)

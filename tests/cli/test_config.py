@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.cli.config import experiment_from
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import ConfigError
+from penstock.run.files.settings_file import read_toml
 from tests.cli.short import QUIET, Cli, config
 
 FILE = """
@@ -243,6 +244,21 @@ def test_a_malformed_file_is_one_error(text: str, says: str, told: Path) -> None
     (told / "x.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"^x\.toml is not valid TOML"):
         experiment_from("x.toml")
+
+
+@pytest.mark.parametrize("key", ["a." * 51 + "b", '"a" . ' * 60 + "b", "x = {" + "a-b\t.\t" * 60 + "c"])
+def test_keys_of_many_parts_are_refused_before_they_are_read(
+    key: str, told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (told / "x.toml").write_text(f"{key} = 1\n")
+    monkeypatch.setattr("tomllib.loads", None)  # it takes time by the square of the parts
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_toml(told / "x.toml")
+
+
+def test_long_texts_are_no_keys_of_many_parts_and_a_byte_order_mark_is_passed_over(told: Path) -> None:
+    (told / "x.toml").write_text("\ufeffenv = '" + "A sentence. " * 99 + "'\nlr = [" + "0.1, " * 99 + "0.2]\n")
+    assert len(read_toml(told / "x.toml")[0]["lr"]) == 100
 
 
 def test_a_quoted_path_hides_nothing(told: Path) -> None:

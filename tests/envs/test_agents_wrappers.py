@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.tree import tree_leaves
 from penstock.envs.toy import EchoAgents, EchoTurns
 from penstock.envs.toy.agents import ParallelToy, TurnToy
+from penstock.envs.wrappers import WeightedReward
 from tests.envs.pools.plain_loop import seated
 
 
@@ -189,3 +191,40 @@ def test_an_error_before_the_first_step_names_the_method(cls: Any, method: str, 
     setattr(Broken, method, broken)
     with pytest.raises(EnvWorkerError, match=rf"Broken in {place}: RuntimeError: no licence"):
         seated(Broken)
+
+
+class TwoObjectives:
+    """Pays each agent for two objectives; as a Parallel environment, or taking turns."""
+
+    def __init__(self, toy: Any) -> None:
+        self.toy = toy
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.toy, name)
+        if name in ("rewards", "_cumulative_rewards"):
+            return {agent: np.array([reward, 10 * reward]) for agent, reward in found.items()}
+        return found
+
+    def step(self, actions: Any) -> Any:
+        found = self.toy.step(actions)
+        paid = found and {agent: np.array([reward, 10 * reward]) for agent, reward in found[1].items()}
+        return found and (found[0], paid, *found[2:])
+
+
+class TwoObjectivesTurns(TwoObjectives):
+    def last(self, observe: bool = True) -> Any:
+        obs, reward, *rest = self.toy.last(observe=observe)
+        return obs, np.array([reward, 10 * reward]), *rest
+
+
+@pytest.mark.parametrize(("cls", "many"), [(EchoAgents, TwoObjectives), (EchoTurns, TwoObjectivesTurns)])
+def test_several_objectives_of_many_agents_are_added_up_by_the_wrapper_that_the_message_names(cls: Any, many: Any):
+    with pytest.raises(EnvWorkerError, match=r"penstock\.envs\.wrappers:WeightedReward"):
+        rows(lambda: many(cls(2)))
+    once = functools.partial(WeightedReward, weights=(1, 0))
+    assert rows(ps.EnvConfig(lambda: many(cls(2)), wrappers=(once,))) == rows(lambda: cls(2))
+    summed = ps.EnvConfig(lambda: many(cls(2)), wrappers=("penstock.envs.wrappers:WeightedReward",))
+    assert rows(summed) != rows(lambda: cls(2))
+    short = functools.partial(WeightedReward, weights=(1, 0, 1))
+    with pytest.raises(EnvWorkerError, match="with weights"):
+        rows(ps.EnvConfig(lambda: many(cls(2)), wrappers=(short,)))

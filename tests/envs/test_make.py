@@ -1,8 +1,11 @@
+import functools
 import importlib
 import json
 import sys
+import threading
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
@@ -46,6 +49,40 @@ def test_callables_are_called_with_kwargs_and_wrapped_in_order():
     assert isinstance(env.unwrapped, Counter)
     assert env.unwrapped.terminate_at == 3
     assert config.make() is not env
+
+
+class Consumes(Counter):
+    """Takes its settings out of what it is given, as `config.pop("size", 1)` does."""
+
+    def __init__(self, settings, sizes, table) -> None:
+        super().__init__()
+        self.seen = settings.pop("size", None), len(sizes), float(table[0])
+        sizes.append(0)
+        table += 1
+
+
+def consume(env: gym.Env, settings) -> gym.Env:
+    env.wrapped_with = settings.pop("scale", None)  # pyright: ignore
+    return env
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["kwargs", "partial"])
+def test_an_instance_that_changes_its_arguments_changes_no_others(bound):
+    given = {"settings": {"size": 3}, "sizes": [1, 2], "table": np.zeros(1)}
+    wrap = functools.partial(consume, settings={"scale": 2})
+    config = EnvConfig(functools.partial(Consumes, **given) if bound else Consumes, {} if bound else given, (wrap,))
+    for _ in range(2):
+        env = config.make()
+        assert env.seen == (3, 2, 0.0)
+        assert env.wrapped_with == 2
+    assert given["settings"] == {"size": 3}
+
+
+def test_instances_share_what_cannot_be_copied_and_callables():
+    lock, made = threading.Lock(), []
+    config = EnvConfig(lambda lock, hook: made.append((lock, hook)) or Counter(), {"lock": lock, "hook": len})
+    config.make()
+    assert made == [(lock, len)]
 
 
 def test_unknown_ids_name_the_nearest_and_the_import():

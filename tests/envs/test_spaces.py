@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.envs.contract import describe_violation
 from penstock.envs.spaces import env_spec, leaf_spec, space_to_spec
 
 
@@ -36,6 +37,17 @@ def test_discrete_kinds():
         "multi_discrete", (2,), "int64", sizes=(2, 3), start=(1, -1)
     )
     assert leaf_spec(spaces.MultiBinary([2, 3])) == LeafSpec("multi_binary", (2, 3), "int8")
+
+
+def test_dtypes_of_the_other_byte_order_are_recorded_in_this_machines():
+    box, choices = spaces.Box(0, 1, (2,), np.dtype(">f4")), spaces.MultiDiscrete([2, 3], dtype=np.dtype(">i4"))
+    spec = EnvSpec(space_to_spec(box, "observation"), space_to_spec(choices, "action"))
+    assert [leaf.dtype for leaf in (spec.obs, spec.action)] == ["float32", "int32"]
+    assert EnvSpec.from_plain(spec.to_plain()) == spec
+    said = describe_violation(np.zeros(2, ">f4"), spec.obs, "observation")
+    assert said is not None
+    assert "got dtype >f4, expected float32" in said
+    assert "Conform" in said
 
 
 def test_nested_spaces_keep_their_structure_and_survive_storage():

@@ -260,6 +260,20 @@ def test_metrics_have_the_usual_names_and_leave_out_what_was_never_reported():
     assert Episodes().metrics() == {}
 
 
+@pytest.mark.parametrize("names", [(), ("eval/{stat}_{key}", "reward", "ep_length")], ids=["rollout", "eval"])
+def test_info_keys_do_not_stand_for_metrics_of_the_episodes(names: Any):
+    one: Any = np.ones(1)
+    plain = Episodes(one * 5, one.astype(np.int64), one * 4, one.astype(np.int64), one.astype(bool), {})
+    own = plain.metrics(*names)
+    keys = ("rew", "len", "discounted_rew", "reward", "ep_length", "discounted_reward", "info_rew", "info_reward")
+    columns = {key: np.array([float(i + 100)]) for i, key in enumerate((*keys, "success_rate", "is_success"))}
+    shown = replace(plain, columns=columns).metrics(*names)
+    assert {name: shown[name] for name in own} == own
+    assert len(shown) == len(own) + len(columns)
+    assert shown[f"{names[0][:4] if names else 'rollout'}/success_rate"] == 109.0
+    assert shown[(names or ("rollout/ep_{key}_{stat}",))[0].format(key="info_success_rate", stat="mean")] == 108.0
+
+
 def test_a_median_of_an_even_number_lies_between_the_middle_two():
     two = replace(episodes([0, 0]), return_=np.array([5.0, 2.0]))
     assert two.metrics()["rollout/ep_rew_median"] == 3.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,11 @@ from penstock.core.errors import ConfigError, legible
 from penstock.run.files.foreign import below, foreign, refusal
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 
-_MOST_BYTES = 1 << 24
+_MOST_BYTES = 1 << 20
 _DEEPEST = 50
 """Tables and lists within each other, at most."""
+_DOTTED = re.compile(rb"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){%d}""" % _DEEPEST)
+"""A key of more parts: tomllib takes time by their square."""
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], str]:
@@ -24,7 +27,9 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
         if (size := path.stat().st_size) > _MOST_BYTES:
             raise ConfigError(f"{legible(path)} has {size:,} bytes; expected settings, at most {_MOST_BYTES:,}")
         data = path.read_bytes()
-        tables = tomllib.loads(data.decode())
+        if _DOTTED.search(data):
+            raise RecursionError
+        tables = tomllib.loads(data.decode("utf-8-sig"))
         _require_shallow(tables)
         return tables, hashlib.sha256(data).hexdigest()
     except ConfigError:

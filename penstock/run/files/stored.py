@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
-from penstock.core.files import read_stored, require_plain_tree
+from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
@@ -174,7 +174,12 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
 
 
 def require_plain_run(run_dir: Path, parts: Sequence[str] = _OURS) -> None:
-    """Raises CheckpointError, before anything is opened, if a part of a run is no plain file, or a link out of it."""
+    """Raises CheckpointError, before anything is opened, if a part of a run is no plain file, or a link out of it.
+
+    A folder whose name a terminal would obey is refused as well, since results show it.
+    """
+    if has_controls(run_dir):
+        raise CheckpointError(f"{str(run_dir)!r} has control characters in its name; rename that folder")
     try:
         require_plain_tree(run_dir, parts)
     except OSError as error:

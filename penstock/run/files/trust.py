@@ -56,11 +56,14 @@ def is_listed(digest: str) -> bool:
         fd = os.open(path, os.O_RDONLY | NO_SURPRISE)
     except OSError:
         return False
-    with open(fd, "rb") as file:
+    try:
         if (why := _not_ours(path.parent.stat(), os.fstat(fd))) is not None:
             _say_once(f"{path} is not believed: {why}; runs of your own need --trust until it is removed or mended")
             return False
-        lines = file.read(_MAX_BYTES).split(b"\n")
+        with open(fd, "rb", closefd=False) as file:
+            lines = file.read(_MAX_BYTES).split(b"\n")
+    finally:
+        os.close(fd)
     return any(match[1] == digest.encode() for line in lines if (match := _LINE.fullmatch(line)))
 
 

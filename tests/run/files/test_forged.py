@@ -19,6 +19,7 @@ import pytest
 import penstock as ps
 from penstock.core.config import to_plain
 from penstock.core.errors import PenstockError
+from penstock.datasets.reader import open_dataset
 from penstock.run.files.stored import read_config
 from tests.run.files.forging import (
     EXPERIMENT,
@@ -197,7 +198,7 @@ FORGERY = "\x1b[2J\x1b[Hpenstock: this run is yours\r\n\u202e\x9b8m"
 def test_what_a_forged_run_says_cannot_be_taken_for_ours(
     change: Callable[[Any], Any], honest: Path, folder: Path
 ) -> None:
-    run = folder / f"run{FORGERY}"
+    run = folder / "run"
     shutil.copytree(honest, run)
     with_config(change)(run)
     with pytest.raises(PenstockError) as told:
@@ -226,6 +227,21 @@ def test_words_of_a_forged_run_stand_in_quotes(change: Callable[[Any], Any], fol
     with pytest.raises(PenstockError) as told:
         ps.resume(folder / "run", {"run.steps": 128})
     assert repr(WORDS)[1:-1] in str(told.value) and re.search(rf"\"[^\"]*{re.escape(WORDS)}[^\"]*\"", str(told.value))
+
+
+@pytest.mark.parametrize("name", [f"run{FORGERY}", "run\u202ename", "run\nname"])
+def test_a_folder_whose_name_a_terminal_obeys(name: str, honest: Path, folder: Path) -> None:
+    run, data = folder / name, folder / f"data{name}"
+    shutil.copytree(honest, run)
+    data.mkdir()
+    exp = replace(EXPERIMENT, run=replace(EXPERIMENT.run, dir=str(folder / f"new{name}")))
+    calls = [lambda: ps.load(run), lambda: ps.resume(run), lambda: ps.evaluate(run, episodes=1), lambda: ps.train(exp)]
+    calls += [lambda: ps.plot_runs([run], folder / "x.png"), lambda: open_dataset(data)]
+    for call in calls:
+        with pytest.raises(PenstockError, match=r"rename|choose another") as told:
+            call()
+        assert str(told.value).isprintable()
+    assert not (folder / f"new{name}").exists()
 
 
 def test_a_flipped_bit_in_the_settings_is_found(honest: Path, folder: Path) -> None:

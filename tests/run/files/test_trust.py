@@ -132,6 +132,17 @@ def test_the_list_is_this_users_alone(state: Path, tmp_path: Path, monkeypatch: 
     assert not is_listed("a" * 64)
 
 
+def test_a_folder_in_the_place_of_the_list(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "_said", set())
+    list_path().mkdir(parents=True)
+    list_path().parent.chmod(0o700)
+    with pytest.warns(UserWarning, match="is not believed: it is not a plain file"):
+        assert not is_listed("a" * 64)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        remember(tmp_path / "a", "a" * 64)
+    assert list_path().is_dir()
+
+
 def test_runs_that_begin_together_are_all_on_the_list(state: Path, tmp_path: Path) -> None:
     names = [f"{i:064x}" for i in range(200)]
     threads = [
