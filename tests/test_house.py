@@ -157,6 +157,7 @@ def excepted(found: dict[str, Any], allowed: Container[tuple[str, str]]) -> dict
     return {path: seen for path, seen in left.items() if seen}
 
 
+@pytest.mark.slow
 def test_no_file_runs_what_it_loads() -> None:
     assert not excepted(where(unsafe_loads), MAY_UNPICKLE)
 

@@ -353,7 +353,7 @@ TOOLS: dict[str, Callable[[str], None]] = {
     "onnx": by_onnx,
 }
 LONG = ("compile", "export", "export acting", "onnx", "vmap", "jit.trace")
-QUICK = {("sac", "compile"), ("dqn", "export"), ("sac", "vmap"),
+QUICK = {("dqn", "export"), ("sac", "vmap"),
          ("r2d1", "jit.trace")}  # fmt: skip
 CASES = [
     pytest.param(

@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "batch_size": 8, "replay_ratio": 1.0, "learning_starts": 16, "net": RELU, "replay": ps.ReplaySettings(capacity=1_000),
 }  # fmt: skip
 ON_POLICY: dict[str, Any] = {"epochs": 1, "minibatch": 16}
-QUICK = {"ppo-lstm", "rainbow", "sac-norms"}
+QUICK = {"rainbow", "sac-norms"}
 CASES: dict[str, tuple[str, Any]] = {
     "ppo": ("CartPole-v1", ps.PPO(**ON_POLICY)),
     "ppo-lstm": ("CartPole-v1", ps.PPO(**ON_POLICY, net=FED)),

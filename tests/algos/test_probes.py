@@ -106,7 +106,7 @@ def test_the_better_arm_is_pulled_at_any_scale_of_rewards(scale: float):
     assert policy.predict(np.zeros((1000, 1), np.float32), deterministic=False).mean() > 0.95
 
 
-@pytest.mark.parametrize("algo", slow_but("ppo a2c", EACH))
+@pytest.mark.parametrize("algo", slow_but("ppo", EACH))
 def test_the_action_depends_on_what_is_seen(algo: Any):
     policy, sampler = trained(toy.Match, algo, 25)
     assert_values(policy, sampler, lambda obs: 1)

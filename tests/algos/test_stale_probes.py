@@ -60,7 +60,7 @@ def test_without_v_trace_they_are_those_of_the_one_that_acts():
     assert np.abs(values(policy, sampler)[1]).max() < 0.2
 
 
-@each
+@pytest.mark.parametrize("algo", slow_but("appo", EACH))
 def test_a_state_is_matched_by_one_who_only_watched(algo: Any):
     policy, sampler = from_another(toy.Match, algo, 150 if algo is FAST_IMPALA else 25)
     obs, value = values(policy, sampler)

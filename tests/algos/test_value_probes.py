@@ -38,7 +38,7 @@ SOFT = DiscreteSAC(lr="linear(3e-2, 0)", discount=0.9, batch_size=32, replay_rat
                    tau=0.2, replay=ReplaySettings(capacity=4_000), net=NET)  # fmt: skip
 ALGOS = {"dqn": PLAIN, "c51": C51, "quantile": QUANTILE, "rainbow": RAINBOW, "discrete-sac": SOFT}
 each_algorithm = pytest.mark.parametrize("algo", ALGOS.values(), ids=ALGOS)
-two_first = pytest.mark.parametrize("algo", slow_but("dqn discrete-sac", ALGOS))
+two_first = pytest.mark.parametrize("algo", slow_but("dqn", ALGOS))
 """Losses of distributions equal a slow loop in test_dqn.py."""
 two_first_of_four = pytest.mark.parametrize(
     "algo", slow_but("dqn discrete-sac", {name: algo for name, algo in ALGOS.items() if name != "rainbow"})

@@ -10,6 +10,7 @@ from tests.cli.short import Cli
 # bench and auto
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_bench_recommends_a_setting_that_train_takes(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.run.bench.search._SHORTEST_S", 0.05)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.short import SHORT, Cli, config
+from tests.params import slow_but
 
 # launch
 
 
-@pytest.mark.parametrize("begun", ["forked", pytest.param("as users' are", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("begun", slow_but([], ["forked", "as users' are"]))
 def test_launch_a_grid_then_the_rest_of_it(
     begun: str, cli: Cli, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

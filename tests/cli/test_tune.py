@@ -15,6 +15,7 @@ SEARCH = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("launched")
 def test_a_search_from_the_line_to_its_best_settings(cli: Cli, tmp_path: Path) -> None:
     line = (*SEARCH, "--scheduler", "asha", "--interval", "64", "--trials", "3", "--dir", "x")

@@ -157,7 +157,9 @@ def test_text_of_minari_is_dropped_or_shown_as_bytes(dtype: str, tmp_path: Path)
     assert shown[0].tolist() == [*b"go", 0, 0, 0, 0]
     if dtype == "O":
         assert shown[3].tolist() == [*"höher".encode()]
-        with pytest.raises(ConfigError, match="episode_0, row 1: text 'stop' is 4 bytes long; set text=4 or more"):
+        with pytest.raises(
+            ConfigError, match="episode_0: observations, row 1: text 'stop' is 4 bytes long; set text=4 or more"
+        ):
             open_dataset(path, text=3).verify()
 
 

@@ -72,7 +72,7 @@ def test_rounds_ahead_are_those_of_an_async_sampler(depth: int) -> None:
     assert parameters == parameters_there
 
 
-@pytest.mark.parametrize(("reset", "decorrelated"), [("batch_end", False), *slow(("next_step", True))])
+@pytest.mark.parametrize(("reset", "decorrelated"), slow(("batch_end", False), ("next_step", True)))
 def test_the_contract(reset: Any, decorrelated: bool) -> None:
     settings = runners(3, "serial", 7, 6, reset=reset, max_decorrelation_steps=9 * decorrelated)
     check_sampler(settings.build, nested=True, reset=reset, decorrelated=decorrelated, batches=5)

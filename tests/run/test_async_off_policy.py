@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 import penstock as ps
 from penstock.run.trainer import Trainer
+from tests.params import slow_but
 
 pytestmark = pytest.mark.timeout(120)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
@@ -83,7 +84,7 @@ CASES = {
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(["workers, two batches ahead"], [*CASES]))
 def test_the_ratio_holds_on_both_sides_and_no_row_is_lost(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,8 +39,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "ladder": ("CartPole-v1", ps.DQN(ladder="ape-x", epsilon=0.4, learning_starts=0, net=ps.Net(hidden=(8,)))),
 }
 
-QUICK = [("serial", "lstm"), ("serial", "ladder"), ("serial-batch-end", "lstm"), ("cpu", "ladder"), ("gpu", "ladder"),
-         ("alternating", "ladder"), ("async", "lstm")]  # fmt: skip
+QUICK = [("serial", "lstm"), ("serial", "ladder"), ("serial-batch-end", "lstm"), ("cpu", "ladder"),
+         ("alternating", "ladder")]  # fmt: skip
 
 
 def started(settings: Any, env: Any, algo: Any, **place: Any) -> Any:

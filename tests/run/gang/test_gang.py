@@ -90,7 +90,8 @@ def struck(folder: Path, seed: int, kills: int, number: int, until_s: tuple[floa
     return thread
 
 
-@pytest.mark.parametrize("algo", [PPO, pytest.param(DQN, marks=pytest.mark.slow)], ids=["ppo", "dqn"])
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])
 def test_learners_are_one_run_that_goes_on_under_another_number(tmp_path: Path, algo: Any) -> None:
     """Two learners, then three, then one, beside one throughout: the same steps, episodes, evaluation and policy."""
     whole = ps.train(experiment(tmp_path / "one", algo))

@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
+from tests.slow import slow
 
 ECHO = "penstock.envs.toy.agents:EchoAgents"
 
@@ -28,7 +29,7 @@ def trained(algo: Any, folder: Path, agents: int, **run: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("agents", [1, 2, 5])
+@pytest.mark.parametrize("agents", [1, *slow(2), 5])
 @pytest.mark.parametrize(
     "algo",
     [

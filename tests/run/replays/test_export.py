@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from penstock.run.replays.export import export
 from penstock.run.replays.stored import open_replay
 from tests.run.replays.recorded import CASES, Recorded, T, opened
 
 
+@pytest.mark.slow
 def test_sample_rows_are_what_can_be_drawn(recorded: Callable[..., Recorded], tmp_path: Path) -> None:
     for case in CASES:
         run = recorded(case)
