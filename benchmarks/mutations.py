@@ -178,7 +178,8 @@ MUTATIONS = (
              "tests/agents/test_critics.py"),
     Mutation("half of the box", CRITICS, "torch.as_tensor((high - low) / 2,", "torch.as_tensor(high - low,",
              "tests/agents/test_critics.py"),
-    Mutation("random actions over half of the box", CONTROL, "2.0 * noise - 1.0, unit)", "noise, unit)", "tests/agents/test_continuous.py"),
+    Mutation("random actions over half of the box", CONTROL, "2.0 * noise[:, -self.box.size :] - 1.0)", "noise[:, -self.box.size :])",
+             "tests/agents/test_continuous.py"),
     Mutation("target critics do not start as copies", CONTROL, "self.target_critics = copy.deepcopy(self.critics)",
              "self.target_critics = Critics(spec, net, size, critics)", "tests/agents/test_continuous.py"),
     # TD3, DDPG.
