@@ -155,6 +155,7 @@ def test_the_best_of_a_continuum_in_the_units_of_the_environment(env: Any, best:
     assert_values(policy, sampler, lambda obs: 0, tolerance=0.05 if best < 1 else 0.2)
 
 
+@pytest.mark.slow
 def test_a_huge_and_a_constant_observation_are_normalised():
     algo = replace(FAST, net=Net(hidden=(32,), normalize_obs=True))
     assert_values(*trained(toy.HugeScale, algo, 30), lambda obs: np.sign(obs[:, 0]))

@@ -112,6 +112,7 @@ def test_a_run_of_runners_is_made_again_and_measured(cli: Cli, tmp_path: Path, r
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("launched")
 def test_a_sweep_over_runners(cli: Cli, tmp_path: Path) -> None:
     said = cli(

@@ -41,6 +41,7 @@ def traced(sampler: Any, path: Path) -> tuple[Counter[tuple[str, str]], list[Any
     return Counter((names[e["pid"]], e["name"]) for e in spans), spans
 
 
+@pytest.mark.slow
 def test_a_trace_has_a_row_for_each_runner(tmp_path: Path) -> None:
     inner = ps.CpuSampler(8, 2, workers=1)
     rows, _ = traced(ps.RunnerSampler(2, ps.SerialSampler(8, 2), "processes"), tmp_path / "a.json")

@@ -28,7 +28,7 @@ def trained(settings: Any, env: Any, algo: Any, batches: int) -> tuple[Any, Any]
 
 
 @pytest.mark.parametrize("algo", [*slow(FAST_IMPALA), FAST_APPO], ids=["impala", "appo"])
-@pytest.mark.parametrize("mode", [*slow("rounds"), "ready"])
+@pytest.mark.parametrize("mode", slow("rounds", "ready"))
 def test_a_state_is_matched(mode: Any, algo: Any) -> None:
     settings = RunnerSampler(2, ps.SerialSampler(16, 8), "in-process", mode, depth=2)
     batches = (150 if algo is FAST_IMPALA else 25) * (2 if mode == "ready" else 1)

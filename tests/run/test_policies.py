@@ -90,7 +90,7 @@ def test_a_plain_algorithm_plays_all_agents_by_one_policy(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("env", "sampler"),
     [
-        pytest.param(BITS, WORKERS, id="cpu-at once"),
+        pytest.param(BITS, WORKERS, id="cpu-at once", marks=pytest.mark.slow),
         pytest.param(NIM, SAMPLER, id="serial-turns"),
         pytest.param(BITS, SAMPLER, id="serial-at once", marks=pytest.mark.slow),
         pytest.param(NIM, WORKERS, id="cpu-turns", marks=pytest.mark.slow),

@@ -83,6 +83,7 @@ def run_of(env: Any, folder: Path, algo: Any = None) -> Path:
     return ps.train(ps.Experiment(env, algo or ps.PPO(epochs=1), ps.SerialSampler(T=16, B=4), run)).run_dir
 
 
+@pytest.mark.slow
 def test_nested_spaces_and_memory_go_through(tmp_path: Path) -> None:
     """Boxes are stored as the agent chose them, and the environment's info keys are columns."""
     config = echo_config(nested=True)

@@ -17,15 +17,14 @@ from tests.slow import slow
 pytestmark = pytest.mark.timeout(300)
 
 
-QUICK = [("cpu-2", "cartpole"), ("gpu-1", "cnn"), ("alternating-2", "pendulum"), ("no-overlap", "lstm"),
-         ("async-cpu-0", "gsde")]  # fmt: skip
+QUICK = [("cpu-2", "cartpole"), ("gpu-1", "cnn"), ("alternating-2", "pendulum"), ("async-cpu-0", "gsde")]  # fmt: skip
 """Every agent and every sampler."""
 EVERYWHERE = [(place, case) for place in ("cpu-2", "gpu-2", "alternating-2") for case in CASES if (place, case) not in QUICK] + [
     ("async-cpu-0", "lstm"), ("async-serial-0", "pendulum"), ("async-alternating-0", "cnn"),
 ]  # fmt: skip
 """Every agent in each way to place work."""
 MORE = [("cpu-1", "pendulum"), ("cpu-3", "lstm"), ("alternating-3", "lstm"), ("alternating-3", "pendulum"),
-        ("no-overlap", "cartpole"), ("async-serial-0", "lstm")]  # fmt: skip
+        ("no-overlap", "cartpole"), ("no-overlap", "lstm"), ("async-serial-0", "lstm")]  # fmt: skip
 """Other numbers of workers and groups."""
 
 

@@ -30,7 +30,7 @@ def test_the_tables_name_every_part_and_sampler(capsys: pytest.CaptureFixture[st
     assert lines[-1] == "penstock train a2c --env X"
 
 
-@pytest.mark.parametrize("env", [ENV, "penstock.envs.toy:TeamBits"])
+@pytest.mark.parametrize("env", [ENV, pytest.param("penstock.envs.toy:TeamBits", marks=pytest.mark.slow)])
 def test_the_recommended_sampler_leaves_a_timeline(env: str, tmp_path: Path) -> None:
     trace_sampler(replace(experiment(), env=env), VERDICT, tmp_path / "t.json")
     names = {event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]}

@@ -132,7 +132,11 @@ def test_one_sampler_is_measured_however_late_it_is() -> None:
 TWO = ps.Policies({"a": ps.A2C(), "b": ps.DQN()}, policy_mapping_fn={"agent_0": "a", "agent_1": "b"})
 
 
-@pytest.mark.parametrize(("env", "algo"), [("TeamBits", TWO), ("Nim", ps.A2C())], ids=["at once", "in turn"])
+@pytest.mark.parametrize(
+    ("env", "algo"),
+    [("TeamBits", TWO), pytest.param("Nim", ps.A2C(), marks=pytest.mark.slow)],
+    ids=["at once", "in turn"],
+)
 def test_many_agents_are_measured_in_environment_steps(env: str, algo: Any) -> None:
     verdict = bench(replace(experiment(), env=f"penstock.envs.toy:{env}", algo=algo), 1e-3)
     assert verdict.best.sampler == BASE
