@@ -23,7 +23,7 @@ test: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal --timeout 100
 
 # What `test` leaves out: tests that kill, mount, fill disks, start Ray or take more than 2 s.
-# One process more than cores: they wait for other processes a third of the time.
+# One process more than cores: they wait for other processes nearly half of the time.
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -n $$(( $(JOBS) + 1 )) --dist worksteal -m "slow and not examples"
 

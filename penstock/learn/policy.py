@@ -158,7 +158,7 @@ class Policy:
         self.move_schedules(progress, env_steps)
 
     def move_schedules(self, progress: float, env_steps: int = 0) -> None:
-        """As `set_progress`, which leaves the time to whoever keeps it."""
+        """Sets what `set_progress` sets; who keeps the time stays as it is."""
         self.progress = progress
         steps = env_steps if self.replay_schedule is None else self.replay_schedule.collected
         if self._scheduled:
