@@ -57,12 +57,18 @@ class Task:
 
 
 TASKS = {
+    "ppo-cartpole": Task("ppo", "CartPole-v1", 50_000, 21.4, seeds=5),
     "ppo-inverted-pendulum": Task("ppo", "InvertedPendulum-v5", 50_000, 5.0),
     "ppo-inverted-double-pendulum": Task("ppo", "InvertedDoublePendulum-v5", 50_000, 48.5),
     "ppo-hopper": Task("ppo", "Hopper-v5", 50_000, 19.3),
     "ppo-acrobot": Task("ppo", "Acrobot-v1", 150_000, -497.5),
     "ppo-frozen-lake": Task("ppo", "FrozenLake-v1", 150_000, 0.0125, episodes=200),
     "ppo-lunar-lander": Task("ppo", "LunarLander-v3", 150_000, -194.3, seeds=5),
+    "ppo-lunar-lander-300k": Task("ppo", "LunarLander-v3", 300_000, -194.3, seeds=5),
+    "ppo-half-cheetah": Task("ppo", "HalfCheetah-v5", 100_000, -280.0, seeds=5),
+    "a2c-cartpole": Task("a2c", "CartPole-v1", 150_000, 21.4, seeds=5),
+    "impala-cartpole": Task("impala", "CartPole-v1", 150_000, 21.4, seeds=5),
+    "appo-cartpole": Task("appo", "CartPole-v1", 150_000, 21.4, seeds=5),
     "dqn-cartpole": Task("dqn", "CartPole-v1", 50_000, 21.4, cpu=0.8),
     "dqn-acrobot": Task("dqn", "Acrobot-v1", 50_000, -497.5, cpu=0.8),
     "sac-pendulum": Task("sac", "Pendulum-v1", 10_000, -1166.4, seeds=5),
@@ -110,7 +116,7 @@ def one(name: str, seed: int) -> dict[str, Any]:
     return {"score": statistics.fmean(returns), "train": train, "cpu_s": cpu_s}
 
 
-def measured(who: str, name: str, seed: int, peer: str) -> dict[str, Any]:
+def measured(who: str, name: str, seed: int, peer: str, before: str) -> dict[str, Any]:
     task = TASKS[name]
     command = (
         [peer, str(PEER_SCRIPT), task.algo, task.env, str(task.steps), str(seed), str(task.episodes)]
@@ -118,6 +124,8 @@ def measured(who: str, name: str, seed: int, peer: str) -> dict[str, Any]:
         else [sys.executable, __file__, "--one", name, str(seed)]
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if who == "before":
+        env["PYTHONPATH"] = before
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
@@ -187,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=2, metavar=("TASK", "SEED"))
     parser.add_argument("--peer", default=".venv-peer/bin/python")
+    parser.add_argument("--before", default="", metavar="DIR", help="checkout that --who before runs")
     parser.add_argument("--only", default=",".join(TASKS))
     parser.add_argument("--who", default="penstock,sb3")
     parser.add_argument("--seeds", type=int, default=None)
@@ -204,7 +213,7 @@ def main() -> None:
         return
 
     def run(who: str, name: str, seed: int) -> None:
-        row = measured(who, name, seed, args.peer)
+        row = measured(who, name, seed, args.peer, args.before)
         with WRITES:
             results.setdefault(name, {}).setdefault(who, {})[str(seed)] = row
             write(results)

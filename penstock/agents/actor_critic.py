@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
+from penstock.agents.value_scale import ValueScale
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD, Held
@@ -37,7 +39,7 @@ class ActorCriticSettings(Protocol):
 
 def actor_critic(spec: EnvSpec, settings: ActorCriticSettings) -> ActorCritic:
     """The default `agent` of an algorithm: an ActorCritic as `settings.net` describes it."""
-    return ActorCritic(spec, settings.net, settings.discount)
+    return ActorCritic(spec, settings.net, settings.discount, getattr(settings, "normalize_value", False))
 
 
 class Output(NamedTuple):
@@ -159,6 +161,7 @@ class ActorCritic(Agent):
         spec: EnvSpec,
         net: Net,
         discount: float = 0.99,
+        normalize_value: bool = False,
     ) -> None:
         super().__init__()
         self.spec, self.net = spec, net
@@ -178,7 +181,9 @@ class ActorCritic(Agent):
         head = ActionHead(features, spec.action, net.squash, net.log_std())
         self.head = _state_dependent(head, features, net.log_std()) if net.use_sde else head
         self.value_head = nn.Linear(features if shared else self.actor.size, 1)
-        orthogonal(self.value_head, 1.0)
+        orthogonal(self.value_head, 0.0 if normalize_value else 1.0)
+        if normalize_value:
+            self.value_scale = ValueScale()
         self.noise_size = sum(self.head.noise_sizes)
         self.held_noise = Held(self.noise_size, net.sde_sample_freq) if net.use_sde else NOTHING_HELD
 
@@ -229,8 +234,12 @@ class ActorCritic(Agent):
             self.preparation.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
-        reward = reward.sign() if self.net.clip_reward else reward
-        return self.preparation.scaled(reward) if self.preparation.active else reward
+        return super().scaled_reward(reward.sign() if self.net.clip_reward else reward)
+
+    def norm_groups(self) -> Mapping[str, Sequence[nn.Module]]:
+        if self.critic is None:
+            return {}
+        return {"actor": (self.actor, self.head), "critic": (self.critic, self.value_head)}
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         return batch.terminal(self.net.terminal_info)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.networks import Net
 from penstock.agents.preparation import Preparation
+from penstock.agents.value_scale import value_scale_of
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD
@@ -103,11 +104,21 @@ class Agent(nn.Module):
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         """The reward that targets are made of; the record keeps the environment's own."""
-        return self.preparation.scaled(reward) if self.preparation.active else reward
+        reward = self.preparation.scaled(reward) if self.preparation.active else reward
+        scale = value_scale_of(self)
+        return reward if scale is None else scale(reward)
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""
         return batch.terminal(self.preparation.net.terminal_info)
+
+    def norm_groups(self) -> Mapping[str, Sequence[nn.Module]]:
+        """Modules, by name, whose gradients are scaled down to `max_grad_norm` by a norm of their own.
+
+        For networks that share nothing, as a separate actor and critic: by one norm, the larger gradient would leave
+        the other nothing. Parameters outside of them have one norm together.
+        """
+        return {}
 
     def set_slots(self, B: int) -> None:
         """Takes the number of slots; called by the sampler before anything is acted on."""

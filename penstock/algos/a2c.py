@@ -16,6 +16,7 @@ from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import OptimizerName, rmsprop
 from penstock.learn.settings import Functions, Settings
+from penstock.learn.values import renormalized
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBatch:
@@ -31,6 +32,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBat
         gae_lambda=cfg.gae_lambda,
     )
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
+    advantage, return_ = renormalized(agent, advantage, return_, batch.valid)
     rows = {"action": batch.action, "advantage": advantage, "return": return_}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
@@ -70,3 +72,6 @@ class A2C(Settings):
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
+    normalize_value: bool = True
+    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
+    not matter; advantages and the value loss are in it as well."""

@@ -24,6 +24,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.values import renormalized
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
@@ -74,6 +75,7 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: APPO) -> TrainBatch:
         "rho_clipped": ops.masked_mean((ratio > 1.01 * cfg.rho_bar).float(), batch.valid),  # rounding aside
         "explained_variance": ops.explained_variance(value[:-1], target, batch.valid),
     }
+    advantage, target = renormalized(agent, advantage, target, batch.valid)
     # pi / mu * min(mu / pi_target, bar) is pi over the larger of pi_target and mu / bar.
     reference = torch.maximum(logp, acted - math.log(cfg.target_ratio_bar))
     rows = {"action": batch.action, "logp": reference, "advantage": advantage, "target": target}
@@ -143,6 +145,9 @@ class APPO(InMinibatches):
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
+    normalize_value: bool = True
+    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
+    not matter; advantages and the value loss are in it as well."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,7 @@ from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, Settings
+from penstock.learn.values import renormalized
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> TrainBatch:
@@ -44,6 +45,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> Train
         "rho_clipped": ops.masked_mean((ratio > 1.01 * cfg.rho_bar).float(), batch.valid),  # rounding aside
         "explained_variance": ops.explained_variance(value[:-1], target, batch.valid),
     }
+    advantage, target = renormalized(agent, advantage, target, batch.valid)
     rows = {"action": batch.action, "advantage": advantage, "target": target}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
@@ -91,6 +93,9 @@ class IMPALA(Settings):
     """Gradients are scaled down to this norm; the paper's 40 is of a sum over 640 rows."""
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
+    normalize_value: bool = True
+    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
+    not matter; advantages and the value loss are in it as well."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ given the agent's own observation and `obs["state"]` side by side (section 5.2, 
 are dead or absent are not trained on, so they need no zeros (their appendix, "death masking"). Loss and targets are
 those of PPO.
 
-Differs from the paper: values are not normalised (`net.normalize_reward` scales what they are of); the value loss is
+Differs from the paper: values are normalised by their scale alone, without a shift (section 5.1); the value loss is
 half the square, not clipped and not Huber's; a pass is made of minibatches, where theirs is one of the whole batch
 (section 5.3); inputs are normalised only with `net.normalize_obs`; nothing that an observation shares with the state is
 left out of it; and with a recurrent net the actor alone has memory.
@@ -13,6 +13,7 @@ left out of it; and with a recurrent net the actor alone has memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -27,6 +28,7 @@ from penstock.agents.networks import Net
 from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
+from penstock.agents.value_scale import ValueScale
 from penstock.algos.ppo import loss_fn, postprocess_fn
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
@@ -49,7 +51,7 @@ class CentralCriticAgent(Agent):
 
     unseen = frozenset((STATE_KEY,))
 
-    def __init__(self, spec: EnvSpec, net: Net, discount: float = 0.99) -> None:
+    def __init__(self, spec: EnvSpec, net: Net, discount: float = 0.99, normalize_value: bool = False) -> None:
         super().__init__()
         if net.shared or net.use_sde:
             raise ConfigError(
@@ -68,7 +70,9 @@ class CentralCriticAgent(Agent):
         self.head = ActionHead(features, spec.action, net.squash, net.log_std())
         self.critic = Body(spec, self.central.obs, net)
         self.value_head = nn.Linear(self.critic.size, 1)
-        orthogonal(self.value_head, 1.0)
+        orthogonal(self.value_head, 0.0 if normalize_value else 1.0)
+        if normalize_value:
+            self.value_scale = ValueScale()
         self.noise_size = sum(self.head.noise_sizes)
 
     def initial_state(self, B: int) -> Tree:
@@ -112,7 +116,11 @@ class CentralCriticAgent(Agent):
             self.central.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
-        return self.preparation.scaled(reward.sign() if self.net.clip_reward else reward)
+        return super().scaled_reward(reward.sign() if self.net.clip_reward else reward)
+
+    def norm_groups(self) -> Mapping[str, Sequence[nn.Module]]:
+        actor = [x for x in (self.actor, self.memory, self.head) if x is not None]
+        return {"actor": actor, "critic": (self.critic, self.value_head)}
 
     @property
     def needs_statistics(self) -> bool:
@@ -141,7 +149,7 @@ def without_state(obs: Tree) -> Tree:
 
 def agent_fn(spec: EnvSpec, cfg: MAPPO) -> Agent:
     """The default agent."""
-    return CentralCriticAgent(spec, cfg.net, cfg.discount)
+    return CentralCriticAgent(spec, cfg.net, cfg.discount, cfg.normalize_value)
 
 
 @dataclass(frozen=True)
@@ -169,4 +177,7 @@ class MAPPO(InMinibatches):
     """Gradients are scaled down to this norm; 10 in the paper."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
+    normalize_value: bool = True
+    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
+    not matter; advantages and the value loss are in it as well."""
     agent: AgentFn = agent_fn

@@ -18,6 +18,7 @@ from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weigh
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.values import renormalized
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBatch:
@@ -33,6 +34,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
         gae_lambda=cfg.gae_lambda,
     )
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
+    advantage, return_ = renormalized(agent, advantage, return_, batch.valid)
     rows = {"action": batch.action, "logp": batch.info["logp"], "advantage": advantage, "return": return_}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
@@ -87,3 +89,6 @@ class PPO(InMinibatches):
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
+    normalize_value: bool = True
+    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
+    not matter; advantages and the value loss are in it as well."""

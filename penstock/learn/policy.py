@@ -30,13 +30,16 @@ from penstock.learn.clock import Clock
 from penstock.learn.columns import Columns
 from penstock.learn.comm import ALONE, Comm
 from penstock.learn.minibatch import check_rows
-from penstock.learn.optimizers import check_newcomers, check_optimizers, held_by_none, set_gradients
+from penstock.learn.optimizers import step
+from penstock.learn.gradients import NormGroups, check_newcomers, check_optimizers, held_by_none, set_gradients
 from penstock.learn.predict import predict
 from penstock.learn.reduction import Reduction, check_alike
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
+_MEASURED_EVERY = 16
+"""Gradient steps from one whose size is measured to the next: it takes a copy of the parameters."""
 _EVER = 1 << 62
 """Environment steps, more than any run has."""
 _OF_THE_SETTINGS = ("lr", "lr_scale", "eps", "weight_decay")
@@ -51,7 +54,7 @@ class Policy:
     Args:
         settings: the algorithm's frozen settings; its schedules are read at `progress`.
         epochs: passes over each batch. minibatch: rows of a gradient step, None for the whole batch.
-        max_grad_norm: gradients are scaled down to this norm; None for no limit.
+        max_grad_norm: gradients are scaled down to this norm, group by group (`Agent.norm_groups`); None: no limit.
         standardize: rows that are shifted and scaled to mean 0 and deviation 1 over each batch, after `postprocess_fn`.
         replay_fn: makes the replay to train on, in place of the batches themselves; `postprocess_fn` is then given
             samples of it.
@@ -130,6 +133,7 @@ class Policy:
         self.stale_rows = 0
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = self._predictions = 0
+        self._groups = NormGroups()
         self.images_looked_at = False  # in training, once a batch has shown whether the scale of its images fits
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
@@ -276,27 +280,31 @@ class Policy:
         if self._left_out is not None:
             check_newcomers(self.agent, self.optimizers, self._left_out, loss)
             self._left_out = None
+        groups = self._groups.of(self.agent, self.optimizers)
         if alone:
-            norm = set_gradients(loss, self.optimizers, self.max_grad_norm)
+            norms = set_gradients(loss, self.optimizers, self.max_grad_norm, None, groups)
         else:
             assert self.columns is not None
             rows, metrics = _rows_of(loss, minibatch), self.columns.metrics
             whole = Reduction(self.comm, self.agent, self.optimizers, loss, rows, metrics)
-            norm = set_gradients(loss, self.optimizers, self.max_grad_norm, whole)
+            norms = set_gradients(loss, self.optimizers, self.max_grad_norm, whole, groups)
             if (loss := _judged(whole.loss)).stop:
                 return loss
-        if not math.isfinite(norm):
+        if wrong := [norm for norm in norms.values() if not math.isfinite(norm)]:
             self.skipped += 1
             self._skips_in_a_row += 1
             if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
                 raise NonFiniteError(
-                    f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {norm}); the last update "
+                    f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {wrong[0]}); the last update "
                     f"that counted was number {self.updates}; lower lr, or use net.normalize_obs, net.normalize_reward"
                 )
             return None
         self._skips_in_a_row = 0
-        for name in loss.total if isinstance(loss.total, dict) else self.optimizers:
-            self.optimizers[name].step()
+        names = loss.total if isinstance(loss.total, dict) else self.optimizers
+        sizes = step({name: self.optimizers[name] for name in names}, measured=self.updates % _MEASURED_EVERY == 0)
+        seen = {_named("grad_norm", name): torch.tensor(norm) for name, norm in norms.items()}
+        seen |= {_named("step_rms", name): size for name, size in sizes.items()}
+        loss = loss._replace(metrics={**loss.metrics, **seen})
         self.updates += 1
         if not (alone or self._compared):
             check_alike(self.comm, self.agent)
@@ -413,6 +421,11 @@ class Policy:
                 f"the stored parameters do not fit this agent, {misfit(self.agent.state_dict(), parameters)}; "
                 "were net, spaces or the algorithm changed?"
             ) from error
+
+
+def _named(metric: str, group: str) -> str:
+    """The metric of a norm group or an optimizer, which needs no name where it is all there is."""
+    return metric if group == "all" else f"{metric}_{group}"
 
 
 def _judged(loss: Loss) -> Loss:

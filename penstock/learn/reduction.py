@@ -14,7 +14,7 @@ from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
 from penstock.learn.algorithm import Loss, Optimizer, Optimizers
 from penstock.learn.comm import Comm
-from penstock.learn.optimizers import Gradients
+from penstock.learn.gradients import Gradients
 
 
 class Reduction:

@@ -20,7 +20,7 @@ from penstock.agents.acting import _opening  # pyright: ignore[reportPrivateUsag
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.learn.minibatch import minibatches
-from penstock.learn.optimizers import gradients_of
+from penstock.learn.gradients import gradients_of
 from penstock.learn.train_ops import train_one_step
 
 THERE = "meta"
