@@ -17,7 +17,7 @@ from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
-from penstock.agents.value_scale import ValueScale
+from penstock.agents.value_scale import FIRST_GAIN, ValueScale
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD, Held
@@ -181,9 +181,8 @@ class ActorCritic(Agent):
         head = ActionHead(features, spec.action, net.squash, net.log_std())
         self.head = _state_dependent(head, features, net.log_std()) if net.use_sde else head
         self.value_head = nn.Linear(features if shared else self.actor.size, 1)
-        orthogonal(self.value_head, 0.0 if normalize_value else 1.0)
-        if normalize_value:
-            self.value_scale = ValueScale()
+        orthogonal(self.value_head, FIRST_GAIN if normalize_value else 1.0)
+        self.value_scale = ValueScale() if normalize_value else None
         self.noise_size = sum(self.head.noise_sizes)
         self.held_noise = Held(self.noise_size, net.sde_sample_freq) if net.use_sde else NOTHING_HELD
 
@@ -211,7 +210,7 @@ class ActorCritic(Agent):
             obs, mask = self._prepared(inputs)
             params = self.actor(inputs, obs, self.head.linear)
             value = self.critic(inputs, obs, self.value_head)
-        return Output(self.head(params, mask), value.squeeze(-1))
+        return Output(self.head(params, mask), self._scaled(value.squeeze(-1)))
 
     def values(self, batch: SampleBatch) -> Tensor:
         lead = batch.first.shape
@@ -223,7 +222,7 @@ class ActorCritic(Agent):
                 found = [in_full(self.value_head, self._shared_features(x, batch.state)[0]) for x in parts]
             else:
                 found = [self.critic(x, self._prepared(x)[0], self.value_head) for x in parts]
-            return (torch.cat(found) if len(found) > 1 else found[0]).reshape(lead)
+            return self._scaled((torch.cat(found) if len(found) > 1 else found[0]).reshape(lead))
 
     def needed(self, inputs: Inputs) -> Inputs:
         others = zip(Inputs._fields[1:], inputs[1:])
@@ -247,6 +246,10 @@ class ActorCritic(Agent):
     @property
     def needs_statistics(self) -> bool:
         return self.preparation.active and self.preparation.empty
+
+    def _scaled(self, output: Tensor) -> Tensor:
+        """Values of the value head's output."""
+        return output if self.value_scale is None else self.value_scale(output)
 
     def _shared_features(self, inputs: Inputs, state: Tree) -> tuple[Tensor, Tensor | None]:
         """Features of the one body, and the mask: [T, B, ...] if recurrent, else [N, ...]."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.networks import Net
 from penstock.agents.preparation import Preparation
-from penstock.agents.value_scale import value_scale_of
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD
@@ -104,9 +103,7 @@ class Agent(nn.Module):
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         """The reward that targets are made of; the record keeps the environment's own."""
-        reward = self.preparation.scaled(reward) if self.preparation.active else reward
-        scale = value_scale_of(self)
-        return reward if scale is None else scale(reward)
+        return self.preparation.scaled(reward) if self.preparation.active else reward
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""

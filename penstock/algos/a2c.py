@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic
+from penstock.agents.value_scale import value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Rate, Unit, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import OptimizerName, rmsprop
 from penstock.learn.settings import Functions, Settings
-from penstock.learn.values import renormalized
+from penstock.learn.values import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBatch:
@@ -32,7 +33,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBat
         gae_lambda=cfg.gae_lambda,
     )
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
-    advantage, return_ = renormalized(agent, advantage, return_, batch.valid)
+    advantage = advantage / moved_unit(agent, return_, batch.valid)
     rows = {"action": batch.action, "advantage": advantage, "return": return_}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
@@ -43,7 +44,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: A2C) -> Loss:
     policy_loss = -ops.masked_mean(dist.log_prob(x["action"]) * x["advantage"], x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss - float(cfg.entropy_coef) * entropy
+    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - float(cfg.entropy_coef) * entropy
     metrics = {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy, "loss": total}
     return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
@@ -73,5 +74,5 @@ class A2C(Settings):
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
-    not matter; advantages and the value loss are in it as well."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
+    rewards does not matter then."""

@@ -17,6 +17,7 @@ import torch
 
 from penstock import ops
 from penstock.agents.agent import Agent, check_agent_members, logp_and_values
+from penstock.agents.value_scale import value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Positive, Rate, Unit, Weight, Whole
@@ -24,7 +25,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
-from penstock.learn.values import renormalized
+from penstock.learn.values import moved_unit
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
@@ -75,7 +76,7 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: APPO) -> TrainBatch:
         "rho_clipped": ops.masked_mean((ratio > 1.01 * cfg.rho_bar).float(), batch.valid),  # rounding aside
         "explained_variance": ops.explained_variance(value[:-1], target, batch.valid),
     }
-    advantage, target = renormalized(agent, advantage, target, batch.valid)
+    advantage = advantage / moved_unit(agent, target, batch.valid)
     # pi / mu * min(mu / pi_target, bar) is pi over the larger of pi_target and mu / bar.
     reference = torch.maximum(logp, acted - math.log(cfg.target_ratio_bar))
     rows = {"action": batch.action, "logp": reference, "advantage": advantage, "target": target}
@@ -91,7 +92,7 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: APPO) -> Loss:
     policy_loss = ops.masked_mean(surrogate, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["target"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
+    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - entropy_coef * entropy
     with torch.no_grad():
         metrics = {
             "policy_gradient_loss": policy_loss.detach(),
@@ -146,8 +147,8 @@ class APPO(InMinibatches):
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
-    not matter; advantages and the value loss are in it as well."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
+    rewards does not matter then."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

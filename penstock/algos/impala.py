@@ -13,6 +13,7 @@ from typing import ClassVar
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic
 from penstock.agents.agent import logp_and_values
+from penstock.agents.value_scale import value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight, Whole
@@ -20,7 +21,7 @@ from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, Settings
-from penstock.learn.values import renormalized
+from penstock.learn.values import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> TrainBatch:
@@ -45,7 +46,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> Train
         "rho_clipped": ops.masked_mean((ratio > 1.01 * cfg.rho_bar).float(), batch.valid),  # rounding aside
         "explained_variance": ops.explained_variance(value[:-1], target, batch.valid),
     }
-    advantage, target = renormalized(agent, advantage, target, batch.valid)
+    advantage = advantage / moved_unit(agent, target, batch.valid)
     rows = {"action": batch.action, "advantage": advantage, "target": target}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
@@ -56,7 +57,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: IMPALA) -> Loss:
     policy_loss = -ops.masked_mean(dist.log_prob(x["action"]) * x["advantage"], x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["target"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss - float(cfg.entropy_coef) * entropy
+    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - float(cfg.entropy_coef) * entropy
     metrics = {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy, "loss": total}
     return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
@@ -94,8 +95,8 @@ class IMPALA(Settings):
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
-    not matter; advantages and the value loss are in it as well."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
+    rewards does not matter then."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ from penstock.agents.networks import Net
 from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
-from penstock.agents.value_scale import ValueScale
+from penstock.agents.value_scale import FIRST_GAIN, ValueScale
 from penstock.algos.ppo import loss_fn, postprocess_fn
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
@@ -70,9 +70,8 @@ class CentralCriticAgent(Agent):
         self.head = ActionHead(features, spec.action, net.squash, net.log_std())
         self.critic = Body(spec, self.central.obs, net)
         self.value_head = nn.Linear(self.critic.size, 1)
-        orthogonal(self.value_head, 0.0 if normalize_value else 1.0)
-        if normalize_value:
-            self.value_scale = ValueScale()
+        orthogonal(self.value_head, FIRST_GAIN if normalize_value else 1.0)
+        self.value_scale = ValueScale() if normalize_value else None
         self.noise_size = sum(self.head.noise_sizes)
 
     def initial_state(self, B: int) -> Tree:
@@ -128,7 +127,8 @@ class CentralCriticAgent(Agent):
 
     def _value(self, inputs: Inputs) -> Tensor:
         """[N] by flat inputs."""
-        return self.critic(inputs, self.central.prepared(inputs.obs), self.value_head).squeeze(-1)
+        output = self.critic(inputs, self.central.prepared(inputs.obs), self.value_head).squeeze(-1)
+        return output if self.value_scale is None else self.value_scale(output)
 
     def _visible(self, obs: Tree) -> Tree:
         """What the actor may see."""
@@ -178,6 +178,6 @@ class MAPPO(InMinibatches):
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
-    not matter; advantages and the value loss are in it as well."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
+    rewards does not matter then."""
     agent: AgentFn = agent_fn

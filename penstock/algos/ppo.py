@@ -13,12 +13,13 @@ import torch
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic
+from penstock.agents.value_scale import value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
-from penstock.learn.values import renormalized
+from penstock.learn.values import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBatch:
@@ -34,7 +35,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
         gae_lambda=cfg.gae_lambda,
     )
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
-    advantage, return_ = renormalized(agent, advantage, return_, batch.valid)
+    advantage = advantage / moved_unit(agent, return_, batch.valid)
     rows = {"action": batch.action, "logp": batch.info["logp"], "advantage": advantage, "return": return_}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
@@ -48,7 +49,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
     policy_loss = ops.masked_mean(surrogate, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
+    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - entropy_coef * entropy
     with torch.no_grad():
         kl = ops.masked_mean(ops.approx_kl(log_ratio, ratio), x.valid)
         metrics = {
@@ -90,5 +91,5 @@ class PPO(InMinibatches):
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), so that the size of rewards does
-    not matter; advantages and the value loss are in it as well."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
+    rewards does not matter then."""

@@ -29,9 +29,9 @@ from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Postpro
 from penstock.learn.clock import Clock
 from penstock.learn.columns import Columns
 from penstock.learn.comm import ALONE, Comm
+from penstock.learn.gradients import NormGroups, check_newcomers, check_optimizers, held_by_none, set_gradients
 from penstock.learn.minibatch import check_rows
 from penstock.learn.optimizers import step
-from penstock.learn.gradients import NormGroups, check_newcomers, check_optimizers, held_by_none, set_gradients
 from penstock.learn.predict import predict
 from penstock.learn.reduction import Reduction, check_alike
 from penstock.learn.seeding import OwnGenerator
@@ -304,7 +304,8 @@ class Policy:
         sizes = step({name: self.optimizers[name] for name in names}, measured=self.updates % _MEASURED_EVERY == 0)
         seen = {_named("grad_norm", name): torch.tensor(norm) for name, norm in norms.items()}
         seen |= {_named("step_rms", name): size for name, size in sizes.items()}
-        loss = loss._replace(metrics={**loss.metrics, **seen})
+        if isinstance(loss.metrics, Mapping):  # `averaged` refuses what is none
+            loss = loss._replace(metrics={**loss.metrics, **seen})
         self.updates += 1
         if not (alone or self._compared):
             check_alike(self.comm, self.agent)

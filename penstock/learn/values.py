@@ -1,4 +1,4 @@
-"""Returns and advantages in the unit of an agent's values, which moves with the returns of each batch."""
+"""The unit of an agent's values, which moves with the returns of each batch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.agents.value_scale import value_scale_of
+from penstock.agents.value_scale import value_unit
 from penstock.learn.columns import batch_mean
 
 
-def renormalized(agent: Any, advantage: Tensor, return_: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Moves the agent's value scale by the returns [T, B] of a batch, and gives both in the new unit.
+def moved_unit(agent: Any, return_: Tensor, valid: Tensor) -> Tensor | float:
+    """Moves the agent's value scale by the returns [T, B] of the batches of all learners; returns the new unit.
 
-    The statistics are of the batches of all learners. An agent without a value scale keeps what it has.
+    Advantages in it, and value errors over its square, are of about the same size whatever the rewards.
     """
-    scale = value_scale_of(agent)
-    if scale is None:
-        return advantage, return_
-    factor = scale.update(batch_mean(return_.double().square(), valid), agent.value_head).to(return_.dtype)
-    return advantage * factor, return_ * factor
+    scale = getattr(agent, "value_scale", None)
+    if scale is not None:
+        scale.update(batch_mean(return_.double().square(), valid), agent.value_head)
+    return value_unit(agent)

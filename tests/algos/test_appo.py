@@ -62,7 +62,8 @@ def test_postprocess_by_hand():
 
 @pytest.mark.parametrize("net", [NET, LSTM], ids=["mlp", "lstm"])
 def test_in_step_and_with_interval_1_its_rows_are_those_of_ppo(net: Net):
-    policy, batch = collected(APPO(net=net, lr=1e-2, target_interval=1, minibatch=32), "CartPole-v1", batches=3)
+    algo = APPO(net=net, lr=1e-2, target_interval=1, minibatch=32, normalize_value=False)
+    policy, batch = collected(algo, "CartPole-v1", batches=3)
     tensors = as_tensors(batch, torch.device("cpu"))
     data: Any = policy.postprocess_fn(policy.agent, tensors, policy.settings)
     plain: Any = ppo_postprocess_fn(policy.agent, tensors, PPO())  # pyright: ignore
