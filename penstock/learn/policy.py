@@ -203,7 +203,7 @@ class Policy:
         if isinstance(batch, SampleBatch) and (max_lag := getattr(self.settings, "max_lag", None)) is not None:
             fresh = batch.valid & (batch.version >= self.version - max_lag)
             stale = int(batch.valid.sum() - fresh.sum())
-            self.stale_rows += stale if self.columns is None else int(self.columns.totals(stale)[0])
+            self.stale_rows += self.of_all(stale)
             batch = replace(batch, valid=fresh)
         function = self.postprocess_fn if self.columns is None else self.columns.known_to(self.postprocess_fn)
         try:
@@ -344,6 +344,10 @@ class Policy:
             self.columns.fit(batch.spec.B)
             batch = self.columns.batch(batch)
         self.agent.observe(batch)
+
+    def of_all(self, count: int) -> int:
+        """The sum of a count over all learners."""
+        return count if self.columns is None else int(self.columns.totals(count)[0])
 
     def shuffler(self) -> np.random.Generator:
         """The generator of this version's minibatches: a function of seed and version, so there is no state to save."""

@@ -22,6 +22,7 @@ from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.given import check_given
 from penstock.learn.minibatch import minibatches
+from penstock.learn.offline import fill
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.replay.replay import Drawing
@@ -35,6 +36,7 @@ _CPU = torch.device("cpu")
 def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
     """Samples a batch and trains on it: an iteration of every algorithm that brings no `training_step` of its own."""
     started = time.perf_counter()
+    fill(policy, sampler)
     batch, episodes = sampler.obtain_samples(itr)
     sampled = time.perf_counter()
     env_steps = batch.env_steps
@@ -150,8 +152,11 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
     arrays = batch if isinstance(batch.valid, np.ndarray) else as_arrays(batch)
     tensors = as_tensors(arrays, _CPU)
     _look_at_images(policy, tensors)
-    schedule.collected += replay.append(arrays, agent.terminal(tensors).numpy())
-    policy.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
+    if schedule.whole:
+        schedule.collected += policy.of_all(batch.env_steps)
+    else:
+        schedule.collected += replay.append(arrays, agent.terminal(tensors).numpy())
+        policy.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
     due, rng = schedule.due(), schedule.rng
     if due or policy.renews_noise:
@@ -161,6 +166,8 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
             agent.renew_noise(rng)
         with torch.no_grad():
             x = policy.postprocess(TrainBatch(x.inputs, {**x.rows, "update": policy.updates}, x.valid, x.state))
+        if policy.renews_noise and getattr(policy.settings, "double", False):
+            agent.renew_noise(rng)  # who chose an action for the target does not learn with the same noise
         loss = policy.learn_on_batch(x)
         schedule.trained += 1
         if loss is None:
@@ -263,7 +270,7 @@ def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
     if (lr := getattr(policy.settings, "lr", None)) is not None:
         results["train/learning_rate"] = float(lr)
     if not (clock := policy.clock).kept_outside:
-        clock.env_steps += env_steps if policy.columns is None else int(policy.columns.totals(env_steps)[0])
+        clock.env_steps += policy.of_all(env_steps)
         clock.remark(policy.algorithm)
         policy.move_schedules(clock.progress, clock.env_steps)
     return results

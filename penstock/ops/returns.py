@@ -32,11 +32,12 @@ def discounted_sum(x_t: Tensor, decay_t: Tensor) -> Tensor:
         (Blelloch, "Prefix sums and their applications", 1990, section 1.4: a scan over first-order recurrences).
     """
     _check_rows(x_t, decay_t=decay_t)
-    y, a = x_t.clone(), decay_t.clone()
+    y, a, largest = x_t.clone(), decay_t.clone(), torch.finfo(x_t.dtype).max
     distance = 1
     while distance < len(y):
-        y[:-distance] += a[:-distance] * y[distance:]
-        a[:-distance] *= a[distance:].clone()
+        ends = a[:-distance] == 0.0  # nothing beyond counts, were it infinite
+        y[:-distance] += (a[:-distance] * y[distance:]).masked_fill_(ends, 0.0)
+        a[:-distance] = (a[:-distance] * a[distance:]).clamp_(max=largest)
         distance *= 2
     return y
 

@@ -33,6 +33,7 @@ def copied(replay: Replay) -> Replay:
         state=replay.state,
         exact=replay.exact,
     )
+    made.least = replay.least
     if replay.prepared is not None:
         made.prepare(*replay.prepared)
         made.load_state_dict(copy.deepcopy(replay.state_dict()), replay.arrays())

@@ -80,6 +80,8 @@ class Replay:
         """The same learners, by what is drawn: columns, or environments."""
         self.index: Index | None = None
         """Of the slots of all learners; the storage holds those of this one."""
+        self.least = 0
+        """Rows of each slot that are kept, whatever the capacity; set before `prepare`."""
         self.prepared: tuple[int, int, Tree] | None = None
         """What `prepare` was given."""
         self.appended = 0
@@ -117,7 +119,7 @@ class Replay:
             self.peers.fit(B)
             slots = self.peers.total
         kept = chosen_info(info, self.info)
-        plan = planned(settings, self.spec, self.view, T, slots, kept, self.state, self.exact)
+        plan = planned(settings, self.spec, self.view, T, slots, kept, self.state, self.exact, self.least)
         if self.peers is None:
             self._store = make_store(settings, plan, self.view, B)
         else:
@@ -374,6 +376,8 @@ class ReplaySchedule:
         """Rows collected since the run began."""
         self.trained = 0
         """Gradient steps asked of the policy, skipped ones included."""
+        self.whole = False
+        """True: the replay holds all of a dataset, and what is played of it is counted and not added."""
 
     def due(self) -> int:
         """Gradient steps that the ratio asks for by now: exact, counted from the start of the run.
@@ -412,6 +416,7 @@ class ReplaySchedule:
             "collected": self.collected,
             "trained": self.trained,
             "rate": self._rate,
+            "whole": self.whole,
             "replay": self.replay.state_dict(),
         }
 
@@ -419,6 +424,7 @@ class ReplaySchedule:
         """The inverse of `state_dict` and the replay's `arrays`; a ratio that has changed holds from now on."""
         self.replay.load_state_dict(state["replay"], arrays)
         self.collected, self.trained = int(state["collected"]), int(state["trained"])
+        self.whole = bool(state.get("whole", False))
         if list(state.get("rate", self._rate)) != self._rate:
             self.trained = self._asked()
 

@@ -121,10 +121,12 @@ def planned(
     info: Mapping[str, Any],
     state: Tree,
     exact: bool = False,
+    least: int = 0,
 ) -> StoragePlan:
     """The storage that the settings ask for, for batches [T, B] of so many slots in all, and samples of the view.
 
     Args:
+        least: rows of each slot that must fit, whatever the capacity.
         exact: float64 observations stay so; in hindsight goals do anyway, as rewards are made of them.
 
     Raises:
@@ -132,7 +134,7 @@ def planned(
     """
     stride, history = view.stride, frame_history(spec, settings.deduplicate_frames)
     needed = T + view.span + stride + history + 2
-    rows = math.ceil(settings.capacity / slots) + 1
+    rows = max(math.ceil(settings.capacity / slots), least) + 1
     rows = math.ceil(rows / stride) * stride
     if rows < needed:
         raise ConfigError(

@@ -21,6 +21,7 @@ from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
 from penstock.learn.computing import compute
+from penstock.learn.offline import plan_whole
 from penstock.learn.policy_set import LoadedPolicy, agents_of
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.cache import auto_sampler
@@ -155,6 +156,7 @@ class Trainer:
             shown = self.sampler.initialize(agents_of(self.policy))
             many = self.env_config.seating is not None
             info = {name: own["info"] for name, own in shown.items()} if many else shown["info"]
+            plan_whole(self.policy, self.sampler)
             self.policy.prepare(self.sampler.batch_spec, info)
         except BaseException as error:
             end_ahead()

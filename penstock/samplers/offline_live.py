@@ -9,7 +9,7 @@ slots counts the others' rows too, by the lengths of their episodes, and reads o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class OfflineLive:
         """By policy id: one, under `shared`."""
         self._first_slot, slots = first_slot, self._installed.total_slots
         self._order: tuple[int, Any] = (-1, None)
-        self._begun = False
+        self._begun = self._once = False
         self._steps = 0
         self._next = 0  # number of the next episode
         self._number, self._at = [-1] * slots, [0] * slots  # of each slot's episode, and its steps played
@@ -97,6 +97,39 @@ class OfflineLive:
         Raises:
             ConfigError: a file of the dataset is damaged.
         """
+        batch = self._played()
+        self._steps += batch.env_steps
+        return batch, self._stats.update(batch)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all episodes of the dataset."""
+        return int(self._source.lengths.sum())
+
+    @property
+    def rows_once(self) -> int:
+        """Rows of a slot in which `each_once` plays every episode, a multiple of T."""
+        free = [(0, slot) for slot in range(self._installed.total_slots)]
+        for i in self._order_of(0):
+            row, slot = heapq.heappop(free)
+            heapq.heappush(free, (row + (row > 0) + int(self._source.lengths[i]), slot))
+        T = self.batch_spec.T
+        return -(-max(free)[0] // T) * T
+
+    def each_once(self) -> Iterator[SampleBatch]:
+        """Batches that hold every episode once; a slot for which none is left idles. Then playing begins anew.
+
+        They are neither steps nor episodes of the run: a replay is filled with them before it.
+        """
+        self._once = True
+        for _ in range(self.rows_once // self.batch_spec.T):
+            yield self._played()
+        self._once = self._begun = False
+        self._next = 0
+        tree_map(lambda x, y: x.copy_(y), self._state, self._installed.agent.initial_state(self.batch_spec.B))
+
+    def _played(self) -> SampleBatch:
+        """The next T rows of every slot."""
         _ = self._installed.agent
         T, _ = self.batch_spec
         batch, slots = self._batch, range(self._installed.total_slots)
@@ -105,8 +138,8 @@ class OfflineLive:
         else:
             self._begun = True
             for slot in slots:
-                self._take(slot)
-                self._show(slot, 0)
+                if self._take(slot):
+                    self._show(slot, 0)
         self._blank()
         due = [(0, slot) for slot in slots]
         while due:
@@ -115,13 +148,14 @@ class OfflineLive:
                 continue
             if self._at[slot] < self._length[slot]:
                 heapq.heappush(due, (t + self._play(slot, t), slot))
-            else:  # row t is the reset row of the next episode
-                self._take(slot)
+            elif self._take(slot):  # row t is the reset row of the next episode
                 self._show(slot, t + 1)
                 heapq.heappush(due, (t + 1, slot))
-        self._steps += batch.env_steps
+            elif self._is_own(slot):
+                b = slot - self._first_slot
+                tree_map(lambda x, t=t, b=b: x[t + 1 :, b].__setitem__(..., x[t, b]), batch.obs)
         self._remember()
-        return batch, self._stats.update(batch)
+        return batch
 
     def evaluate_agent(
         self,
@@ -201,23 +235,31 @@ class OfflineLive:
                 x[...] = np.nan if key == "env" else 0
         batch.version[...] = NO_VERSION
 
-    def _take(self, slot: int) -> None:
-        """Deals the next episode to a slot."""
+    def _take(self, slot: int) -> bool:
+        """Deals the next episode to a slot; False if each was dealt once and that is all that was wanted."""
+        if self._once and self._next >= len(self._source.lengths):
+            self._at[slot] = self._length[slot] = 0
+            return False
         self._number[slot], self._at[slot] = self._next, 0
         self._next += 1
         self._load(slot)
+        return True
 
     def _load(self, slot: int) -> None:
         """Looks up the episode of the slot's number; reads it if the slot is this sampler's."""
-        count = len(self._source.lengths)
-        pass_, i = divmod(self._number[slot], count)
-        if self._shuffle:
-            if self._order[0] != pass_:
-                self._order = pass_, generator(self._seed, Purpose.DATASET, pass_).permutation(count)
-            i = int(self._order[1][i])
+        pass_, i = divmod(self._number[slot], len(self._source.lengths))
+        i = int(self._order_of(pass_)[i])
         self._length[slot] = int(self._source.lengths[i])
         if self._is_own(slot):
             self._playing[slot] = self._source.episode(i)
+
+    def _order_of(self, pass_: int) -> Any:
+        """The episodes in the order in which a pass plays them."""
+        if self._order[0] != pass_:
+            count = len(self._source.lengths)
+            shuffled = generator(self._seed, Purpose.DATASET, pass_).permutation(count) if self._shuffle else None
+            self._order = pass_, range(count) if shuffled is None else shuffled
+        return self._order[1]
 
     def _is_own(self, slot: int) -> bool:
         return self._first_slot <= slot < self._first_slot + self.batch_spec.B

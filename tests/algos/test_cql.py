@@ -19,6 +19,7 @@ from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.datasets.episode import Episode
+from penstock.datasets.reader import Dataset
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 
@@ -280,6 +281,25 @@ def test_it_stays_where_the_data_is_and_sac_does_not(tmp_path: Path) -> None:
     assert found["sac"][0] > 4.0
     assert found["cql"][1] > 1.0
     assert found["cql"][0] < found["cql"][1] + 0.5
+
+
+def test_all_of_the_dataset_is_in_reach_from_the_first_gradient_step(tmp_path: Path) -> None:
+    """The first steps of a run that is far shorter than the data; a replay too small for it says so."""
+    path = cliff_data(tmp_path)
+    steps = int(Dataset(Path(path)).lengths.sum())
+    assert steps == 256
+
+    def sizes(name: str, capacity: int) -> list[float]:
+        algo = ps.override(CQL(batch_size=16, replay_ratio=1.0, learning_starts=0, sampled_actions=2,
+                               net=ps.Net(hidden=(8,), activation="relu")), {"replay.capacity": capacity})  # fmt: skip
+        run = ps.RunConfig(steps=128, dir=str(tmp_path / name), eval_episodes=0, log_interval=1, progress="off", tensorboard=False)
+        with ps.Run(ps.Experiment(Cliff, algo, ps.OfflineSampler(path, T=8, B=4), run)) as live:
+            return [it.metrics["replay/size"] for it in live]
+
+    whole = sizes("whole", steps)
+    assert whole == [steps] * len(whole)
+    with pytest.warns(UserWarning, match=f"dataset of {steps:,} steps.*--algo.replay.capacity {steps}"):
+        assert sizes("short", steps - 1)[0] < 64
 
 
 @pytest.mark.slow

@@ -130,6 +130,34 @@ def test_each_pass_plays_every_episode_once_in_an_order_of_its_own(tmp_path: Pat
     assert max(sampler.state_dict()["number"]) in range(E - 1, E + 5)
 
 
+@pytest.mark.parametrize(("T", "B"), [(5, 1), (7, 3), (3, 40)])
+def test_each_once_holds_every_episode_once_and_changes_nothing_after_it(T: int, B: int, tmp_path: Path) -> None:
+    """A replay is filled with them; 40 slots are more than there are episodes."""
+    path, _ = recorded(tmp_path / "d")
+    data, sampler, cutter = Dataset(path), live(path, T=T, B=B), EpisodeCutter(B, ["logp"])
+    batches = [x.copy() for x in sampler.each_once()]
+    assert len(batches) * T == sampler.rows_once
+    assert sum(x.env_steps for x in batches) == sampler.steps == data.lengths.sum()
+    assert batches[-1].valid.any()
+    found = [float(e.reward.sum(dtype=np.float64)) for x in batches for e in cutter.add(x)]
+    expected = [float(data.episode(i).reward.sum(dtype=np.float64)) for i in range(len(data.lengths))]
+    assert sorted(found) == pytest.approx(sorted(expected))
+    fresh = live(path, T=T, B=B)
+    for k in range(3):
+        (one, episodes), (other, alike) = sampler.obtain_samples(k), fresh.obtain_samples(k)
+        assert bits(one) == bits(other)
+        assert episodes.return_.tolist() == alike.return_.tolist()
+    assert sampler.metrics() == fresh.metrics()
+    two = [ps.OfflineSampler(str(path), T=T, B=B).build(echo_config(False), 3, first_slot=i * B, total_slots=2 * B)
+           for i in range(2)]  # fmt: skip
+    parts = []
+    for each in two:
+        each.initialize(Mute(each.spec))
+        parts.append(sum(x.env_steps for x in each.each_once()))
+    assert sum(parts) == data.lengths.sum()
+    assert two[0].rows_once == two[1].rows_once
+
+
 def test_more_slots_than_episodes(tmp_path: Path) -> None:
     path, _ = recorded(tmp_path / "d", B=1, batches=2)
     assert len(Dataset(path).lengths) < 8
