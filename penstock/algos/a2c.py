@@ -57,7 +57,8 @@ class A2C(Settings):
     """Settings of A2C."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
-    batch = BatchSpec(T=5, B=16)
+    usual_batch = BatchSpec(T=5, B=16)
+    recurrent_batch = BatchSpec(T=16, B=8)
 
     lr: Rate = 7e-4
     """RMSprop's step size, usually 3e-4 to 1e-3."""

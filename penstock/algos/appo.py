@@ -113,7 +113,7 @@ class APPO(InMinibatches):
     """Settings of APPO."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)
-    batch = BatchSpec(T=64, B=16)
+    usual_batch = BatchSpec(T=64, B=16)
     takes_stale: ClassVar[bool] = True
     """V-trace allows for the lag, by the ratio to the recorded log-probabilities."""
     takes_fragments: ClassVar[bool] = True

@@ -186,7 +186,7 @@ class CQL(FromReplay):
     """Settings of CQL."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn, _agent_with_multiplier)
-    batch = BatchSpec(T=16, B=16)
+    usual_batch = BatchSpec(T=16, B=16)
     takes_stale = False
     offline: ClassVar[bool] = True
     """It learns from the actions of others: a dataset, played back by an OfflineSampler."""

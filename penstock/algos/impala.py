@@ -70,7 +70,7 @@ class IMPALA(Settings):
     """Settings of IMPALA."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
-    batch = BatchSpec(T=20, B=32)
+    usual_batch = BatchSpec(T=20, B=32)
     takes_stale: ClassVar[bool] = True
     """V-trace allows for the lag, by the ratio to the recorded log-probabilities."""
     takes_fragments: ClassVar[bool] = True

@@ -16,6 +16,7 @@ from penstock.agents.actor_critic import ActorCritic
 from penstock.agents.value_scale import value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight
+from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
@@ -71,6 +72,7 @@ class PPO(InMinibatches):
     """Settings of PPO."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    recurrent_batch = BatchSpec(T=32, B=4)
     takes_stale = True
     """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""
 

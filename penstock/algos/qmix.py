@@ -196,7 +196,7 @@ class QMIX(FromReplay):
     """Settings of QMIX and VDN."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
-    batch = BatchSpec(T=1, B=8)
+    usual_batch = BatchSpec(T=1, B=8)
     lockstep = True
     """All agents act in each step: environments of turns are refused."""
 

@@ -163,23 +163,23 @@ class R2D1(FromReplay):
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
     absent: ClassVar = {"dueling_hidden": ()}  # runs of 0.1.0
-    batch = BatchSpec(T=40, B=16)
+    usual_batch = BatchSpec(T=40, B=16)
 
-    lr: Rate = 1e-4
+    lr: Rate = 1e-3
     """Adam's step size, usually 1e-4 (Atari) to 1e-3."""
     discount: Unit = 0.997
     """Weight of the next step's value, usually 0.99 to 0.997."""
-    batch_size: Count = 64
+    batch_size: Count = 32
     """Sequences of a gradient step, usually 16 to 64."""
-    replay_ratio: Positive = 1.0
+    replay_ratio: Positive = 16.0
     """Rows trained on for each row collected, usually 1 (Atari) to 16; burn-in does not count."""
-    learning_starts: Whole = 10_000
+    learning_starts: Whole = 1_000
     """Steps of random actions before the first gradient step; 1e5 in rlpyt."""
     n_step: Count = 5
     """Rewards in a target before the value, usually 3 to 5."""
-    burn_in: Whole = 40
+    burn_in: Whole = 20
     """Rows that only refresh the stored state, usually 0 to 40."""
-    train_length: Count = 80
+    train_length: Count = 40
     """Rows of a sequence that are trained on, after the burn-in; usually 20 to 80."""
     state_interval: Count = 40
     """Rows from the start of a sequence to that of the next; `sampler.T` must divide it."""
@@ -204,14 +204,14 @@ class R2D1(FromReplay):
     """Smallest epsilon of the `log-space` ladder."""
     eps_eval: Unit = 0.0
     """Chance of a random action in evaluations, usually 0 to 0.05."""
-    target_interval: Count = 2_500
-    """Gradient steps between updates of the target network."""
+    target_interval: Count = 100
+    """Gradient steps between updates of the target network, usually 100 to 2,500 (Atari)."""
     tau: Share = 1.0
     """Share of the online network in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
     max_grad_norm: Bound = 80.0
     """Gradients are scaled down to this norm."""
-    adam_eps: NotNegative = 1e-3
-    """Added to the optimizer's divisor; 1e-3 in the paper."""
+    adam_eps: NotNegative = 1e-5
+    """Added to the optimizer's divisor; 1e-3 in the paper, beside gradients of Atari's size."""
     replay: ReplaySettings = ReplaySettings(
         index="prioritized", priority_alpha=0.9, priority_beta=0.6, fresh_priority="agent"
     )

@@ -49,8 +49,9 @@ class Settings:
 
     functions: ClassVar[Functions]
     """What the algorithm is made of."""
-    batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
-    """T and B of the sampler, where a run names none."""
+    usual_batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
+    recurrent_batch: ClassVar[BatchSpec | None] = None
+    """What `batch` is with a recurrent net, whose minibatches are whole columns; None for the same."""
 
     lr: Rate = 3e-4
     """The optimizer's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
@@ -72,6 +73,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def batch(self) -> BatchSpec:
+        """T and B of the sampler, where a run names none."""
+        recurrent = self.net.is_recurrent and self.recurrent_batch
+        return recurrent or self.usual_batch
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu", total_steps: int | None = None) -> Policy:
         """The live policy for an environment.
@@ -121,7 +128,7 @@ class InMinibatches(Settings):
 class FromReplay(Settings):
     """Settings of algorithms that learn from samples of replay."""
 
-    batch: ClassVar[BatchSpec] = BatchSpec(T=1, B=1)
+    usual_batch: ClassVar[BatchSpec] = BatchSpec(T=1, B=1)
     """T and B of the sampler, where a run names none."""
     takes_stale: ClassVar[bool] = True
     """Replay holds batches of earlier policies anyway."""
