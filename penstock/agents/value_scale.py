@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FIRST_GAIN = 1e-4
+FIRST_GAIN = 1e-8
 """Gain of a value head before its unit is known: values of about 0 in any unit, which pass gradients all the same."""
 _RATE = 0.01
 

@@ -88,8 +88,8 @@ class PPO(InMinibatches):
     target_kl: Positive | None = None
     """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
     None: they do not."""
-    max_grad_norm: Bound = 0.5
-    """Gradients are scaled down to this norm."""
+    max_grad_norm: Bound = 2.0
+    """Gradients are scaled down to this norm, of actor and critic apart where they share nothing; usually 0.5 to 10."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True

@@ -145,3 +145,18 @@ def test_replaced_parameters_are_named_as_what_no_optimizer_holds():
     net.load_state_dict({key: x.clone() for key, x in net.state_dict().items()}, assign=True)
     with pytest.raises(ConfigError, match="assign=True"):
         set_gradients(loss(net(torch.ones(3, 2)).sum()), optimizers, None)
+
+
+def test_a_norm_group_is_scaled_by_its_own_norm():
+    """One norm over all would leave the small group a thousandth of its gradient."""
+    params = parameters([1.0, 1.0], [1.0], [1.0], [1.0])
+    total = 3 * params[0][0] + 4 * params[1].sum() + 3000 * params[2].sum() + 0.5 * params[3].sum()
+    group_of = {id(params[0]): "actor", id(params[1]): "actor", id(params[2]): "critic"}
+    found = set_gradients(loss(total), one(params), 1.0, None, group_of)
+    assert found == pytest.approx({"actor": 5, "critic": 3000, "all": 0.5})
+    assert grads(params) == [pytest.approx([0.6, 0]), pytest.approx([0.8]), pytest.approx([1]), [0.5]]
+    params[1].requires_grad_(False)
+    assert set_gradients(loss(3 * params[0][0] + params[2].sum()), one(params), None, None, group_of) == {
+        "actor": 3,
+        "critic": 1,
+    }

@@ -79,7 +79,7 @@ def test_preset_is_the_experiment_of_the_command_line() -> None:
 
 
 def test_no_preset_says_which_there_are() -> None:
-    with pytest.raises(ConfigError, match="CartPole-v1"):
+    with pytest.raises(ConfigError, match="MountainCar-v0"):
         ps.preset("ppo", "Nothing-v0")
     with pytest.raises(ConfigError, match="no preset for 'pppo'"):
         ps.preset("pppo", "CartPole-v1")
