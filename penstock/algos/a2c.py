@@ -7,6 +7,7 @@ RMSprop's epsilon is added to the root, not under it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic
@@ -56,6 +57,7 @@ optimizer_fn = rmsprop
 class A2C(Settings):
     """Settings of A2C."""
 
+    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=5, B=16)
     recurrent_batch = BatchSpec(T=16, B=8)

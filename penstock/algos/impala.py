@@ -69,6 +69,7 @@ optimizer_fn = adam
 class IMPALA(Settings):
     """Settings of IMPALA."""
 
+    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=20, B=32)
     takes_stale: ClassVar[bool] = True

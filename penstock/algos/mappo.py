@@ -156,6 +156,7 @@ def agent_fn(spec: EnvSpec, cfg: MAPPO) -> Agent:
 class MAPPO(InMinibatches):
     """Settings of MAPPO."""
 
+    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     takes_stale = True
     """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""

@@ -8,6 +8,7 @@ observation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -71,6 +72,7 @@ optimizer_fn = adam
 class PPO(InMinibatches):
     """Settings of PPO."""
 
+    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     recurrent_batch = BatchSpec(T=32, B=4)
     takes_stale = True

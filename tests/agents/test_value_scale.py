@@ -143,7 +143,9 @@ def test_networks_that_share_nothing_are_clipped_apart(shared: bool) -> None:
     else:
         assert metrics["train/grad_norm_critic"] > 100 * metrics["train/grad_norm_actor"]
         head = torch.cat([p.grad.flatten() for p in policy.agent.head.parameters()]).norm()
-        assert float((gradient**2 + head**2) ** 0.5) == pytest.approx(min(0.5, metrics["train/grad_norm_actor"]), rel=1e-4)
+        assert float((gradient**2 + head**2) ** 0.5) == pytest.approx(
+            min(0.5, metrics["train/grad_norm_actor"]), rel=1e-4
+        )
     assert 0.0 < metrics["train/step_rms"] < 2 * float(algo.lr)
 
 

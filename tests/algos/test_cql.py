@@ -292,7 +292,9 @@ def test_all_of_the_dataset_is_in_reach_from_the_first_gradient_step(tmp_path: P
     def sizes(name: str, capacity: int) -> list[float]:
         algo = ps.override(CQL(batch_size=16, replay_ratio=1.0, learning_starts=0, sampled_actions=2,
                                net=ps.Net(hidden=(8,), activation="relu")), {"replay.capacity": capacity})  # fmt: skip
-        run = ps.RunConfig(steps=128, dir=str(tmp_path / name), eval_episodes=0, log_interval=1, progress="off", tensorboard=False)
+        run = ps.RunConfig(
+            steps=128, dir=str(tmp_path / name), eval_episodes=0, log_interval=1, progress="off", tensorboard=False
+        )
         with ps.Run(ps.Experiment(Cliff, algo, ps.OfflineSampler(path, T=8, B=4), run)) as live:
             return [it.metrics["replay/size"] for it in live]
 

@@ -70,7 +70,9 @@ def test_only_values_depend_on_the_state(net: str, spec: EnvSpec) -> None:
 
 @pytest.mark.parametrize("net", ["plain", "normalised"])
 def test_advantages_are_those_of_the_central_values(net: str) -> None:
-    policy = MAPPO(net=NETS[net], normalize_advantage=False, normalize_value=False, discount=0.9, gae_lambda=0.8).build(SPEC, 0)
+    policy = MAPPO(net=NETS[net], normalize_advantage=False, normalize_value=False, discount=0.9, gae_lambda=0.8).build(
+        SPEC, 0
+    )
     agent: Any = policy.agent
     batch = as_tensors(batch_of(policy), policy.device)
     agent.observe(batch)

@@ -71,7 +71,9 @@ def test_real_atari_and_minatar_ids() -> None:
 def test_toys_have_ids() -> None:
     assert isinstance(EnvConfig("penstock/TMaze-v0", {"length": 3}).make(), TMaze)
     left_out = {"FAULTS", "FaultEnv", "HideVelocity", "Toy", "ParallelToy", "TurnToy"}
-    assert {f"penstock/{name}-v0" for name in toys if name not in left_out and not name.endswith("_positions")} <= set(known_ids())
+    assert {f"penstock/{name}-v0" for name in toys if name not in left_out and not name.endswith("_positions")} <= set(
+        known_ids()
+    )
     with pytest.raises(ConfigError, match="did you mean 'penstock/Overshoot-v0'"):
         EnvConfig("penstock/Overshot-v0").make()
     assert np.isfinite(Overshoot().reset(seed=0)[0]).all()

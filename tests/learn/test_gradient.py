@@ -35,7 +35,9 @@ def test_a_large_gradient_is_scaled_to_the_norm():
 @pytest.mark.parametrize("limit", [None, 5.0, 6.0])
 def test_a_gradient_within_the_limit_is_left_alone(limit: float | None):
     params = parameters([1.0, 1.0], [1.0])
-    assert max(set_gradients(loss(3 * params[0][0] + 4 * params[1].sum()), one(params), limit).values()) == pytest.approx(5)
+    assert max(
+        set_gradients(loss(3 * params[0][0] + 4 * params[1].sum()), one(params), limit).values()
+    ) == pytest.approx(5)
     assert grads(params) == [[3, 0], [4]]
 
 
@@ -70,7 +72,9 @@ def test_an_unused_parameter_has_no_gradient():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_reported_and_not_set(bad: float):
     params = parameters([1.0], [1.0])
-    assert not math.isfinite(max(set_gradients(loss(bad * params[0].sum() + params[1].sum()), one(params), 1.0).values()))
+    assert not math.isfinite(
+        max(set_gradients(loss(bad * params[0].sum() + params[1].sum()), one(params), 1.0).values())
+    )
     assert grads(params) == []
 
 
@@ -98,7 +102,9 @@ def test_groups_of_one_optimizer_share_its_norm():
 def test_gradients_that_share_memory_are_scaled_once():
     """Autograd hands one tensor to both terms of a sum, expanded if the sum is reduced."""
     params = parameters([1.0, 1.0], [1.0, 1.0])
-    assert max(set_gradients(loss((params[0] + params[1]).square().sum()), one(params), 1.0).values()) == pytest.approx(8)
+    assert max(set_gradients(loss((params[0] + params[1]).square().sum()), one(params), 1.0).values()) == pytest.approx(
+        8
+    )
     assert grads(params) == [pytest.approx([0.5, 0.5])] * 2
     assert max(set_gradients(loss((params[0] + params[1]).sum()), one(params), 1.0).values()) == pytest.approx(2)
     assert grads(params) == [pytest.approx([0.5, 0.5])] * 2
@@ -124,7 +130,9 @@ def test_frozen_parameters_stay_whatever_their_optimizer_holds():
     params[0].requires_grad_(False)
     optimizers["other"].param_groups[0]["params"][0].requires_grad_(False)
     total = params[0].sum() * params[1].sum()
-    assert max(set_gradients(loss({"all": total, "other": torch.zeros(())}), optimizers, None).values()) == pytest.approx(1)
+    assert max(
+        set_gradients(loss({"all": total, "other": torch.zeros(())}), optimizers, None).values()
+    ) == pytest.approx(1)
     optimizers["all"].step()
     assert [p.tolist() for p in params] == [[1.0], [1.0]]
     params[1].requires_grad_(False)
