@@ -17,7 +17,7 @@ from tests.params import slow_but
 PACKAGE = Path(ps.__file__).parent
 FRAMES_TO_OPTIMIZER = 4
 FRAMES_TO_ENV = 6
-FILES_AN_ITERATION = 21
+FILES_AN_ITERATION = 22
 FROM_REPLAY = {"sac", "dqn-per"}
 FRAMES_FROM_REPLAY = 5
 FILES_FROM_REPLAY = 25

@@ -17,13 +17,15 @@ from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
-from penstock.agents.value_scale import FIRST_GAIN, ValueScale
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD, Held
 from penstock.core.spec import EnvSpec, LeafSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_structure
 
+FIRST_GAIN = 1e-8
+"""Gain of a value head before its unit is known: values of about 0 in any unit, which pass gradients all the same."""
+_RATE = 0.01
 _IMAGES = 256
 """Rows of images that `values` are computed of at once."""
 
@@ -149,6 +151,63 @@ class Body(nn.Module):
         return through(mlp, obs if self._identity else self.encoder(inputs, obs), out)
 
 
+class ValueScale(nn.Module):
+    """Multiplies the output of a value head by the running root mean square of returns.
+
+    PopArt (van Hasselt et al. 2016, arXiv:1602.07714, proposition 1; for policy gradients Hessel et al. 2018,
+    arXiv:1809.04474) without its shift: where all returns are alike, their deviation vanishes, and one that differs
+    would be huge in it; their root mean square stays. An agent takes part by a module `value_scale` behind its linear
+    layer `value_head` of gain `FIRST_GAIN`.
+    """
+
+    square: Tensor
+    """Mean square of returns, float64; 0 before one other than 0 was seen."""
+    batches: Tensor
+    """Batches that made it."""
+    unit: Tensor
+    """Its root, float32: what an output of 1 stands for; 1 before a return was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("square", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("unit", torch.ones(()))
+        self.register_load_state_dict_pre_hook(_without_unit)
+
+    def forward(self, output: Tensor) -> Tensor:
+        """Values, in the unit of rewards, of the head's output."""
+        return output * self.unit
+
+    @torch.no_grad()
+    def update(self, mean_square: Tensor, head: nn.Linear) -> None:
+        """Merges the mean square of a batch's returns; the head goes on giving the same values.
+
+        The first batches count alike, later ones as one of a hundred. Zeros alone, and what is not finite, are passed
+        over.
+        """
+        counts = mean_square.isfinite() & (mean_square > 0.0)
+        self.batches += counts
+        rate = (1.0 / self.batches.clamp(min=1.0)).clamp(min=_RATE)
+        moved = self.square + rate * (mean_square.double() - self.square)
+        self.square.copy_(torch.where(counts, moved, self.square))
+        unit = torch.where(self.square > 0.0, self.square.sqrt(), 1.0).float()
+        for parameter in head.parameters():
+            parameter.mul_((self.unit / unit).to(parameter.dtype))
+        self.unit.copy_(unit)
+
+
+def _without_unit(scale: ValueScale, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Takes parameters of an agent without a value scale, too: their values are in the unit of rewards."""
+    for name, start in (("square", 0.0), ("batches", 0.0), ("unit", 1.0)):
+        state.setdefault(prefix + name, torch.full_like(scale.get_buffer(name), start))
+
+
+def value_unit(agent: Any) -> Tensor | float:
+    """What an output of 1 of the agent's value head stands for; 1 for an agent without a value scale."""
+    scale: ValueScale | None = getattr(agent, "value_scale", None)
+    return 1.0 if scale is None else scale.unit
+
+
 class ActorCritic(Agent):
     """Actor and critic with separate or shared bodies, optional memory, action masks and normalisers.
 
@@ -233,7 +292,8 @@ class ActorCritic(Agent):
             self.preparation.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
-        return super().scaled_reward(reward.sign() if self.net.clip_reward else reward)
+        reward = reward.sign() if self.net.clip_reward else reward
+        return self.preparation.scaled(reward) if self.preparation.active else reward
 
     def norm_groups(self) -> Mapping[str, Sequence[nn.Module]]:
         if self.critic is None:

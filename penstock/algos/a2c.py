@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock import ops
-from penstock.agents.actor_critic import ActorCritic
-from penstock.agents.value_scale import value_unit
+from penstock.agents.actor_critic import ActorCritic, value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Rate, Unit, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
+from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import OptimizerName, rmsprop
 from penstock.learn.settings import Functions, Settings
-from penstock.learn.values import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBatch:
@@ -57,7 +56,8 @@ optimizer_fn = rmsprop
 class A2C(Settings):
     """Settings of A2C."""
 
-    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
+    absent: ClassVar = {"normalize_value": False}
+    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=5, B=16)
     recurrent_batch = BatchSpec(T=16, B=8)

@@ -16,16 +16,16 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from penstock import ops
+from penstock.agents.actor_critic import value_unit
 from penstock.agents.agent import Agent, check_agent_members, logp_and_values
-from penstock.agents.value_scale import value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Positive, Rate, Unit, Weight, Whole
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import Loss
+from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
-from penstock.learn.values import moved_unit
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
@@ -112,7 +112,8 @@ optimizer_fn = adam
 class APPO(InMinibatches):
     """Settings of APPO."""
 
-    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
+    absent: ClassVar = {"normalize_value": False}
+    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)
     usual_batch = BatchSpec(T=64, B=16)
     takes_stale: ClassVar[bool] = True

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock import ops
-from penstock.agents.actor_critic import ActorCritic
+from penstock.agents.actor_critic import ActorCritic, value_unit
 from penstock.agents.agent import logp_and_values
-from penstock.agents.value_scale import value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight, Whole
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
+from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, Settings
-from penstock.learn.values import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> TrainBatch:
@@ -69,7 +68,8 @@ optimizer_fn = adam
 class IMPALA(Settings):
     """Settings of IMPALA."""
 
-    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
+    absent: ClassVar = {"normalize_value": False}
+    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=20, B=32)
     takes_stale: ClassVar[bool] = True

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.actor_critic import ActionHead, Body, Output
+from penstock.agents.actor_critic import FIRST_GAIN, ActionHead, Body, Output, ValueScale
 from penstock.agents.agent import Agent
 from penstock.agents.distributions import acted
 from penstock.agents.mlp import orthogonal
@@ -28,7 +28,6 @@ from penstock.agents.networks import Net
 from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
-from penstock.agents.value_scale import FIRST_GAIN, ValueScale
 from penstock.algos.ppo import loss_fn, postprocess_fn
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
@@ -156,7 +155,8 @@ def agent_fn(spec: EnvSpec, cfg: MAPPO) -> Agent:
 class MAPPO(InMinibatches):
     """Settings of MAPPO."""
 
-    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
+    absent: ClassVar = {"normalize_value": False}
+    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     takes_stale = True
     """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""

@@ -13,15 +13,14 @@ from typing import ClassVar
 import torch
 
 from penstock import ops
-from penstock.agents.actor_critic import ActorCritic
-from penstock.agents.value_scale import value_unit
+from penstock.agents.actor_critic import ActorCritic, value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
+from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, InMinibatches
-from penstock.learn.values import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBatch:
@@ -72,7 +71,8 @@ optimizer_fn = adam
 class PPO(InMinibatches):
     """Settings of PPO."""
 
-    absent: ClassVar = {"normalize_value": False}  # runs of 0.1.0
+    absent: ClassVar = {"normalize_value": False}
+    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     recurrent_batch = BatchSpec(T=32, B=4)
     takes_stale = True

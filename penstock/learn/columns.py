@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from penstock import ops
+from penstock.agents.actor_critic import value_unit
+from penstock.agents.agent import Agent
+from penstock.agents.preparation import RunningMoments
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_map
@@ -24,6 +27,23 @@ def batch_mean(x: Tensor, valid: Tensor) -> Tensor:
     """The mean of x [T, B] where `valid`, in a `postprocess_fn` over the batches of all learners."""
     columns = _present.get()
     return ops.masked_mean(x, valid) if columns is None else ops.masked_mean(columns.joined(x), columns.joined(valid))
+
+
+def moved_unit(agent: Any, return_: Tensor, valid: Tensor) -> Tensor | float:
+    """Moves the agent's value scale by the returns [T, B] of the batches of all learners; returns the new unit.
+
+    Advantages in it, and value errors over its square, are of about the same size whatever the rewards.
+    """
+    scale = getattr(agent, "value_scale", None)
+    if scale is not None:
+        scale.update(batch_mean(return_.double().square(), valid), agent.value_head)
+    return value_unit(agent)
+
+
+def watches(agent: Agent) -> bool:
+    """True if the agent keeps running statistics, or may: its `observe` is its own."""
+    kept = any(isinstance(module, RunningMoments) for module in agent.modules())
+    return kept or type(agent).observe.__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
 class Columns:

@@ -17,7 +17,7 @@ from penstock import ops
 from penstock.agents.acting import check_heads
 from penstock.agents.agent import Agent, check_agent_members
 from penstock.agents.parameters import misfit, parameters_digest
-from penstock.agents.preparation import ObsNormalizer, RunningMoments
+from penstock.agents.preparation import ObsNormalizer
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
@@ -27,11 +27,20 @@ from penstock.core.spec import BatchSpec, EnvSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.clock import Clock
-from penstock.learn.columns import Columns
+from penstock.learn.columns import Columns, watches
 from penstock.learn.comm import ALONE, Comm
-from penstock.learn.gradients import NormGroups, check_newcomers, check_optimizers, held_by_none, set_gradients
 from penstock.learn.minibatch import check_rows
-from penstock.learn.optimizers import step
+from penstock.learn.optimizers import (
+    NormGroups,
+    check_newcomers,
+    check_optimizers,
+    copies,
+    held_by_none,
+    judged,
+    measured,
+    set_gradients,
+    sizes_of,
+)
 from penstock.learn.predict import predict
 from penstock.learn.reduction import Reduction, check_alike
 from penstock.learn.seeding import OwnGenerator
@@ -275,7 +284,7 @@ class Policy:
                 'ps.Loss(total, {"loss": total.detach()})'
             )
         alone = self.comm.size == 1
-        if alone and (loss := _judged(loss)).stop:
+        if alone and (loss := judged(loss)).stop:
             return loss
         if self._left_out is not None:
             check_newcomers(self.agent, self.optimizers, self._left_out, loss)
@@ -285,27 +294,26 @@ class Policy:
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, None, groups)
         else:
             assert self.columns is not None
-            rows, metrics = _rows_of(loss, minibatch), self.columns.metrics
-            whole = Reduction(self.comm, self.agent, self.optimizers, loss, rows, metrics)
+            whole = Reduction(self.comm, self.agent, self.optimizers, loss, minibatch, self.columns.metrics)
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, whole, groups)
-            if (loss := _judged(whole.loss)).stop:
+            if (loss := judged(whole.loss)).stop:
                 return loss
         if wrong := [norm for norm in norms.values() if not math.isfinite(norm)]:
             self.skipped += 1
             self._skips_in_a_row += 1
             if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
                 raise NonFiniteError(
-                    f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {wrong[0]}); the last update "
-                    f"that counted was number {self.updates}; lower lr, or use net.normalize_obs, net.normalize_reward"
+                    f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {wrong[0]}); the last that "
+                    f"counted was number {self.updates}; lower lr, or use net.normalize_obs, net.normalize_reward"
                 )
             return None
         self._skips_in_a_row = 0
-        names = loss.total if isinstance(loss.total, dict) else self.optimizers
-        sizes = step({name: self.optimizers[name] for name in names}, measured=self.updates % _MEASURED_EVERY == 0)
-        seen = {_named("grad_norm", name): torch.tensor(norm) for name, norm in norms.items()}
-        seen |= {_named("step_rms", name): size for name, size in sizes.items()}
-        if isinstance(loss.metrics, Mapping):  # `averaged` refuses what is none
-            loss = loss._replace(metrics={**loss.metrics, **seen})
+        stepped = {x: self.optimizers[x] for x in (loss.total if isinstance(loss.total, dict) else self.optimizers)}
+        before = {} if self.updates % _MEASURED_EVERY else copies(stepped)
+        for optimizer in stepped.values():
+            optimizer.step()
+        if isinstance(loss.metrics, Mapping):
+            loss = loss._replace(metrics={**loss.metrics, **measured(norms, sizes_of(before, stepped))})
         self.updates += 1
         if not (alone or self._compared):
             check_alike(self.comm, self.agent)
@@ -340,7 +348,7 @@ class Policy:
 
         Each learner makes the same statistics of the rows of all, so they are those of one learner bit for bit.
         """
-        if self.columns is not None and _watches(self.agent):
+        if self.columns is not None and watches(self.agent):
             self.columns.fit(batch.spec.B)
             batch = self.columns.batch(batch)
         self.agent.observe(batch)
@@ -426,33 +434,6 @@ class Policy:
                 f"the stored parameters do not fit this agent, {misfit(self.agent.state_dict(), parameters)}; "
                 "were net, spaces or the algorithm changed?"
             ) from error
-
-
-def _named(metric: str, group: str) -> str:
-    """The metric of a norm group or an optimizer, which needs no name where it is all there is."""
-    return metric if group == "all" else f"{metric}_{group}"
-
-
-def _judged(loss: Loss) -> Loss:
-    """The loss, with `stop` where a metric is above its limit."""
-    if loss.limits and any(float(loss.metrics[name]) > limit for name, limit in loss.limits.items()):
-        return loss._replace(stop=True)
-    return loss
-
-
-def _watches(agent: Agent) -> bool:
-    """True if the agent keeps running statistics, or may: its `observe` is its own."""
-    kept = any(isinstance(module, RunningMoments) for module in agent.modules())
-    return kept or type(agent).observe.__module__.partition(".")[0] != __name__.partition(".")[0]
-
-
-def _rows_of(loss: Loss, minibatch: TrainBatch) -> float:
-    """The rows that the means of a loss are over."""
-    if loss.rows is not None:
-        return float(loss.rows)
-    if minibatch.valid is not None:
-        return float(minibatch.valid.sum())
-    return float(len(tree_leaves(minibatch.inputs.obs)[0]))
 
 
 def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:

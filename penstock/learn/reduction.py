@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
+from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
+from penstock.core.tree import tree_leaves
 from penstock.learn.algorithm import Loss, Optimizer, Optimizers
 from penstock.learn.comm import Comm
-from penstock.learn.gradients import Gradients
+from penstock.learn.optimizers import Gradients
 
 
 class Reduction:
@@ -30,14 +32,14 @@ class Reduction:
             ranks send must be of one size.
         loss: of the own share; afterwards `loss` has the metrics of the whole minibatch, and says `stop` if any did. A
             metric is the mean over the shares that report it.
-        rows: of the share that count; 0: it only takes part.
+        share: of the minibatch; without rows that count it only takes part.
         metrics: names that all ranks know; those that some rank reports first are added.
     """
 
     def __init__(
-        self, comm: Comm, agent: Agent, optimizers: Optimizers, loss: Loss, rows: float, metrics: list[str]
+        self, comm: Comm, agent: Agent, optimizers: Optimizers, loss: Loss, share: TrainBatch, metrics: list[str]
     ) -> None:
-        self._comm, self._agent, self._optimizers, self._rows = comm, agent, optimizers, rows
+        self._comm, self._agent, self._optimizers, self._rows = comm, agent, optimizers, _rows_of(loss, share)
         self.loss, self._metrics = loss, metrics
 
     def __call__(self, found: dict[str, Gradients]) -> dict[str, Gradients]:
@@ -129,3 +131,12 @@ def check_alike(comm: Comm, agent: Agent) -> None:
                 "statistics of its own rows: use LayerNorm, Net(normalize_obs=True), or a buffer with persistent=False "
                 "for what may differ"
             )
+
+
+def _rows_of(loss: Loss, minibatch: TrainBatch) -> float:
+    """The rows that the means of a loss are over."""
+    if loss.rows is not None:
+        return float(loss.rows)
+    if minibatch.valid is not None:
+        return float(minibatch.valid.sum())
+    return float(len(tree_leaves(minibatch.inputs.obs)[0]))

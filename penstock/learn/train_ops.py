@@ -22,7 +22,6 @@ from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.given import check_given
 from penstock.learn.minibatch import minibatches
-from penstock.learn.offline import fill
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.replay.replay import Drawing
@@ -36,7 +35,8 @@ _CPU = torch.device("cpu")
 def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
     """Samples a batch and trains on it: an iteration of every algorithm that brings no `training_step` of its own."""
     started = time.perf_counter()
-    fill(policy, sampler)
+    if itr == 0:
+        fill(policy, sampler)
     batch, episodes = sampler.obtain_samples(itr)
     sampled = time.perf_counter()
     env_steps = batch.env_steps
@@ -183,6 +183,39 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
     policy.move_schedules(policy.progress)
     results = averaged(steps) | schedule.metrics()
     return _counted(policy, results, batch.env_steps if env_steps is None else env_steps)
+
+
+def plan_whole(policy: Any, sampler: Any) -> None:
+    """Makes room for the sampler's dataset in the policy's replay, before `policy.prepare`; warns if it is too small.
+
+    A sampler without a dataset, and a replay that gives each sample once, stay as they are.
+    """
+    schedule = getattr(policy, "replay_schedule", None)
+    if schedule is None or not hasattr(sampler, "each_once") or schedule.replay.settings.index == "fifo":
+        return
+    capacity = schedule.replay.settings.capacity
+    if sampler.steps <= capacity:
+        schedule.replay.least = sampler.rows_once
+    else:
+        warnings.warn(
+            f"replay.capacity={capacity:,} for a dataset of {sampler.steps:,} steps: gradient steps draw from the "
+            f"steps played last; use --algo.replay.capacity {sampler.steps} to draw from all of them",
+            stacklevel=3,
+        )
+
+
+def fill(policy: Any, sampler: Any) -> None:
+    """Fills a replay that `plan_whole` made room in with every episode of the dataset, before the run's first step."""
+    schedule = getattr(policy, "replay_schedule", None)
+    if schedule is None or not schedule.replay.least or schedule.whole or schedule.collected:
+        return
+    assert isinstance(policy, Policy)
+    for batch in sampler.each_once():
+        arrays = as_arrays(batch)
+        tensors = as_tensors(arrays, policy.device)
+        schedule.replay.append(arrays, policy.agent.terminal(tensors).cpu().numpy())
+        policy.observe(tensors)
+    schedule.whole = True
 
 
 def _look_at_images(policy: Policy, batch: SampleBatch) -> None:

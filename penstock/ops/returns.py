@@ -129,7 +129,8 @@ def vtrace(
     decay = continues(terminated, truncated, valid).to(error.dtype) * (discount * vtrace_lambda)
     correction = discounted_sum(rho * error, decay * ratio.clamp(max=c_bar))  # v - V
     following = torch.cat((correction[1:], torch.zeros_like(correction[:1])))
-    return value[:-1] + correction, rho * (error + decay * following)
+    beyond = (decay * following).masked_fill(decay == 0.0, 0.0)  # an infinite one, too
+    return value[:-1] + correction, rho * (error + beyond)
 
 
 def _check_rows(first: Tensor, **others: Tensor) -> None:

@@ -21,9 +21,8 @@ from penstock.core.tree import tree_leaves, tree_paths
 from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
 from penstock.learn.computing import compute
-from penstock.learn.offline import plan_whole
 from penstock.learn.policy_set import LoadedPolicy, agents_of
-from penstock.learn.train_ops import training_step
+from penstock.learn.train_ops import plan_whole, training_step
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import penstock as ps
-from penstock.agents.value_scale import ValueScale, value_unit
+from penstock.agents.actor_critic import ValueScale, value_unit
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs.toy import Chain
 from penstock.learn.policy import as_tensors

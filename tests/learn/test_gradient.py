@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
 from penstock.learn.algorithm import Loss, Optimizers
-from penstock.learn.gradients import set_gradients
+from penstock.learn.optimizers import set_gradients
 
 
 def parameters(*values: list[float]) -> list[nn.Parameter]:

@@ -158,3 +158,22 @@ def test_shapes_that_do_not_fit_are_refused():
             vtrace(wrong, reward, value, terminated, truncated, valid, discount=0.9)
     with pytest.raises(ConfigError, match=r"expected arrays of one shape \[T, B\]"):
         vtrace(log_ratio, reward, value, terminated, truncated, valid[:-1], discount=0.9)
+
+
+def test_ratios_without_a_bound_stop_at_an_end():
+    """Products of 64 ratios of 55 are infinite in float32, and infinity times the 0 of an end is no number."""
+    T = 64
+    no, zero = torch.zeros(T, 1, dtype=torch.bool), torch.zeros(T, 1)
+    end = no.clone()
+    end[40] = True
+    bars = {"discount": 0.99, "rho_bar": float("inf"), "c_bar": float("inf")}
+    target, advantage = vtrace(zero + 4.0, zero + 1.0, torch.zeros(T + 1, 1), end, no, ~no, **bars)
+    assert not target.isnan().any() and not advantage.isnan().any()
+    y, expected = 0.0, []
+    for t in reversed(range(T)):
+        y = math.e**4 * (1.0 + 0.99 * y * (t != 40 and t != T - 1))
+        expected.append(y)
+    finite = torch.tensor(expected[::-1], dtype=torch.float64).clamp(max=3.4e38).unsqueeze(1)
+    close = target.double() / finite
+    assert ((close - 1.0).abs() < 1e-3)[target.isfinite()].all()
+    assert target[38:41].isfinite().all() and target[:8].isinf().all()
