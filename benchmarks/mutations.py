@@ -227,7 +227,7 @@ MUTATIONS = (
              "tests/agents/test_value_scale.py"),
     Mutation("value scale: errors in the unit of rewards", "algos/ppo.py", " / value_unit(agent) ** 2", "",
              "tests/agents/test_value_scale.py"),
-    Mutation("scan: what lies beyond an end counts", "ops/returns.py", ".masked_fill_(ends, 0.0)", "", "tests/ops"),
+    Mutation("scan: what lies beyond an end counts", "ops/returns.py", ".masked_fill_(ends, 0.0)", "", "tests/ops/test_vtrace.py"),
     Mutation("offline: the replay fills as the data is played", "learn/train_ops.py", "    if itr == 0:", "    if False:",
              "tests/algos/test_cql.py"),
     Mutation("learners: each leaves its own gap", PEERS, "int(self._columns(gap).max())", "gap", IN_REPLAYS),
