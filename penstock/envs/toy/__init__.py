@@ -5,14 +5,7 @@ from penstock.envs.toy.base import Toy
 from penstock.envs.toy.connect import Connect3
 from penstock.envs.toy.faults import FAULTS, FaultEnv
 from penstock.envs.toy.goals import BitFlip
-from penstock.envs.toy.memory import (
-    HideVelocity,
-    RepeatPrevious,
-    TMaze,
-    cartpole_positions,
-    mountain_car_positions,
-    pendulum_positions,
-)
+from penstock.envs.toy.memory import HideVelocity, RepeatPrevious, TMaze, cartpole_positions
 from penstock.envs.toy.pixels import PixelCatch
 from penstock.envs.toy.plumbing import Counter, Echo, SeedEcho
 from penstock.envs.toy.probes import (
@@ -71,6 +64,4 @@ __all__ = [
     "TwoStep",
     "TwoStepMatrix",
     "cartpole_positions",
-    "mountain_car_positions",
-    "pendulum_positions",
 ]

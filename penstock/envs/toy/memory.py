@@ -74,13 +74,3 @@ class HideVelocity(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstr
 def cartpole_positions() -> gym.Env[Any, Any]:
     """CartPole-v1 that shows position and angle, and no velocity."""
     return HideVelocity(gym.make("CartPole-v1", disable_env_checker=True))
-
-
-def pendulum_positions() -> gym.Env[Any, Any]:
-    """Pendulum-v1 that shows cosine and sine of its angle, and no velocity."""
-    return HideVelocity(gym.make("Pendulum-v1", disable_env_checker=True), (0, 1))
-
-
-def mountain_car_positions() -> gym.Env[Any, Any]:
-    """MountainCarContinuous-v0 that shows the position, and no velocity."""
-    return HideVelocity(gym.make("MountainCarContinuous-v0", disable_env_checker=True), (0,))
