@@ -74,7 +74,7 @@ class PPO(InMinibatches):
     absent: ClassVar = {"normalize_value": False}
     """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
-    recurrent_batch = BatchSpec(T=32, B=4)
+    recurrent_batch = BatchSpec(T=32, B=8)
     takes_stale = True
     """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""
 
