@@ -183,9 +183,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted():
     assert (policy.updates, policy.skipped) == (1, 9)
     for _ in range(9):  # the count in a row began anew
         policy.learn_on_batch(line_batch(math.nan))
-    with pytest.raises(
-        NonFiniteError, match=r"10 updates in a row \(norm nan\); the last that counted was number 1"
-    ):
+    with pytest.raises(NonFiniteError, match=r"10 updates in a row \(norm nan\); the last that counted was number 1"):
         policy.learn_on_batch(line_batch(math.nan))
     assert policy.skipped == 19
     assert all(torch.isfinite(p).all() for p in policy.agent.parameters())
