@@ -26,6 +26,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_structure
 FIRST_GAIN = 1e-8
 """Gain of a value head before its unit is known: values of about 0 in any unit, which pass gradients all the same."""
 _RATE = 0.01
+"""Least weight of a batch in the running mean of squared returns."""
 _IMAGES = 256
 """Rows of images that `values` are computed of at once."""
 

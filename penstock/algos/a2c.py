@@ -1,7 +1,7 @@
 """A2C: synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, algorithm S3 without the asynchrony).
 
-Differs from the paper: workers are slots of one batch, advantages may use GAE, truncated episodes bootstrap, and
-RMSprop's epsilon is added to the root, not under it.
+Differs from the paper: workers are slots of one batch, advantages may use GAE, truncated episodes bootstrap, values and
+advantages are in units of returns (`ValueScale`), and RMSprop's epsilon is added to the root, not under it.
 """
 
 from __future__ import annotations

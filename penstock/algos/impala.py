@@ -1,8 +1,9 @@
 """IMPALA: actor-critic whose targets allow for the lag of those who act, by V-trace (Espeholt et al. 2018).
 
 "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures", arXiv:1802.01561. Differs
-from the paper: losses are means over rows, not sums, Adam is the default, truncated episodes bootstrap, and actors and
-learner go in step (a batch is so many versions old, not as old as it happens), unless the sampler says otherwise.
+from the paper: losses are means over rows, not sums, Adam is the default, values and advantages are in units of returns
+(`ValueScale`), truncated episodes bootstrap, and actors and learner go in step (a batch is so many versions old, not as
+old as it happens), unless the sampler says otherwise.
 """
 
 from __future__ import annotations

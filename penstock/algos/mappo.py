@@ -170,7 +170,7 @@ class MAPPO(InMinibatches):
     entropy_coef: Weight = 0.01
     """Weight of the entropy bonus per nat, usually 0 to 0.02; 0.01 in the paper."""
     value_coef: NotNegative = 1.0
-    """Weight of half the squared value error, usually 0.5 to 1; it matters where gradients are scaled down together."""
+    """Weight of half the squared value error, usually 0.5 to 1."""
     target_kl: Positive | None = None
     """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
     None: they do not."""

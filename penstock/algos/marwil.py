@@ -74,7 +74,7 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: MARWIL) -> Loss:
     policy_loss = -ops.masked_mean(x["weight"] * logp, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    # In units of c: large returns would leave the policy nothing of a gradient that is clipped as a whole.
+    # In units of c: large returns would leave the policy nothing of the gradient of a shared body.
     scaled = value_loss / (agent.get_buffer("advantage_square") + 1e-8)
     total = policy_loss + cfg.value_coef * scaled - float(cfg.entropy_coef) * entropy
     metrics = {

@@ -1,8 +1,8 @@
 """PPO: proximal policy optimization with a clipped surrogate (Schulman et al. 2017, arXiv:1707.06347).
 
 Differs from the paper: value loss on minibatches without clipping (Andrychowicz et al. 2021 find that clipping it
-hurts), advantages normalised over the whole batch, and truncated episodes bootstrap with the value of their last
-observation.
+hurts) and in units of returns (`ValueScale`), advantages normalised over the whole batch, and truncated episodes
+bootstrap with the value of their last observation.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class PPO(InMinibatches):
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: NotNegative = 1.0
-    """Weight of half the squared value error, usually 0.5 to 1 (where others weigh the whole, half of that); besides a
-    shared body it matters where gradients are scaled down together."""
+    """Weight of half the squared value error, usually 0.5 to 1 (where others weigh the whole, half of that); it matters
+    for a shared body."""
     target_kl: Positive | None = None
     """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
     None: they do not."""

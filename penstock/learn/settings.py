@@ -65,7 +65,7 @@ class Settings:
     adam_eps: NotNegative = 1e-5
     """Added to the optimizer's divisor, RMSprop's too, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
     max_grad_norm: Bound | None = None
-    """Gradients of each optimizer are scaled down to this norm; None for no limit."""
+    """Gradients are scaled down to this norm, norm group by norm group (`Agent.norm_groups`); None for no limit."""
     net: Net = Net()
     """Networks of the default agent."""
     agent: AgentFn = actor_critic

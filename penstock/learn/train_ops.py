@@ -190,16 +190,16 @@ def plan_whole(policy: Any, sampler: Any) -> None:
 
     A sampler without a dataset, and a replay that gives each sample once, stay as they are.
     """
-    schedule = getattr(policy, "replay_schedule", None)
-    if schedule is None or not hasattr(sampler, "each_once") or schedule.replay.settings.index == "fifo":
+    schedule, dataset = getattr(policy, "replay_schedule", None), getattr(sampler, "dataset", None)
+    if schedule is None or dataset is None or schedule.replay.settings.index == "fifo":
         return
     capacity = schedule.replay.settings.capacity
-    if sampler.steps <= capacity:
-        schedule.replay.least = sampler.rows_once
+    if dataset.steps <= capacity:
+        schedule.replay.least = dataset.rows_once
     else:
         warnings.warn(
-            f"replay.capacity={capacity:,} for a dataset of {sampler.steps:,} steps: gradient steps draw from the "
-            f"steps played last; use --algo.replay.capacity {sampler.steps} to draw from all of them",
+            f"replay.capacity={capacity:,} for a dataset of {dataset.steps:,} steps: gradient steps draw from the "
+            f"steps played last; use --algo.replay.capacity {dataset.steps} to draw from all of them",
             stacklevel=3,
         )
 
@@ -210,7 +210,7 @@ def fill(policy: Any, sampler: Any) -> None:
     if schedule is None or not schedule.replay.least or schedule.whole or schedule.collected:
         return
     assert isinstance(policy, Policy)
-    for batch in sampler.each_once():
+    for batch in sampler.dataset.each_once():
         arrays = as_arrays(batch)
         tensors = as_tensors(arrays, policy.device)
         schedule.replay.append(arrays, policy.agent.terminal(tensors).cpu().numpy())

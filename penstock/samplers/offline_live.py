@@ -102,6 +102,11 @@ class OfflineLive:
         return batch, self._stats.update(batch)
 
     @property
+    def dataset(self) -> OfflineLive:
+        """Itself: what a replay is filled from before a run."""
+        return self
+
+    @property
     def steps(self) -> int:
         """Steps of all episodes of the dataset."""
         return int(self._source.lengths.sum())
@@ -153,7 +158,8 @@ class OfflineLive:
                 heapq.heappush(due, (t + 1, slot))
             elif self._is_own(slot):
                 b = slot - self._first_slot
-                tree_map(lambda x, t=t, b=b: x[t + 1 :, b].__setitem__(..., x[t, b]), batch.obs)
+                for x in tree_leaves(batch.obs):
+                    x[t + 1 :, b] = x[t, b]
         self._remember()
         return batch
 

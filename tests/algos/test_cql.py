@@ -322,3 +322,20 @@ def test_a_resumed_run_is_the_run_wherever_samples_are_read(tmp_path: Path) -> N
     ps.resume(tmp_path / "cut", {"run.steps": 300}, env=Cliff)
     whole, threaded, cut = (ps.load(tmp_path / name).agent.state_dict() for name in ("whole", "threaded", "cut"))
     assert all(torch.equal(whole[name], threaded[name]) and torch.equal(whole[name], cut[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_two_learners_have_the_whole_dataset_as_one_has(tmp_path: Path) -> None:
+    path = cliff_data(tmp_path)
+    found: list[tuple[float, dict[str, Tensor]]] = []
+    for learners in (1, 2):
+        algo = CQL(batch_size=16, replay_ratio=8.0, learning_starts=32, sampled_actions=2,
+                   net=ps.Net(hidden=(8,), activation="relu"))  # fmt: skip
+        run = ps.RunConfig(steps=200, dir=str(tmp_path / str(learners)), learners=learners, eval_episodes=0,
+                           progress="off", tensorboard=False)  # fmt: skip
+        result = ps.train(ps.Experiment("tests.algos.test_cql:Cliff", algo, ps.OfflineSampler(path, T=8, B=4), run))
+        found.append((result.metrics["replay/size"], ps.load(tmp_path / str(learners)).agent.state_dict()))
+    (size, one), (other_size, other) = found
+    assert size == other_size == 256
+    for name, x in one.items():
+        torch.testing.assert_close(x, other[name], rtol=0.0, atol=1e-6)

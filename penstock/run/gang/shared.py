@@ -103,6 +103,11 @@ class SharedSampler:
         """The own batch collected last."""
         return getattr(self.inner, "last_batch", None)
 
+    @property
+    def dataset(self) -> Any:
+        """What plays the own slots of a dataset once; None for a sampler of environments."""
+        return getattr(self.inner, "dataset", None)
+
     def initialize(self, agents: Agents) -> dict[str, Any]:
         return self.inner.initialize(agents)
 
