@@ -62,7 +62,7 @@ def workers() -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has just ended
-            if "penstock.workers.tie" in process.cmdline():
+            if "penstock.processes.tie" in process.cmdline():
                 found.append(process)
     return found
 

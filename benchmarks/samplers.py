@@ -68,7 +68,7 @@ class LeavesAChild(CartPoleEnv):
 
     def __init__(self) -> None:
         super().__init__()
-        ours = {"penstock.workers.env_worker", "penstock.workers.fork_server"}
+        ours = {"penstock.workers.env_worker", "penstock.processes.fork_server"}
         if ours & {*sys.orig_argv} and os.fork() == 0:  # the learner may make one to look at it
             time.sleep(30.0)
             os._exit(0)

@@ -22,21 +22,21 @@ import pytest
 
 import penstock.samplers.async_process
 import penstock.workers.env_worker
+from penstock.actors import local_process, runner_process
 from penstock.cli.main import main
-from penstock.distributed.backends import local_process, runner_process
+from penstock.processes.tie import die_with_the_learner
 from penstock.run.gang import process as gang_process, rank
 from penstock.run.launch import slots
 from penstock.samplers import cpu
 from penstock.workers import forking, process as worker_process
 from penstock.workers.checking import CheckingProcess
 from penstock.workers.host import run_process
-from penstock.workers.tie import die_with_the_learner
 
 MAINS: dict[str, Callable[[], None]] = {
     "penstock.workers.env_worker": partial(run_process, penstock.workers.env_worker.SamplingProcess),
     "penstock.samplers.async_process": partial(run_process, penstock.samplers.async_process.AsyncHost),
     "penstock.workers.checking": partial(run_process, CheckingProcess),
-    "penstock.distributed.backends.runner_process": runner_process.main,
+    "penstock.actors.runner_process": runner_process.main,
     "penstock.run.gang.rank": rank.main,
 }
 
@@ -81,7 +81,7 @@ class Forked:
 
     @staticmethod
     def _main(args: Sequence[str]) -> int:
-        module, boot, *_ = args[args.index("penstock.workers.tie") + 1 :]
+        module, boot, *_ = args[args.index("penstock.processes.tie") + 1 :]
         given = json.loads(boot)
         die_with_the_learner(given["alive"], given["learner_pid"])
         sys.argv = [module, boot]

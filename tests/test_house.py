@@ -33,8 +33,8 @@ BOUNDED_ELSEWHERE = {
     ("penstock/testing/pools.py", "pool.recv"): "the same",
     ("penstock/learn/columns.py", "_present.get"): "ContextVar.get returns at once",
     ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
-    ("penstock/workers/forking.py", "one.process.poll"): "the same",
-    ("penstock/workers/forking.py", "self.process.poll"): "the same",
+    ("penstock/processes/forking.py", "one.process.poll"): "the same",
+    ("penstock/processes/forking.py", "self.process.poll"): "the same",
     **{
         (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
         for name in ("forking", "process", "control", "tie", "supervisor")
@@ -49,7 +49,7 @@ MAY_UNPICKLE = {
     (f"penstock/workers/{name}.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd"
     for name in ("host", "checking")
 } | {
-    ("penstock/distributed/backends/runner_process.py", "cloudpickle.loads"): "the same, by a socket pair",
+    ("penstock/actors/runner_process.py", "cloudpickle.loads"): "the same, by a socket pair",
     ("penstock/run/gang/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
     ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",

@@ -253,7 +253,7 @@ seen = set()
 
 def killer():
     while len(seen) < 2:
-        for child in children("workers.fork_server"):
+        for child in children("processes.fork_server"):
             if child.pid not in seen:
                 time.sleep(0.3)
                 seen.add(child.pid)
@@ -313,7 +313,7 @@ server = []
 
 def stopper():
     while not server:
-        server.extend(children("workers.fork_server"))
+        server.extend(children("processes.fork_server"))
         time.sleep(0.01)
     time.sleep(0.2)
     server[0].suspend()

@@ -14,17 +14,19 @@ ROOT = parsed.ROOT / "penstock"
 BELOW = {
     "core": set[str](),
     "ops": {"core"},
-    "replay": {"core", "ops"},
+    "processes": {"core"},
+    "actors": {"core", "processes"},
+    "replay": {"core", "ops", "processes", "actors"},
     "agents": {"core", "ops"},
     "learn": {"core", "ops", "agents", "replay"},
     "algos": {"core", "ops", "agents", "learn", "replay"},
     "envs": {"core"},
     "tensor_envs": {"core", "envs"},
     "datasets": {"core", "envs"},
-    "workers": {"core", "envs"},
-    "samplers": {"core", "ops", "agents", "envs", "tensor_envs", "datasets", "workers"},
+    "workers": {"core", "processes", "envs"},
+    "samplers": {"core", "ops", "agents", "processes", "actors", "envs", "tensor_envs", "datasets", "workers"},
     "run": {
-        *("core", "ops", "replay", "agents", "learn", "algos"),
+        *("core", "ops", "processes", "actors", "replay", "agents", "learn", "algos"),
         *("envs", "tensor_envs", "datasets", "workers", "samplers"),
     },
 }
@@ -135,7 +137,7 @@ def test_core_imports_numpy_and_optree_only() -> None:
     assert not foreign
 
 
-@pytest.mark.parametrize("layer", ["core", "envs", "workers"])
+@pytest.mark.parametrize("layer", ["core", "processes", "actors", "envs", "workers"])
 def test_no_torch_in_layers_that_env_workers_import(layer: str) -> None:
     wrong = [
         f"{path}:{line}"

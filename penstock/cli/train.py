@@ -30,10 +30,11 @@ def run(argv: list[str]) -> int:
         return 2
     if args.sampler != "cpu" or wants_help:
         return _train(algo, args, rest)
-    from penstock.workers.forking import ACTING, end_ahead, start_ahead
-    from penstock.workers.process import environment_of_workers
+    from penstock.processes.forking import end_ahead, start_ahead
+    from penstock.processes.python import one_thread_environment
+    from penstock.samplers import ACTING
 
-    start_ahead(ACTING, environment_of_workers())  # before torch is imported here
+    start_ahead(ACTING, one_thread_environment())  # before torch is imported here
     try:
         return _train(algo, args, rest)
     finally:

@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from penstock.actors.backend import Backend, RunnerError
+from penstock.actors.make import BackendName, make_backend
 from penstock.agents.agent import Agent
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.joining import concat_samples
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.distributed.backends.backend import Backend, RunnerError
-from penstock.distributed.backends.make import BackendName, make_backend
 from penstock.distributed.env_runner import (
     EnvRunner,
     Recipe,
@@ -289,6 +289,7 @@ class EnvRunnerGroup:
         Raises:
             EnvWorkerError, ConfigError: the policy or the budget says so; the message has the runner's traceback.
         """
+        here = self.backend.stacks(self._remote[i]) if error.kind == "timeout" else ""
         self.backend.kill(self._remote[i])
         where, self._where[i] = self._where[i], ""
         for call in [call for call, j in self._in_flight.items() if j == i]:
@@ -297,7 +298,7 @@ class EnvRunnerGroup:
         self._pushes.pop(i, None)
         first = self._recipes[i].first_slot
         place = f"runner {i}{where}, slots {first} to {first + self._recipes[i].sampler.spec.B - 1}"
-        trace = f"\n{error.trace}" if error.trace else ""
+        trace = f"\n{error.trace}" if error.trace else f"\nIt was here:\n{here}" if here else ""
         kind: Any = "exit" if error.kind == "node" else error.kind
         if error.error_type in ("ConfigError", "NativeEnvError", "MissingExtraError"):
             kind = "config"

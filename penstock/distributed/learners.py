@@ -19,10 +19,10 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.actors.backend import RunnerError
+from penstock.actors.cluster import MIN_STORE_BYTES
+from penstock.actors.on_ray import Ray, place_runners
 from penstock.core.errors import ConfigError
-from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.backends.on_ray import Ray, place_runners
-from penstock.distributed.cluster import MIN_STORE_BYTES
 from penstock.distributed.meeting import RayStore
 from penstock.learn.comm import Comm, meet_by
 from penstock.run.experiment import Experiment

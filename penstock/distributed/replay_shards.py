@@ -13,12 +13,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from penstock.actors.backend import RunnerError
+from penstock.actors.make import make_backend
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError, LearnerError
 from penstock.core.mapped import chunks, releaser
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
-from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.backends.make import make_backend
 from penstock.distributed.replay_shard import ReplayShard, versions
 from penstock.replay.columns import Array, Plan, Rows
 from penstock.replay.room import gigabytes

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from penstock.actors.backend import Backend
+from penstock.actors.make import BackendName, make_backend
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, NotNegative, Positive, Whole, check_settings
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
-from penstock.distributed.backends.backend import Backend
-from penstock.distributed.backends.make import BackendName, make_backend
 from penstock.distributed.live import ReadyLive, RoundsLive
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.serial import SerialSampler

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.actors.backend import RunnerError
+from penstock.actors.on_ray import Ray
 from penstock.core.errors import ConfigError
 from penstock.core.machine import Machine, read_machine
-from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.backends.on_ray import Ray
+from penstock.processes.python import ONE_THREAD
 from penstock.run.affinity import slices
 from penstock.run.files.lock import RunLock
 from penstock.run.launch.slots import spawned, visible_gpu
-from penstock.workers.process import ONE_THREAD
 
 _START_S, _ANSWER_S, _END_S, _SETTLE_S, _LOOK_S = 120.0, 20.0, 10.0, 30.0, 0.1
 _RAYS = ("RAY_", "CUDA_VISIBLE_DEVICES")

@@ -23,6 +23,7 @@ from penstock.learn.algorithm import ResultDict, TrainingStepFn
 from penstock.learn.computing import compute
 from penstock.learn.policy_set import LoadedPolicy, agents_of
 from penstock.learn.train_ops import plan_whole, training_step
+from penstock.processes.forking import end_ahead
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
@@ -40,7 +41,6 @@ from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.episodes import Episodes, join_episodes, metric_names
 from penstock.samplers.sampler import Sampler
 from penstock.workers.checking import check_apart
-from penstock.workers.forking import end_ahead
 
 S = TypeVar("S")
 _EVALUATED = ("eval/{stat}_{key}", "reward", "ep_length")

@@ -22,6 +22,7 @@ from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.serial import STEPPING
+from penstock.processes.descriptors import read_all
 from penstock.samplers.accounts.lag import lags
 from penstock.samplers.accounts.slots import EpisodeStats, Journal
 from penstock.samplers.async_process import (
@@ -42,7 +43,6 @@ from penstock.samplers.episodes import Episodes
 from penstock.samplers.installed import Installed, last_row
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed
 from penstock.workers import control
-from penstock.workers.descriptors import read_all
 from penstock.workers.shares import at_work
 from penstock.workers.supervisor import Workers
 

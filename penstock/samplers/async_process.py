@@ -19,9 +19,9 @@ from penstock.core.tree import Tree
 from penstock.core.wire import encode
 from penstock.envs.ids import take_shipped
 from penstock.envs.make import EnvConfig
+from penstock.processes.descriptors import write_all
 from penstock.workers import control
 from penstock.workers.control import fence
-from penstock.workers.descriptors import write_all
 from penstock.workers.host import Host, run_process
 from penstock.workers.messages import Boot, Start
 from penstock.workers.shares import Shared

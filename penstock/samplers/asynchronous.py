@@ -22,7 +22,7 @@ from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import AlternatingSampler, GpuSampler
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.faults import FaultPolicy, Faults
-from penstock.workers.process import pickled
+from penstock.workers.process import packed
 from penstock.workers.supervisor import Workers
 
 Weights = Literal["exact", "newest"]
@@ -84,7 +84,7 @@ class AsyncSampler:
             EnvWorkerError: the environment's own code raised while it was made.
         """
         config = as_env_config(env)
-        pickled({f.name: getattr(config, f.name) for f in fields(config)})
+        packed({f.name: getattr(config, f.name) for f in fields(config)})
         workers = Workers(
             1,
             seed,

@@ -19,15 +19,17 @@ from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.settings import Reset
+from penstock.processes.forking import start_ahead
+from penstock.processes.python import one_thread_environment
+from penstock.samplers import ACTING
 from penstock.samplers.actor import WorkerActors
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT
 from penstock.samplers.live import LiveSampler
 from penstock.workers.control import MAX_GROUPS
 from penstock.workers.faults import FaultPolicy, Faults
-from penstock.workers.forking import ACTING, start_ahead
 from penstock.workers.pool import TRAINING, ProcessPool
-from penstock.workers.process import environment_of_workers, pickled
+from penstock.workers.process import packed
 from penstock.workers.shares import Shared
 from penstock.workers.supervisor import Workers
 
@@ -102,7 +104,7 @@ class WorkerSampler:
             seed: of the workers' global generators. computing: processes that compute at a time. acting: the workers
                 act, and so need torch.
         """
-        pickled({f.name: getattr(config, f.name) for f in fields(config)})
+        packed({f.name: getattr(config, f.name) for f in fields(config)})
         if self.processes < self.workers:
             per = f" in {self.groups} groups" if self.groups > 1 else ""
             warnings.warn(
@@ -190,7 +192,7 @@ class CpuSampler(WorkerSampler):
     def start_ahead(self) -> None:
         """Has the process of which the workers are forked import torch already; `build` takes it."""
         if self.processes > 1:
-            start_ahead(ACTING, environment_of_workers())
+            start_ahead(ACTING, one_thread_environment())
 
     def build(
         self,

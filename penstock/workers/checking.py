@@ -22,10 +22,10 @@ from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.messages import last
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
 from penstock.envs.seats import AgentSpecs
+from penstock.processes.limits import require_linux
 from penstock.workers import control
 from penstock.workers.faults import Fault, Faults
 from penstock.workers.host import Host, describe, run_process
-from penstock.workers.process import require_linux
 from penstock.workers.supervisor import Workers
 
 STEP_TIMEOUT_S, START_TIMEOUT_S = 60.0, 300.0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import warnings
 from collections import Counter
 from typing import Any, Literal, NamedTuple
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError, PenstockError
-from penstock.core.machine import oom_kills
+from penstock.processes.death import Death
 
 FaultKind = Literal["exception", "contract", "signal", "exit", "oom", "timeout"]
 FaultPolicy = Literal["auto", "raise", "restart", "drop"]
@@ -86,21 +85,8 @@ class Faults:
             warnings.warn(text, stacklevel=2)
 
 
-def describe_exit(status: int | None, oom_before: int, report: Any, crash: str) -> Fault:
-    """The fault that a worker died of: its own report, or else its exit status and the fault handler's text.
-
-    Args:
-        status: as `Popen.returncode`. oom_before: `oom_kills()` when the worker started.
-    """
+def fault_of(death: Death, report: Any) -> Fault:
+    """The fault that a worker died of: its own report, or else what the system knows of its end."""
     if isinstance(report, dict) and "error" in report:
         return Fault(report["error"]["kind"], report["error"]["text"])
-    tail = f"\n{crash}" if crash else ""
-    if status is not None and status < 0:
-        number = -status
-        name = signal.Signals(number).name if number in {s.value for s in signal.Signals} else "?"
-        if number == signal.SIGKILL and oom_kills() > oom_before:
-            return Fault(
-                "oom", f"killed by signal 9 (SIGKILL), likely out of memory: the kernel reports such a kill{tail}"
-            )
-        return Fault("signal", f"killed by signal {number} ({name}){tail}")
-    return Fault("exit", f"the process ended with exit code {status}{tail}")
+    return Fault(death.kind, "\n".join(filter(None, [death.text, death.said])))

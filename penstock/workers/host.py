@@ -6,8 +6,6 @@ data.
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
 import random
 import signal
@@ -22,9 +20,10 @@ import numpy as np
 from penstock.core import trace
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError, words_of
 from penstock.core.wire import encode
+from penstock.processes.descriptors import read_all, write_all
+from penstock.processes.shipping import unship
 from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, fence, sleep_on
-from penstock.workers.descriptors import read_all, write_all
 from penstock.workers.messages import Boot, Start
 
 _LOOK_AROUND_S = 2.0
@@ -34,9 +33,6 @@ _LOOK_AROUND_S = 2.0
 def initialize_worker(boot: Boot, cpus: Sequence[int], seed: int) -> None:
     """Sets up a process that ignores Ctrl-C and uses one thread on its own CPUs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    crash = open(boot.crash, "wb", buffering=0, closefd=False)  # noqa: SIM115
-    faulthandler.enable(crash, all_threads=True)
-    faulthandler.register(signal.SIGUSR2, crash, all_threads=True)
     if cpus:
         os.sched_setaffinity(0, cpus)
     # For environments that draw from global generators: streams of their own, though not those of other layouts.
@@ -45,13 +41,8 @@ def initialize_worker(boot: Boot, cpus: Sequence[int], seed: int) -> None:
 
 
 def run_process(kind: type[Host]) -> None:
-    """Sets the process up and serves; an error is reported as text before the process ends.
-
-    Its one argument is a `Boot` as JSON.
-    """
-    fields: dict[str, Any] = json.loads(sys.argv[1])
-    fields["slabs"] = tuple(fields["slabs"])
-    boot = Boot(**fields)
+    """Sets the process up and serves; an error is reported as text before the process ends."""
+    boot = Boot.read(sys.argv[1])
     try:
         start: Start = _read_mail(boot.mail)
         initialize_worker(boot, start.cpus, start.seed)
@@ -106,7 +97,7 @@ class Host:
         if not self.spin.until(called):
             while not called():
                 sleep_on(self.bell, self.block, control.SLEEPS, called, _LOOK_AROUND_S)
-                if os.getppid() != self.boot.learner_pid:
+                if os.getppid() != self.boot.parent:
                     os.killpg(0, signal.SIGKILL)
 
     def read(self, message: Any) -> Any:
@@ -150,10 +141,4 @@ def _pack(value: Any) -> bytes:
 
 
 def _read_mail(fd: int) -> Any:
-    import cloudpickle
-
-    size = int.from_bytes(os.pread(fd, 8, 0), "little")
-    path_size = int.from_bytes(os.pread(fd, 8, 8), "little")
-    if path_size:
-        sys.path[:] = json.loads(os.pread(fd, path_size, 16))
-    return cloudpickle.loads(read_all(fd, size, 16 + path_size))
+    return unship(read_all(fd, os.fstat(fd).st_size))

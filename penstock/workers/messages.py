@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from penstock.core.batch import SampleBatch
@@ -17,19 +18,19 @@ class Boot:
 
     index: int
     workers: int
-    learner_pid: int
+    parent: int
     control: int
     bell: int
     learner_bell: int
     mail: int
     report: int
-    crash: int
-    alive: int
-    slabs: tuple[int, ...]
+    slabs: list[int]
 
-    def fds(self) -> list[int]:
-        """Descriptors that the process inherits."""
-        return [self.control, self.bell, self.learner_bell, self.mail, self.report, self.crash, self.alive, *self.slabs]
+    @classmethod
+    def read(cls, text: str) -> Boot:
+        """The boot of this process from its command line; see `penstock.processes.child.Child`."""
+        words = json.loads(text)
+        return cls(**{f.name: words[f.name] for f in fields(cls)})
 
 
 @dataclass(frozen=True)

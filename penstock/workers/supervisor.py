@@ -7,12 +7,10 @@ owes an answer and shows no progress for `step_timeout_s` is killed and counts a
 from __future__ import annotations
 
 import builtins
-import functools
 import os
 import select
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,14 +18,16 @@ from penstock.core.placement import pin
 from penstock.core.slab import open_slab
 from penstock.envs.closing import is_of_closing, warn_of_closing
 from penstock.envs.pools.serial import CLOSING, RESETTING, STEPPING
+from penstock.processes.descriptors import hold_standard_streams
+from penstock.processes.forking import ForkServer
+from penstock.processes.killing import new_mark
+from penstock.processes.limits import require_linux, require_room
+from penstock.processes.tether import Tether
 from penstock.workers import control
 from penstock.workers.control import SPIN_S, Bell, Control, Spin, outnumbered
-from penstock.workers.descriptors import hold_standard_streams, require_room
-from penstock.workers.faults import Fault, Faults, describe_exit
-from penstock.workers.forking import ForkServer
-from penstock.workers.killing import new_mark
-from penstock.workers.messages import Boot, Start
-from penstock.workers.process import WorkerProcess, require_linux
+from penstock.workers.faults import Fault, Faults, fault_of
+from penstock.workers.messages import Start
+from penstock.workers.process import DESCRIPTORS, Place, WorkerProcess
 from penstock.workers.shares import Shared
 
 SLABS = 5
@@ -79,8 +79,7 @@ class Workers:
     ) -> None:
         require_linux()
         hold_standard_streams()
-        require_room(count)
-        self._module = module
+        require_room(count, "workers", DESCRIPTORS, "use SerialSampler")
         self.count, self.faults, self._seed = count, faults, seed
         self._timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
         self._allowed = tuple(sorted(os.sched_getaffinity(0)))
@@ -92,19 +91,19 @@ class Workers:
         if shared is not None:
             os.dup2(shared.slab, self.slabs[0], inheritable=False)
         self._mark: Any = [0] * control.MARK_WORDS if shared is None else shared.mark
-        self._alive, self._alive_end = os.pipe2(os.O_CLOEXEC)
         mark = new_mark()
-        self.workers = [WorkerProcess(w, mark) for w in range(count)]
-        self._forks = ForkServer(self._alive, mark, forked_with, start_timeout_s) if forked_with else None
+        forks = ForkServer(mark, forked_with, start_timeout_s) if forked_with else None
+        fds = [self._control_fd, self.bell.fd, *self.slabs]
+        self.workers: list[WorkerProcess] = []
+        self._tether = Tether(self, _end, self.workers, forks, fds)
+        named = {"control": self._control_fd, "learner_bell": self.bell.fd, "slabs": self.slabs}
+        place = Place(module, count, self._tether, mark, named, forks)
+        self.workers += [WorkerProcess(w, place) for w in range(count)]
         self.yields = outnumbered(count + 1 if computing is None else computing)
         self.spin = Spin(SPIN_S, self.yields)
         self.supervised: list[Supervised] = []
         self.dropped: set[int] = set()
-        self._closed, self._pinned, self._looked_at = False, bool(own), 0.0
-        fds = [self._control_fd, self.bell.fd, *self.slabs, self._alive, self._alive_end]
-        self._finalizer = weakref.finalize(self, _abandon, self.workers, self._forks, fds)
-        _watch_forks()
-        _running.add(self)
+        self._pinned, self._looked_at = bool(own), 0.0
         if own:
             pin(own)
 
@@ -173,10 +172,8 @@ class Workers:
 
     def close(self) -> None:
         """Ends the processes: asks, then kills. A second call does nothing."""
-        if self._closed:
+        if not self._tether.holds:  # also in a fork of this process, whose workers they are not
             return
-        self._closed = True
-        _running.discard(self)
         if self._pinned:
             pin(self._allowed, self._allowed)
         for worker in self.workers:
@@ -192,40 +189,21 @@ class Workers:
                 time.sleep(0.001)
             if worker.up:
                 self._ended(worker, said)
-        self._finalizer()
+        self._tether.close()
         warn_of_closing(said)
-
-    def forget(self) -> None:
-        """Lets go of the processes in a fork of this one: they are not its own, and must not live as long as it."""
-        self._closed = True
-        self._finalizer.detach()
-        os.close(self._alive_end)
-        if self._forks is not None:
-            self._forks.forget()
 
     def _spawn(self, worker: WorkerProcess) -> None:
         """A new process with the same descriptors; its bell is drained and its block as if all were done."""
-        replaces = worker.process is not None
-        messages = [m for work in self.supervised for m in work.messages(worker.index, replaces)]
+        messages = [m for work in self.supervised for m in work.messages(worker.index, worker.started)]
         block = self.control.blocks[worker.index]
         for i in range(control.WORDS):
             block[i] = 0
         block[control.COMMAND] = 1
-        boot = Boot(
-            worker.index,
-            self.count,
-            os.getpid(),
-            self._control_fd,
-            worker.bell.fd,
-            self.bell.fd,
-            worker.mail,
-            worker.report,
-            worker.crash,
-            self._alive,
-            tuple(self.slabs),
-        )
-        start = Start(self._cpus[worker.index], self._seed, messages, self.yields)
-        worker.launch(self._module, boot, start, self._forks)
+        try:
+            worker.launch(Start(self._cpus[worker.index], self._seed, messages, self.yields))
+        except (ChildProcessError, ConnectionError, TimeoutError) as error:
+            kind = "timeout" if isinstance(error, TimeoutError) else "exit"
+            self._replace(worker, Fault(kind, f"worker {worker.index} cannot be started: {error.strerror or error}"))
 
     def _answer(self, w: int, said: list[str] | None = None) -> Any:
         """The answer that waits, None if there is none; its warnings are repeated here.
@@ -255,9 +233,8 @@ class Workers:
         if block[control.MARK + 1] != CLOSING:  # it had failed before, while another's fault was on its way
             return
         what = "has not closed its environments in time and is killed"
-        if worker.exited:
-            status, crash = worker.kill(), os.pread(worker.crash, 1 << 16, 0).decode(errors="replace").strip()
-            what = describe_exit(status, worker.oom_before, worker.read_report(), crash).message
+        if worker.child is not None and worker.exited:
+            what = fault_of(worker.child.death(), worker.read_report()).message
         where = next((text for work in self.supervised if (text := work.whereabouts(worker.index, block))), "")
         warnings.warn(f"worker {worker.index}, in close(): {where}: {what}; its results are kept", stacklevel=3)
 
@@ -283,7 +260,7 @@ class Workers:
             block = self.control.blocks[worker.index]
             if (
                 not worker.up
-                and worker.process is not None
+                and worker.child is not None
                 and worker.start_at is None
                 and block[control.DONE_COMMAND] == block[control.COMMAND]
                 and not worker.exited
@@ -298,8 +275,8 @@ class Workers:
         for worker in self.workers:
             if worker.start_at is not None:
                 due = min(due, max(worker.start_at - time.monotonic(), 0.0))
-            elif worker.pidfd >= 0:
-                poll.register(worker.pidfd, select.POLLIN)
+            elif worker.child is not None:
+                worker.child.register(poll)
         poll.poll(due * 1e3)
 
     def _supervise(self) -> None:
@@ -309,7 +286,7 @@ class Workers:
         self._looked_at = now
         for worker in self.workers:
             worker.moved_at += stood_still_s  # this process had no turn: maybe the machine, and so the worker, had none
-            if worker.index in self.dropped or worker.process is None:
+            if worker.index in self.dropped or not worker.started:
                 continue
             if worker.start_at is not None:
                 if now >= worker.start_at:
@@ -345,39 +322,36 @@ class Workers:
         )
 
     def _died(self, worker: WorkerProcess, hang: str | None) -> None:
-        process, w = worker.process, worker.index
-        assert process is not None
+        w, child = worker.index, worker.child
+        assert child is not None
         if hang is not None:
-            worker.ask_where_it_is()
-        status = worker.kill()
-        crash = os.pread(worker.crash, 1 << 16, 0).decode(errors="replace").strip()
-        if hang is not None:
-            cause = Fault("timeout", f"{hang}\n{crash}")
+            cause = Fault("timeout", f"{hang}\n{child.stacks()}")
+            child.kill()
         else:
-            cause = describe_exit(status, worker.oom_before, worker.read_report(), crash)
+            cause = fault_of(child.death(), worker.read_report())
         block = self.control.blocks[w]
         placed = cause.message.startswith(("slot ", "evaluation slot ", "env factory "))
         if placed or cause.kind in ("config", "native"):
-            fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {cause.message}")
+            fault = Fault(cause.kind, f"worker {w}, pid {child.pid}: {cause.message}")
         else:
-            where = next((text for work in self.supervised if (text := work.whereabouts(w, block))), f"{process.args}")
-            fault = Fault(cause.kind, f"worker {w}, pid {process.pid}: {where}: {cause.message}")
+            where = next((text for work in self.supervised if (text := work.whereabouts(w, block))), child.process.args)
+            fault = Fault(cause.kind, f"worker {w}, pid {child.pid}: {where}: {cause.message}")
         self._replace(worker, fault)
 
     def condemn(self, w: int, message: str) -> None:
         """Replaces a worker whose environment broke the contract in a row that was found bad only afterwards."""
-        self.workers[w].kill()
+        self.workers[w].release()
         self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
 
     def _replace(self, worker: WorkerProcess, fault: Fault) -> None:
         """Replaces or drops a worker that died, or raises, by the policy."""
         worker.up, w = False, worker.index
+        worker.release()
         delay = self.faults.decide(w, fault)
         for work in self.supervised:
             work.lost(w)
         if delay is None:
             self.dropped.add(w)
-            worker.release()
             if len(self.dropped) == self.count:
                 raise Fault(fault.kind, f"{fault.message}\nno worker is left (fault_policy='drop')").error()
         else:
@@ -386,28 +360,11 @@ class Workers:
                 self._spawn(worker)
 
 
-def _abandon(workers: list[WorkerProcess], forks: ForkServer | None, fds: list[int]) -> None:
+def _end(workers: list[WorkerProcess], forks: ForkServer | None, fds: list[int]) -> None:
     """Kills the processes that still run and closes every descriptor; also called when a sampler is forgotten."""
     for worker in workers:
-        if worker.process is not None:
-            worker.kill()
         worker.close()
     if forks is not None:
         forks.close()
     for fd in fds:
         os.close(fd)
-
-
-_running: weakref.WeakSet[Workers] = weakref.WeakSet()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    """From the first workers on, has a fork of this process close its copy of the pipe that keeps workers alive."""
-
-    def forget() -> None:
-        for workers in list(_running):
-            workers.forget()
-        _running.clear()
-
-    os.register_at_fork(after_in_child=forget)

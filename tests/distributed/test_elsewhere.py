@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(180)
 def cluster() -> Iterator[Any]:
     """One cluster for all tests of this file, which the samplers find and leave."""
     pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
-    from penstock.distributed.cluster import start_ray
+    from penstock.actors.cluster import start_ray
 
     found = start_ray(num_cpus=8)
     yield found

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.actors.backend import RunnerError
+from penstock.actors.in_process import Done, InProcess
 from penstock.core.errors import ConfigError, EnvWorkerError
-from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.backends.in_process import Done, InProcess
 from penstock.distributed.sampler import RunnerSampler
 from penstock.workers import faults as faults_of_workers
 from tests.samplers.placed import CASES, live

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.actors.backend import RunnerError
 from penstock.core.errors import ConfigError
-from penstock.distributed.backends.backend import RunnerError
 from penstock.distributed.env_runner import Recipe
 from penstock.testing.samplers import bits
 

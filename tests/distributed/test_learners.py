@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.distributed.cluster import start_ray
+from penstock.actors.cluster import start_ray
 from penstock.distributed.learners import RankActor
 from penstock.envs.toy import ThreeStep
 

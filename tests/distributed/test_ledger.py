@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.actors.backend import RunnerError
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
 from penstock.core.tree import tree_leaves
-from penstock.distributed.backends.backend import RunnerError
 from penstock.envs.pools.serial import SerialPool
 from penstock.testing.samplers import bits
 from penstock.workers import faults as faults_of_workers

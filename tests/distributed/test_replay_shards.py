@@ -191,7 +191,7 @@ def test_training_is_equal_from_processes(case: str) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
-    from penstock.distributed.cluster import start_ray
+    from penstock.actors.cluster import start_ray
 
     found = start_ray(num_cpus=1)
     yield found

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.distributed.backends.in_process import Done, InProcess
+from penstock.actors.in_process import Done, InProcess
 
 pytestmark = pytest.mark.timeout(120)
 

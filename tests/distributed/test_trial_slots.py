@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from penstock.actors.cluster import start_ray
 from penstock.core.errors import ConfigError
-from penstock.distributed.cluster import start_ray
 from penstock.distributed.trial_slots import RaySlots, SlotActor
 from penstock.run.files.lock import RunLock
 from penstock.run.launch.launcher import Launcher

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import penstock as ps
-from penstock.distributed.cluster import start_ray
+from penstock.actors.cluster import start_ray
 from penstock.distributed.tune import trainable
 
 STEPS = 1024

@@ -181,7 +181,7 @@ def test_a_launch_forgets_what_an_earlier_process_left(child: WorkerProcess, mon
     assert os.fstat(child.crash).st_size == os.lseek(child.crash, 0, os.SEEK_CUR) == 0
     assert os.eventfd_write(child.bell.fd, 1) is None and os.eventfd_read(child.bell.fd) == 1, "an old ring was left"
     assert (child.start_at, child.token, child.oom_before) == (None, b"", 6)
-    assert asked["args"][1:5] == ["-P", "-m", "penstock.workers.tie", "some.module"]
+    assert asked["args"][1:5] == ["-P", "-m", "penstock.processes.tie", "some.module"]
     assert json.loads(asked["args"][5])["slabs"] == [10]
     assert asked["pass_fds"] == boot.fds()
     assert (asked["process_group"], asked["stdin"]) == (0, -3)

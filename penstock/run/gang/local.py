@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from penstock.learn.comm import meet
+from penstock.processes.limits import require_linux
 from penstock.run.experiment import Experiment
 from penstock.run.gang.process import RankProcess
 from penstock.run.gang.ranks import MEET_TIMEOUT_S
-from penstock.workers.process import require_linux
 
 
 class LocalRanks:

@@ -17,10 +17,10 @@ import cloudpickle
 
 import penstock.core.errors as errors
 from penstock.core.machine import oom_kills
-from penstock.workers.descriptors import read_all, write_all
-from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
-from penstock.workers.process import ONE_THREAD, REAP_S, environment_of_children
-from penstock.workers.python import module_command
+from penstock.processes.child import REAP_S
+from penstock.processes.descriptors import read_all, write_all
+from penstock.processes.killing import MARK, kill_group, kill_marked, new_mark
+from penstock.processes.python import ONE_THREAD, child_environment, module_command
 
 _MODULE = "penstock.run.gang.rank"
 _TAIL_BYTES = 2_000
@@ -33,7 +33,7 @@ class RankProcess:
 
     Args:
         boot: what its command line says besides descriptors. payload: what it unpickles.
-        shared: descriptors that it inherits. alive: the end of a pipe that keeps it alive; see `penstock.workers.tie`.
+        shared: descriptors that it inherits. alive: the end of a pipe that keeps it alive; see `penstock.processes.tie`.
         progress: [size] int64 in memory that all share: of each rank the number of its last collective.
     """
 
@@ -54,13 +54,13 @@ class RankProcess:
             fds = [alive, mail, theirs.fileno(), *shared]
             told = {**boot, "rank": rank, "alive": alive, "learner_pid": os.getpid(), "mail": mail, "link": fds[2]}
             self.process = subprocess.Popen(
-                module_command("penstock.workers.tie", _MODULE, json.dumps(told)),
+                module_command("penstock.processes.tie", _MODULE, json.dumps(told)),
                 pass_fds=fds,
                 process_group=0,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                env={**environment_of_children(), **ONE_THREAD, MARK: os.environ.get(MARK, "") + self._mark},
+                env={**child_environment(), **ONE_THREAD, MARK: os.environ.get(MARK, "") + self._mark},
             )
         except OSError as error:
             raise errors.ConfigError(

@@ -20,12 +20,12 @@ import cloudpickle
 import penstock.core.errors as errors
 from penstock.learn.comm import Comm, meet
 from penstock.learn.policy_set import each
+from penstock.processes.descriptors import read_all
 from penstock.run.checkpoints.checkpoint import load_checkpoint
 from penstock.run.gang.gang import Member
 from penstock.run.gang.local import progress_in
 from penstock.run.gang.ranks import MEET_TIMEOUT_S
 from penstock.run.trainer import Trainer
-from penstock.workers.descriptors import read_all
 
 _LOOK_MS = 60_000
 _MOST_BYTES = 1 << 16

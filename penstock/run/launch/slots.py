@@ -13,8 +13,8 @@ from typing import Protocol
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.machine import Machine, read_machine
+from penstock.processes.python import module_command, script_command
 from penstock.run.affinity import slices
-from penstock.workers.python import module_command, script_command
 
 BACKENDS: dict[str, str] = {
     "processes": "penstock.run.launch.slots:local_slots",

@@ -20,11 +20,11 @@ import pytest
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.envs.make import EnvConfig
+from penstock.processes.forking import ForkedProcess
 from penstock.samplers import cpu
 from penstock.testing.samplers import EchoAgent
 from penstock.workers import forking
-from penstock.workers.forking import ForkedProcess
-from penstock.workers.process import WorkerProcess, environment_of_workers
+from penstock.workers.process import WorkerProcess, one_thread_environment
 from tests.workers.first_batches import no_process_is_left
 from tests.workers.whereabouts import VARIABLE, Where
 
@@ -234,9 +234,9 @@ def test_a_mark_of_a_worker_takes_the_place_of_the_servers() -> None:
 
 @pytest.mark.slow
 def test_the_process_that_was_started_ahead_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forking.start_ahead(cpu.ACTING, environment_of_workers())
+    forking.start_ahead(cpu.ACTING, one_thread_environment())
     (ahead,) = forking.waiting
-    forking.start_ahead(cpu.ACTING, environment_of_workers())
+    forking.start_ahead(cpu.ACTING, one_thread_environment())
     assert forking.waiting == [ahead]  # one is enough
     sampler = live(where(tmp_path))
     try:
@@ -259,7 +259,7 @@ def test_the_process_that_was_started_ahead_is_taken(tmp_path: Path, monkeypatch
 def test_one_that_was_started_ahead_with_other_variables_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forking.start_ahead(cpu.ACTING, environment_of_workers())
+    forking.start_ahead(cpu.ACTING, one_thread_environment())
     (ahead,) = forking.waiting
     monkeypatch.setenv(VARIABLE, "set since")
     sampler = live(where(tmp_path))
@@ -284,8 +284,8 @@ def test_one_that_was_started_ahead_ends_with_the_learner() -> None:
     script = """
 import os, sys, time
 from penstock.workers import forking
-from penstock.workers.process import environment_of_workers
-forking.start_ahead(("penstock.workers.env_worker",), environment_of_workers())
+from penstock.workers.process import one_thread_environment
+forking.start_ahead(("penstock.workers.env_worker",), one_thread_environment())
 if os.fork() == 0:
     time.sleep(100)
 print(forking.waiting[0].process.pid, flush=True)

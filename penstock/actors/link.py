@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.workers.descriptors import write_all
+from penstock.processes.descriptors import write_all
 
 _HEAD = struct.Struct("<QQ?")
 """Number of the call, bytes of the body, and whether they lie in the first descriptor."""
@@ -60,10 +60,27 @@ def _sealed(name: str, parts: Sequence[Any]) -> int:
         raise
 
 
+class Lent(NamedTuple):
+    """A descriptor as an argument of calls: the receiver has one of its own, which it closes, for the same open file."""
+
+    fd: int
+
+
+Argument = Shared | Lent
+
+
 class Place(NamedTuple):
-    """Stands for a `Shared` among the arguments of a call: which descriptor of its packet it is."""
+    """Stands for an `Argument` among those of a call: which descriptor of its packet it is."""
 
     which: int
+    lent: bool = False
+
+
+def placed(args: Sequence[Any], fds: Sequence[int]) -> list[Any]:
+    """The arguments of a call, with what their places stand for: bytes [n] uint8, or a descriptor."""
+    found = [x for x in args if isinstance(x, Place)]
+    real = {x.which: fds[x.which] if x.lent else mapped(fds[x.which]) for x in found}
+    return [real[x.which] if isinstance(x, Place) else x for x in args]
 
 
 def mapped(fd: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

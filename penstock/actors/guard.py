@@ -5,19 +5,17 @@ Ray's own processes end by themselves when a driver is killed, runners within 2 
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 
-from penstock.workers.killing import kill_marked
-from penstock.workers.process import environment_of_children
-from penstock.workers.python import module_command
+from penstock.processes.child import Child
+from penstock.processes.killing import kill_marked
 
-_STOP_S = 10.0
 _ROUNDS = 5
 """Most looks at all processes: one that is found may have started another meanwhile."""
 
@@ -29,17 +27,18 @@ def start_guard(mark: str, folder: str) -> Callable[[], None]:
         mark: borne by every process of the cluster.
         folder: the cluster's, removed when the driver is gone.
     """
-    guard = subprocess.Popen(
-        module_command("penstock.distributed.guard", str(os.getpid()), mark, folder),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # a signal to the driver's group is not for it
-        env=environment_of_children(),
-    )
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        words = {"mark": mark, "folder": folder}
+        # Without a tether, as it outlives the driver, and in a session of its own, so that no signal to the driver's
+        # group is for it.
+        guard = Child("penstock.actors.guard", "the guard of a local cluster", None, {}, words, output=nowhere)
+    finally:
+        os.close(nowhere)
 
     def stop() -> None:
         guard.kill()
-        guard.wait(timeout=_STOP_S)
+        guard.close()
 
     return stop
 
@@ -77,7 +76,8 @@ def _kill_if_user_of(pid: int, folder: str) -> bool:
 
 def main() -> None:
     """Waits for the end of the driver, then ends its cluster."""
-    driver, mark, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    boot = json.loads(sys.argv[1])
+    driver, mark, folder = boot["parent"], boot["mark"], boot["folder"]
     try:
         fd = os.pidfd_open(driver)
         poll = select.poll()
@@ -87,7 +87,3 @@ def main() -> None:
     except ProcessLookupError:
         pass
     end_cluster(mark, folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
 import select
 import time
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock.actors.backend import RunnerError
+from penstock.actors.handle import Handle
+from penstock.actors.link import Shared
+from penstock.actors.local_process import Call, LocalProcess
 from penstock.core.wire import decode
-from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.backends.handle import Handle
-from penstock.distributed.backends.link import Shared
-from penstock.distributed.backends.local_process import Call, LocalProcess
-from penstock.workers.descriptors import hold_standard_streams
-from penstock.workers.process import require_linux
+from penstock.processes.descriptors import hold_standard_streams
+from penstock.processes.limits import require_linux, require_room
+from penstock.processes.tether import Tether
 
+DESCRIPTORS = 5
+"""Of one runner: link, note, output, and the crash report and end of its process."""
 INLINE_BYTES = 64 << 10
 """What is put and not longer travels inside each call, and longer in memory that all runners share."""
 
@@ -42,14 +41,11 @@ class Processes:
         require_linux()
         hold_standard_streams()
         self._processes: dict[Handle, LocalProcess] = {}
-        self._alive = list(os.pipe2(os.O_CLOEXEC))
-        """The pipe whose second end is open as long as this process, and keeps the runners alive."""
-        self._finalizer = weakref.finalize(self, _abandon, self._processes, self._alive)
-        _watch_forks()
-        _running.add(self)
+        self._tether = Tether(self, _end, self._processes)
 
     def require_room(self, runners: int) -> None:
-        """Does nothing: any number of processes can be started, as long as the system lets them."""
+        """Raises ConfigError if this process may not open the descriptors of so many."""
+        require_room(runners, "runners", DESCRIPTORS, "use the in-process backend")
 
     def crowded(self) -> str:
         """Returns "": no runner waits for its place."""
@@ -58,7 +54,7 @@ class Processes:
     def start(self, cls: type, args: Sequence[Any], name: str) -> Handle:
         """Starts a process; its import of penstock and of the class goes on meanwhile."""
         handle = Handle(name, self.call)
-        self._processes[handle] = LocalProcess(name, cls, args, self._alive[0])
+        self._processes[handle] = LocalProcess(name, cls, args, self._tether)
         return handle
 
     def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
@@ -100,37 +96,23 @@ class Processes:
             raise RunnerError("exception", f"{name}.{call.method}() raised {error}", found["trace"], kind)
         return found["value"]
 
+    def note(self, runner: Handle) -> int:
+        """Returns the number that a process noted last."""
+        return self._processes[runner].note
+
+    def stacks(self, runner: Handle) -> str:
+        """Returns the stacks of a process, from its fault handler."""
+        return self._processes[runner].stacks()
+
     def kill(self, runner: Handle) -> None:
         """Ends a process, its process group, and whatever else it started."""
         self._processes[runner].kill()
 
     def close(self) -> None:
         """Kills every runner."""
-        _running.discard(self)
-        self._finalizer()
-
-    def forget(self) -> None:
-        """Lets go of the runners in a fork of this process: they are not its own, and must not live as long as it."""
-        self._finalizer.detach()
-        os.close(self._alive[1])
+        self._tether.close()
 
 
-def _abandon(processes: dict[Handle, LocalProcess], alive: list[int]) -> None:
+def _end(processes: dict[Handle, LocalProcess]) -> None:
     for process in processes.values():
         process.kill()
-    for fd in alive:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-
-
-_running: weakref.WeakSet[Processes] = weakref.WeakSet()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    def forget() -> None:
-        for backend in list(_running):
-            backend.forget()
-        _running.clear()
-
-    os.register_at_fork(after_in_child=forget)

@@ -6,7 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
-from penstock.workers.python import module_command, script_command
+from penstock.processes.python import module_command, script_command
 
 PACKAGE = Path(__file__).parents[2] / "penstock"
 
@@ -23,4 +23,4 @@ def test_every_process_is_started_without_the_current_folder() -> None:
         if (isinstance(node, ast.Attribute) and node.attr == "executable")
         or (isinstance(node, ast.ImportFrom) and any(a.name == "executable" for a in node.names))
     ]
-    assert set(named) == {"workers/python.py"}
+    assert set(named) == {"processes/python.py"}

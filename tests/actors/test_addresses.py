@@ -11,9 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.distributed import addresses
-from penstock.distributed.addresses import (
+from penstock.actors.addresses import (
     Found,
     Node,
     answers_without_token,
@@ -22,7 +20,9 @@ from penstock.distributed.addresses import (
     nodes_here,
     require_loopback,
 )
-from penstock.distributed.cluster import start_ray
+from penstock.actors.cluster import start_ray
+from penstock.core.errors import ConfigError, MissingExtraError
+from penstock.distributed import addresses
 
 pytestmark = pytest.mark.timeout(60)
 ME, OTHER = os.getuid(), os.getuid() + 1
@@ -187,8 +187,8 @@ def test_ray_missing_is_an_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ray_is_imported_by_nothing_before_it_is_asked_for() -> None:
     code = (
-        "import sys, penstock.distributed.cluster, penstock.distributed.backends.on_ray\n"
-        "import penstock.distributed.backends.processes, penstock.distributed.backends.in_process\n"
+        "import sys, penstock.actors.cluster, penstock.actors.on_ray\n"
+        "import penstock.actors.processes, penstock.actors.in_process\n"
         "assert 'ray' not in sys.modules and 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

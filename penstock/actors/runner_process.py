@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import signal
@@ -11,18 +10,19 @@ import sys
 import traceback
 from typing import Any
 
-import cloudpickle
-
+import penstock.actors.note as note
+from penstock.actors.link import Packet, placed, receive, send
 from penstock.core.errors import words_of
 from penstock.core.wire import encode
-from penstock.distributed.backends.link import Packet, Place, mapped, receive, send
+from penstock.processes.shipping import unship
 
 
 def main() -> None:
     """Serves the calls that come by the link which the command line names, until its owner closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable(all_threads=True)
-    link = socket.socket(fileno=json.loads(sys.argv[1])["link"])
+    boot = json.loads(sys.argv[1])
+    note.take(boot["note"])
+    link = socket.socket(fileno=boot["link"])
     link.set_inheritable(False)
     first = receive(link)
     if first is None:
@@ -37,20 +37,17 @@ def main() -> None:
 
 def _make(packet: Packet) -> tuple[Any, bytes]:
     """The object, or why there is none, as the answer to every call."""
-    size = int.from_bytes(packet.body[:8], "little")
-    sys.path[:] = json.loads(packet.body[8 : 8 + size])  # unpickling needs it
     try:
-        cls, args = cloudpickle.loads(packet.body[8 + size :])
-        return cls(*args), b""
+        cls, args = unship(packet.body)
+        return cls(*placed(args, packet.fds)), b""
     except Exception as error:
         return None, _refusal(error)
 
 
 def _answer(runner: Any, packet: Packet) -> bytes:
     try:
-        method, args = cloudpickle.loads(packet.body)
-        places = [mapped(fd) for fd in packet.fds]
-        found = getattr(runner, method)(*[places[x.which] if isinstance(x, Place) else x for x in args])
+        method, args = unship(packet.body)
+        found = getattr(runner, method)(*placed(args, packet.fds))
     except Exception as error:
         return _refusal(error)
     try:

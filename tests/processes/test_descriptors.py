@@ -15,8 +15,8 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
+from penstock.processes.descriptors import read_all, require_room, write_all
 from penstock.workers import descriptors, forking, process
-from penstock.workers.descriptors import read_all, require_room, write_all
 from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(200)
@@ -81,7 +81,7 @@ def test_a_short_write_is_followed_by_another_and_a_short_read_too(monkeypatch: 
 
 def test_a_file_size_limit_is_named() -> None:
     script = (
-        "import os, resource, signal; from penstock.workers.descriptors import write_all\n"
+        "import os, resource, signal; from penstock.processes.descriptors import write_all\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); fd = os.memfd_create('a')\n"
         "write_all(fd, b'x' * 900)\n"
         "try: write_all(fd, b'x' * 2000)\n"

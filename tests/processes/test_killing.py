@@ -17,9 +17,9 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import EnvWorkerError
+from penstock.processes.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.testing.samplers import EchoAgent
 from penstock.workers import killing
-from penstock.workers.killing import MARK, kill_group, kill_marked, new_mark
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -122,7 +122,7 @@ def test_workers_die_with_a_learner_that_has_forked(left_of: Any) -> None:
             assert learner.stdout is not None
             assert learner.stdout.readline() == "asleep\n"
             young = psutil.Process(learner.pid).children(recursive=True)
-            workers = [p for p in young if "penstock.workers.tie" in p.cmdline()]
+            workers = [p for p in young if "penstock.processes.tie" in p.cmdline()]
             assert len(workers) == 1
             assert len(young) == 2
         finally:

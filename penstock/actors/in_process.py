@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+import penstock.actors.note as note
+from penstock.actors.backend import RunnerError
+from penstock.actors.handle import Handle
 from penstock.core.errors import words_of
-from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.backends.handle import Handle
 
 
 class LocalHandle(Handle):
@@ -83,6 +84,14 @@ class InProcess:
         if call.error is not None:
             raise call.error
         return call.value
+
+    def note(self, runner: LocalHandle) -> int:
+        """Returns the number that this process noted last."""
+        return note.read()
+
+    def stacks(self, runner: LocalHandle) -> str:
+        """Returns "": a runner that hangs hangs the one who would ask."""
+        return ""
 
     def kill(self, runner: LocalHandle) -> None:
         """Calls the object's `close`, if it has one, and forgets it."""

@@ -1,8 +1,7 @@
 """Process of which workers that act are forked: it has imported torch, runs nothing else, and forks when it is told.
 
-`python -m penstock.workers.tie penstock.workers.fork_server BOOT`. A worker so is ready in milliseconds and shares the
-memory of its imports with the others. The learner talks with this process through a socket, one request at a time (see
-`penstock.workers.forking`). A worker is a child of this process, which therefore reaps it and passes its exit status
+A worker so is ready in milliseconds and shares the memory of its imports with the others. The learner talks with this
+process through a socket, one request at a time (see `penstock.processes.forking`). A worker is a child of this process, which therefore reaps it and passes its exit status
 on, when it is asked to and not before: until then the number of the worker cannot be another's. Where this process
 ends, so do all that it has forked.
 
@@ -22,9 +21,9 @@ import socket
 import sys
 from typing import Any
 
-from penstock.workers.descriptors import read_all
-from penstock.workers.killing import MARK
-from penstock.workers.tie import die_with_the_learner
+from penstock.processes.descriptors import read_all
+from penstock.processes.killing import MARK
+from penstock.processes.tie import settle
 
 MOST_FDS = 64
 """Descriptors of a request, at most: the request itself, output, errors, directory, and those of the worker."""
@@ -92,8 +91,8 @@ def _become_worker(parent: int, fds: list[int]) -> str:
     for low, high in zip([2, *sorted(own)], [*sorted(own), os.sysconf("SC_OPEN_MAX")]):
         os.closerange(low + 1, high)
     _take_environment(asked["environment"])
-    boot = _with_own(asked["boot"], asked["fds"], own) | {"learner_pid": parent}
-    die_with_the_learner(boot["alive"], parent)
+    boot = _with_own(asked["boot"], asked["fds"], own) | {"parent": parent}
+    settle(boot)
     sys.argv[:] = [asked["module"], json.dumps(boot)]
     return asked["module"]
 
@@ -101,8 +100,8 @@ def _become_worker(parent: int, fds: list[int]) -> str:
 def _with_own(boot: dict[str, Any], theirs: list[int], own: list[int]) -> dict[str, Any]:
     """A boot whose descriptors are those that this process was given for the learner's."""
     here = dict(zip(theirs, own))
-    named = {name: here[boot[name]] for name in ("control", "bell", "learner_bell", "mail", "report", "crash", "alive")}
-    return boot | named | {"slabs": [here[fd] for fd in boot["slabs"]]}
+    named = {name: boot[name] for name in boot["descriptors"]}
+    return boot | {name: here[x] if isinstance(x, int) else [here[fd] for fd in x] for name, x in named.items()}
 
 
 def _take_environment(variables: dict[str, str]) -> None:

@@ -22,11 +22,11 @@ import json, os, signal, stat, sys, time, warnings
 import numpy as np
 import psutil
 from penstock.core.errors import ConfigError
-from penstock.distributed.addresses import answers_without_token, listeners_of
-from penstock.distributed.backends.backend import RunnerError
-from penstock.distributed.backends.on_ray import Ray
-from penstock.distributed.cluster import start_ray
-from tests.distributed.backends.echo import Echo
+from penstock.actors.addresses import answers_without_token, listeners_of
+from penstock.actors.backend import RunnerError
+from penstock.actors.on_ray import Ray
+from penstock.actors.cluster import start_ray
+from tests.actors.echo import Echo
 me = psutil.Process()
 def tell(**facts):
     print(json.dumps(facts), flush=True)

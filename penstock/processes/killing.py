@@ -1,7 +1,7 @@
-"""The end of worker processes by force, with all that their environments started.
+"""Ends processes by force, with all that they have started.
 
-A worker has a process group of its own, and a mark in its environment variables, which whatever it starts inherits: by
-the mark are found processes that left the group for a session of their own, and outlived the worker.
+A child has a process group of its own, and a mark in its environment variables, which whatever it starts inherits: by
+the mark are found processes that left the group for a session of their own, and outlived the child.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import secrets
 import signal
 
 MARK = "PENSTOCK_WORKER"
-"""Environment variable of a worker: its own mark after those of the workers that it is a descendant of."""
+"""Environment variable of a child: its own mark after those of the children that it is a descendant of."""
 _ROUNDS = 5
 """Most looks at all processes: one that is found may have started another meanwhile."""
 
 
 def new_mark() -> str:
-    """A mark that no other worker has."""
+    """A mark that no other child has."""
     return f"{secrets.token_hex(8)}."
 
 
 def kill_group(pid: int) -> None:
-    """Kills a worker, and its process group if it has not left it: processes that its environments started."""
+    """Kills a child, and its process group if it has not left it: processes that it has started."""
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import EnvWorkerError
 
 DeathKind = Literal["exception", "exit", "signal", "oom", "timeout", "node"]
 
@@ -26,11 +26,12 @@ class RunnerError(EnvWorkerError):
         self.trace, self.error_type = trace, error_type
 
 
-def cannot_travel(what: str, why: str) -> ConfigError:
-    """The error of arguments that cannot be pickled."""
-    return ConfigError(
-        f"the arguments of {what} cannot be sent to another process: {why}; make files, locks, sockets and the like "
-        "there, as inside an environment's factory, or use the in-process backend"
+def cannot_travel(what: str) -> tuple[str, str]:
+    """Beginning and end of the error of arguments that cannot be pickled; between them stands why."""
+    return (
+        f"the arguments of {what} cannot be sent to another process",
+        "make files, locks, sockets and the like there, as inside an environment's factory, or use the in-process "
+        "backend",
     )
 
 
@@ -81,6 +82,17 @@ class Backend(Protocol):
         Raises:
             RunnerError: it raised there, or the runner is gone, or (`timeout`) there is no result in time.
         """
+        ...
+
+    def note(self, runner: Any) -> int | None:
+        """Returns the number that the runner's code noted last (`penstock.actors.note`), also while a call hangs.
+
+        None where it does not answer.
+        """
+        ...
+
+    def stacks(self, runner: Any) -> str:
+        """Returns where the runner's threads are now, also while a call hangs; "" where it does not come to say so."""
         ...
 
     def kill(self, runner: Any) -> None:

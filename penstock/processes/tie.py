@@ -1,11 +1,12 @@
-"""Entry of every worker process: ties it to its learner, then runs the module that it is started for.
+"""Entry of every child: ties it to its parent, lets it say where it hangs, then runs the module that it is started for.
 
-`python -m penstock.workers.tie MODULE BOOT`, the boot being a `Boot` as JSON. Nothing slow comes before the tie: a
-process whose learner dies while it still imports or unpickles ends as well.
+`python -P -m penstock.processes.tie MODULE BOOT`, the boot being a `Child`'s as JSON. Nothing slow comes before the
+tie: a process whose parent dies while it still imports or unpickles ends as well.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import importlib
 import json
@@ -13,15 +14,24 @@ import os
 import select
 import signal
 import sys
+from typing import Any
 
 _F_SETSIG = 10
 
 
-def die_with_the_learner(alive: int, learner_pid: int) -> None:
+def settle(boot: dict[str, Any]) -> None:
+    """Ties this process to its parent; from now on SIGUSR2 and a crash write its stacks where the parent reads them."""
+    if "alive" in boot:
+        die_with_the_parent(boot["alive"], boot["parent"])
+    faulthandler.enable(boot["crash"], all_threads=True)
+    faulthandler.register(signal.SIGUSR2, boot["crash"], all_threads=True)
+
+
+def die_with_the_parent(alive: int, parent: int) -> None:
     """Has the kernel kill this process and its group as soon as nobody holds the other end of the pipe `alive`.
 
     The pipe is opened anew, once for the group and once for a process that leaves it: signal settings belong to the
-    open file, and a shared one would serve one worker only.
+    open file, and a shared one would serve one child only.
     """
     opened = [os.open(f"/proc/self/fd/{alive}", os.O_RDONLY | os.O_NONBLOCK) for _ in range(2)]
     os.close(alive)
@@ -31,14 +41,14 @@ def die_with_the_learner(alive: int, learner_pid: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(opened[0], 0)  # a hang-up is always reported
-    if poll.poll(0) or os.getppid() != learner_pid:
+    if poll.poll(0) or os.getppid() != parent:
         os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
-    """Ties this process, and runs the module that the command line names."""
+    """Settles this process, and runs the module that the command line names."""
     module, boot = sys.argv[1], json.loads(sys.argv[2])
-    die_with_the_learner(boot["alive"], boot["learner_pid"])
+    settle(boot)
     sys.argv[:] = [module, sys.argv[2]]
     importlib.import_module(module).main()
 

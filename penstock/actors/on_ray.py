@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Sequence
@@ -10,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from penstock.actors.backend import DeathKind, RunnerError, cannot_travel
+from penstock.actors.cluster import MIN_STORE_BYTES, start_ray
+from penstock.actors.watch import read_note, read_stacks, watched
 from penstock.core.errors import ConfigError
-from penstock.distributed.backends.backend import DeathKind, RunnerError, cannot_travel
-from penstock.distributed.cluster import MIN_STORE_BYTES, start_ray
-from penstock.workers.process import ONE_THREAD
+from penstock.processes.python import ONE_THREAD
 
 INLINE_BYTES = 64 << 10
 """Weights up to this travel inside each call, and above as one object of the store: 0.8 ms against 2.4 for 37 KB."""
 _TAIL = 2000
 """Characters of a dead runner's standard error that are shown."""
+_WATCH_S, _LOOK_S = 2.0, 20.0
+"""Longest wait for an actor to be made, and for a task that looks at it, which may start a process."""
 _OURS = "penstock.core.errors."
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _places: list[Any] = []
@@ -60,6 +64,8 @@ class Ray:
         self._runners: dict[str, Any] = {}
         """Each actor that was not killed, by its identifier."""
         self._names: dict[str, str] = {}
+        self._watches: dict[str, Any] = {}
+        """Calls that return where each actor can be watched."""
 
     def require_room(self, runners: int, words: tuple[str, str] = ("runners", "num_cpus")) -> None:
         """Raises ConfigError if the cluster cannot place so many runners even with nothing else on it.
@@ -93,15 +99,16 @@ class Ray:
                 options["scheduling_strategy"] = "SPREAD"
             if self.cluster.origin != "started":  # of ours every process has one thread
                 options["runtime_env"] = {"env_vars": ONE_THREAD}
-            self._actors[cls] = self._connected().remote(**options)(cls)
+            self._actors[cls] = self._connected().remote(**options)(watched(cls))
         self._connected()
         try:
             actor = self._actors[cls].options(**how) if how else self._actors[cls]
             runner = actor.remote(*args)
         except TypeError as error:
-            raise cannot_travel(f"{name}: {cls.__name__}()", _why(error)) from error
+            raise _refused(f"{name}: {cls.__name__}()", error) from error
         key = runner._actor_id.hex()
         self._runners[key], self._names[key] = runner, name
+        self._watches[key] = runner.watch_place.remote()
         return runner
 
     def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
@@ -119,7 +126,7 @@ class Ray:
             return getattr(runner, method).remote(*args)
         except TypeError as error:
             name = self._names.get(runner._actor_id.hex(), "a runner")
-            raise cannot_travel(f"{name}.{method}()", _why(error)) from error
+            raise _refused(f"{name}.{method}()", error) from error
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """Returns the calls that have ended, in the order of `calls`."""
@@ -137,6 +144,29 @@ class Ray:
             return self._connected().get(call, timeout=timeout_s)
         except self._ray.exceptions.RayError as error:
             raise self._told(key, error, timeout_s) from None
+
+    def note(self, runner: Any) -> int | None:
+        """Returns the number that an actor noted last, by a task on its node."""
+        return self._looked(runner, read_note)
+
+    def stacks(self, runner: Any) -> str:
+        """Returns the stacks of an actor's process, by a task on its node."""
+        return self._looked(runner, read_stacks) or ""
+
+    def _looked(self, runner: Any, look: Any) -> Any:
+        """What `look` finds on the actor's node; None if the actor was not made yet, or its node does not answer."""
+        watch = self._watches.get(runner._actor_id.hex())
+        if watch is None or not self._ray.is_initialized():
+            return None
+        kinds = self._ray.exceptions
+        strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
+        try:
+            node, *where = self._ray.get(watch, timeout=_WATCH_S)
+            there = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+            task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(look)
+            return self._ray.get(task.remote(*where), timeout=_LOOK_S)
+        except (kinds.RayError, ValueError):
+            return None
 
     def kill(self, runner: Any) -> None:
         """Ends an actor; the processes that it started follow it."""
@@ -198,10 +228,11 @@ class Ray:
         return f"{text}\nThe end of its standard error:\n{said}" if said else text
 
 
-def _why(error: TypeError) -> str:
-    """The reason within Ray's page about something that cannot be pickled."""
+def _refused(what: str, error: TypeError) -> ConfigError:
+    """The error of arguments that cannot be pickled, with the reason that stands in Ray's page about it."""
     found = re.search(r"serialization: (.+)", _COLOUR.sub("", str(error)))
-    return found[1] if found else str(error)
+    begin, cure = cannot_travel(what)
+    return ConfigError(f"{begin}: {found[1] if found else error}; {cure}")
 
 
 def _share(sizes: list[float], runners: int) -> float:

@@ -14,17 +14,17 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.distributed.addresses import (
+from penstock.actors.addresses import (
     Found,
     answers_without_token,
     find_cluster,
     listeners_of,
     require_loopback,
 )
-from penstock.distributed.guard import end_cluster, start_guard
-from penstock.workers.killing import MARK, new_mark
-from penstock.workers.process import ONE_THREAD
+from penstock.actors.guard import end_cluster, start_guard
+from penstock.core.errors import ConfigError, MissingExtraError
+from penstock.processes.killing import MARK, new_mark
+from penstock.processes.python import ONE_THREAD
 
 MIN_STORE_BYTES = 80 << 20
 """Smallest object store that Ray accepts, with some to spare."""

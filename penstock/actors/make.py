@@ -7,9 +7,9 @@ import os
 import sys
 from typing import Literal
 
+from penstock.actors.backend import Backend
+from penstock.actors.cluster import MIN_STORE_BYTES
 from penstock.core.errors import ConfigError, nearest
-from penstock.distributed.backends.backend import Backend
-from penstock.distributed.cluster import MIN_STORE_BYTES
 
 BackendName = Literal["in-process", "processes", "ray"]
 
@@ -27,15 +27,15 @@ def make_backend(
         ConfigError: there is no such backend, or the cluster cannot be reached or is too small.
     """
     if name == "in-process":
-        from penstock.distributed.backends.in_process import InProcess  # each needs its own imports only
+        from penstock.actors.in_process import InProcess  # each needs its own imports only
 
         return InProcess()
     if name == "processes":
-        from penstock.distributed.backends.processes import Processes
+        from penstock.actors.processes import Processes
 
         return Processes()
     if name == "ray":
-        from penstock.distributed.backends.on_ray import Ray
+        from penstock.actors.on_ray import Ray
 
         needed = max(os.cpu_count() or 1, math.ceil(runners * num_cpus))
         backend = Ray(address, num_cpus, needed, max(object_store_mb << 20, MIN_STORE_BYTES))

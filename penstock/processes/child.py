@@ -1,0 +1,205 @@
+"""Child: one process that penstock has started, from its command line to its cause of death."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.core.machine import oom_kills
+from penstock.processes.death import Death, death_of
+from penstock.processes.descriptors import read_all
+from penstock.processes.killing import MARK, kill_group, kill_marked, new_mark
+from penstock.processes.limits import refusal
+from penstock.processes.python import module_command, one_thread_environment
+from penstock.processes.tether import Tether
+
+if TYPE_CHECKING:
+    from penstock.processes.forking import ForkedProcess, ForkServer
+
+REAP_S = 60.0
+"""Longest wait for a process that was killed, which on a busy machine comes late to its end."""
+OUTPUT_BYTES, TAIL_BYTES = 1 << 20, 2000
+"""Kept output is forgotten when there is more than this; and the end of it that is shown when the process dies."""
+_CRASH_BYTES = 1 << 16
+_LOOK_S = 0.05
+
+
+class Child:
+    """A process in a group of its own, which runs `module.main()`.
+
+    It finds its boot as JSON in `sys.argv[1]`: `words`, `descriptors` by name, and the number of this process, `parent`.
+
+    Args:
+        name: in messages, e.g. `worker 3`.
+        tether: by which it dies with this process; None: it outlives it, in a session of its own.
+        descriptors: that it inherits; a name stands for one or a sequence of them.
+        environment: its variables, without the mark; by default those of this process, with one thread for libraries.
+        mark: borne by the process and all that it starts, by which they are found and killed; unique by default.
+        output: `inherited`: the streams of this process; `kept`: in memory, of which `tail` is the end; or a descriptor.
+        forks: process to fork it of, where that is possible; None: a fresh interpreter.
+        cure: end of the message where the system does not start it.
+
+    Raises:
+        ConfigError: the system does not start it; the message says which limit is in the way.
+        ChildProcessError, ConnectionError, TimeoutError: `forks` has died or does not answer.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        name: str,
+        tether: Tether | None,
+        descriptors: Mapping[str, int | Sequence[int]],
+        words: Mapping[str, Any],
+        *,
+        environment: Mapping[str, str] | None = None,
+        mark: str = "",
+        output: Literal["inherited", "kept"] | int = "inherited",
+        forks: ForkServer | None = None,
+        cure: str = "use fewer processes",
+    ) -> None:
+        self.name, self.mark = name, mark or new_mark()
+        self.environment = {**(one_thread_environment() if environment is None else environment)}
+        self.environment[MARK] = os.environ.get(MARK, "") + self.mark
+        self._crash = os.memfd_create("penstock-crash", os.MFD_CLOEXEC)
+        self._output = os.memfd_create("penstock-output", os.MFD_CLOEXEC) if output == "kept" else -1
+        self._pidfd = -1
+        self._oom_before = oom_kills()
+        inherited = {**descriptors, "crash": self._crash} | ({} if tether is None else {"alive": tether.fd})
+        boot = {**words, **inherited, "parent": os.getpid(), "descriptors": list(inherited)}
+        streams = -1
+        try:
+            if output == "kept":  # opened anew to append, so that what follows `trim` begins at the start
+                streams = os.open(f"/proc/self/fd/{self._output}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            elif output != "inherited":
+                streams = os.dup(output)
+            self.process = self._start(module, boot, None if streams < 0 else streams, forks, tether is None)
+            self._watch()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError) and not isinstance(error, (ChildProcessError, ConnectionError, TimeoutError)):
+                raise refusal(name, error, cure) from error
+            raise
+        finally:
+            if streams >= 0:
+                os.close(streams)
+
+    def _start(
+        self, module: str, boot: dict[str, Any], streams: int | None, forks: ForkServer | None, session: bool
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        forked = forks and forks.fork(module, boot, self.environment)
+        return forked or subprocess.Popen(
+            module_command("penstock.processes.tie", module, json.dumps(boot)),
+            pass_fds=descriptors_of(boot),
+            process_group=None if session else 0,
+            start_new_session=session,
+            stdin=subprocess.DEVNULL,
+            stdout=streams,
+            stderr=streams,
+            env=self.environment,
+        )
+
+    def _watch(self) -> None:
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError as error:
+            self.kill()
+            if isinstance(error, ProcessLookupError):  # it was reaped already, as its fork server has died
+                raise ChildProcessError(f"{self.name} has ended with the process that it was forked of") from error
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its number, which cannot be another's before the process is reaped."""
+        return self.process.pid
+
+    @property
+    def exited(self) -> bool:
+        """True if the process has ended; it may not be reaped yet."""
+        if self.process.returncode is not None:
+            return True
+        poll = select.poll()
+        self.register(poll)
+        return bool(poll.poll(0))
+
+    def register(self, poll: select.poll) -> None:
+        """Has `poll` watch for the end of the process."""
+        poll.register(self._pidfd, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits so long for the end of the process; returns whether it has ended."""
+        poll = select.poll()
+        self.register(poll)
+        return bool(poll.poll(int(timeout_s * 1e3)))
+
+    def trim(self) -> None:
+        """Forgets kept output, if there is more than is ever shown."""
+        if self._output >= 0 and os.fstat(self._output).st_size > OUTPUT_BYTES:
+            os.ftruncate(self._output, 0)
+
+    def tail(self) -> str:
+        """The end of the kept output."""
+        if self._output < 0:
+            return ""
+        size = os.fstat(self._output).st_size
+        return read_all(self._output, TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode(errors="replace").strip()
+
+    def crash(self) -> str:
+        """What the fault handler has written."""
+        return os.pread(self._crash, _CRASH_BYTES, 0).decode(errors="replace").strip()
+
+    def stacks(self, limit_s: float = 2.0) -> str:
+        """The stacks of a process that hangs, from its fault handler; "" if it does not come to write them in time."""
+        if not self.exited:
+            os.kill(self.pid, signal.SIGUSR2)
+        deadline, before = time.monotonic() + limit_s, 0
+        while not self.exited and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            size = os.fstat(self._crash).st_size
+            if size and size == before:
+                break
+            before = size
+        return self.crash()
+
+    def kill(self) -> int:
+        """Kills the process and all that it has started, reaps it, and returns its exit status."""
+        if self.process.returncode is not None:  # reaped: the number may be another's by now
+            return self.process.returncode
+        kill_group(self.pid)  # also what it leaves behind where it has ended by itself
+        kill_marked(self.mark)
+        try:
+            return self.process.wait(timeout=REAP_S)
+        except subprocess.TimeoutExpired:
+            warnings.warn(
+                f"{self.name}, pid {self.pid}, was killed and has not ended within {REAP_S:.0f} s: it waits in the "
+                "kernel, as for a device or a network disk; it is left behind",
+                stacklevel=2,
+            )
+            return -signal.SIGKILL
+
+    def death(self) -> Death:
+        """How it ended; one that still runs is killed."""
+        status = self.kill()
+        said = self.tail()
+        parts = [self.crash(), f"The end of its output:\n{said}" if said else ""]
+        return death_of(status, self._oom_before, "\n".join(filter(None, parts)))
+
+    def close(self) -> None:
+        """Closes the descriptors. A second call does nothing."""
+        for fd in (self._crash, self._output, self._pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self._crash = self._output = self._pidfd = -1
+
+
+def descriptors_of(boot: Mapping[str, Any]) -> list[int]:
+    """The descriptors that a boot names, each once."""
+    found = [boot[name] for name in boot["descriptors"]]
+    return list(dict.fromkeys(fd for x in found for fd in ([x] if isinstance(x, int) else x)))
