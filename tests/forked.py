@@ -22,13 +22,13 @@ import pytest
 
 import penstock.samplers.async_process
 import penstock.workers.env_worker
-from penstock.actors import local_process, runner_process
+from penstock.actors import runner_process
 from penstock.cli.main import main
-from penstock.processes.tie import die_with_the_learner
+from penstock.processes import child
+from penstock.processes.tie import settle
 from penstock.run.gang import process as gang_process, rank
 from penstock.run.launch import slots
 from penstock.samplers import cpu
-from penstock.workers import forking, process as worker_process
 from penstock.workers.checking import CheckingProcess
 from penstock.workers.host import run_process
 
@@ -48,14 +48,14 @@ class Forked:
 
     def __init__(
         self, args: Sequence[str], *, pass_fds: Sequence[int], env: dict[str, str], process_group: int, stdin: int,
-        stdout: int = 1, stderr: int = 2,
+        stdout: int | None = None, stderr: int | None = None, start_new_session: bool = False,
     ) -> None:  # fmt: skip
         self.args, self.returncode = args, None
-        assert (process_group, stdin) == (0, subprocess.DEVNULL)
+        assert (process_group, stdin, start_new_session) == (0, subprocess.DEVNULL, False)
         self.pid = os.fork()
         if not self.pid:
             try:
-                self._become(pass_fds, env, stdout, stderr)
+                self._become(pass_fds, env, 1 if stdout is None else stdout, 2 if stderr is None else stderr)
                 os._exit(self._main(args))
             finally:
                 os._exit(1)
@@ -82,8 +82,7 @@ class Forked:
     @staticmethod
     def _main(args: Sequence[str]) -> int:
         module, boot, *_ = args[args.index("penstock.processes.tie") + 1 :]
-        given = json.loads(boot)
-        die_with_the_learner(given["alive"], given["learner_pid"])
+        settle(json.loads(boot))
         sys.argv = [module, boot]
         MAINS[module]()
         return 0
@@ -132,14 +131,13 @@ class _Subprocess:
     Popen, DEVNULL, TimeoutExpired = Forked, subprocess.DEVNULL, subprocess.TimeoutExpired
 
 
-STARTERS = (worker_process, local_process, gang_process)
+STARTERS = (child, gang_process)
 
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Workers, runners and ranks begin as copies of this process. Those that start as users' do are in other tests."""
-    for module in (cpu, forking):
-        monkeypatch.setattr(module, "ACTING", ())
+    monkeypatch.setattr(cpu, "ACTING", ())
     for module in STARTERS:
         monkeypatch.setattr(module, "subprocess", _Subprocess)
     yield
@@ -157,7 +155,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fork_from_here_on() -> None:
     """As the fixture, for the rest of this process's life."""
-    cpu.ACTING = forking.ACTING = ()
+    cpu.ACTING = ()
     for module in STARTERS:
         module.subprocess = _Subprocess  # pyright: ignore
 

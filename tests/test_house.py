@@ -33,23 +33,12 @@ BOUNDED_ELSEWHERE = {
     ("penstock/testing/pools.py", "pool.recv"): "the same",
     ("penstock/learn/columns.py", "_present.get"): "ContextVar.get returns at once",
     ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
-    ("penstock/processes/forking.py", "one.process.poll"): "the same",
-    ("penstock/processes/forking.py", "self.process.poll"): "the same",
-    **{
-        (f"penstock/workers/{name}.py", "select.poll"): "makes a poll object; poll.poll has a limit"
-        for name in ("forking", "process", "control", "tie", "supervisor")
-    },
-    **{
-        (f"penstock/distributed/{name}.py", "select.poll"): "the same"
-        for name in ("guard", "backends/local_process", "backends/processes")
-    },
-    **{(f"penstock/run/gang/{name}.py", "select.poll"): "the same" for name in ("local", "process", "rank")},
 }
 MAY_UNPICKLE = {
-    (f"penstock/workers/{name}.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd"
-    for name in ("host", "checking")
-} | {
-    ("penstock/actors/runner_process.py", "cloudpickle.loads"): "the same, by a socket pair",
+    ("penstock/processes/shipping.py", "cloudpickle.loads"): "the one place in which what has travelled is unpickled",
+    ("penstock/workers/host.py", "unship"): "a child process reads what its own parent left in a memfd",
+    ("penstock/workers/checking.py", "unship"): "the same",
+    ("penstock/actors/runner_process.py", "unship"): "the same, by a socket pair",
     ("penstock/run/gang/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
     ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
@@ -86,7 +75,7 @@ def unbounded_waits(text: str) -> list[tuple[int, str]]:
         if name in ("subprocess.run", "subprocess.check_output", "subprocess.check_call", "subprocess.call"):
             if not any(k.arg == "timeout" for k in call.keywords):
                 found.append((call.lineno, name))
-        elif isinstance(call.func, ast.Attribute) and last in WAITS and not has_limit(call):
+        elif isinstance(call.func, ast.Attribute) and last in WAITS and name != "select.poll" and not has_limit(call):
             found.append((call.lineno, name))
         elif (
             last == "get" and [ast.unparse(a) for a in call.args] == ["True"] and not any(k.arg for k in call.keywords)
@@ -104,7 +93,9 @@ def unsafe_loads(text: str) -> list[tuple[int, str]]:
             found += [(node.lineno, m) for m in modules if m.split(".")[0] in UNPICKLERS]
     for call, name in named_calls(text):
         keywords = {k.arg: ast.unparse(k.value) for k in call.keywords if k.arg in CHANGING}
-        if name in ("eval", "exec", "compile", "__import__") or re.fullmatch(r"(cloudpickle|pickle)\.loads?", name):
+        if name in ("eval", "exec", "compile", "__import__", "unship") or re.fullmatch(
+            r"(cloudpickle|pickle)\.loads?", name
+        ):
             found.append((call.lineno, name))
         if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
             found.append((call.lineno, name))

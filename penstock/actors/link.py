@@ -61,7 +61,7 @@ def _sealed(name: str, parts: Sequence[Any]) -> int:
 
 
 class Lent(NamedTuple):
-    """A descriptor as an argument of calls: the receiver has one of its own, which it closes, for the same open file."""
+    """A descriptor as an argument of calls: the receiver has its own for the same open file, and closes it."""
 
     fd: int
 

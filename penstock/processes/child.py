@@ -34,7 +34,7 @@ _LOOK_S = 0.05
 class Child:
     """A process in a group of its own, which runs `module.main()`.
 
-    It finds its boot as JSON in `sys.argv[1]`: `words`, `descriptors` by name, and the number of this process, `parent`.
+    It finds its boot as JSON in `sys.argv[1]`: `words`, `descriptors` by name, and the number of its parent, `parent`.
 
     Args:
         name: in messages, e.g. `worker 3`.
@@ -42,7 +42,7 @@ class Child:
         descriptors: that it inherits; a name stands for one or a sequence of them.
         environment: its variables, without the mark; by default those of this process, with one thread for libraries.
         mark: borne by the process and all that it starts, by which they are found and killed; unique by default.
-        output: `inherited`: the streams of this process; `kept`: in memory, of which `tail` is the end; or a descriptor.
+        output: `inherited`: the streams of this process; `kept`: in memory, see `tail`; or a descriptor.
         forks: process to fork it of, where that is possible; None: a fresh interpreter.
         cure: end of the message where the system does not start it.
 
@@ -96,7 +96,7 @@ class Child:
     ) -> subprocess.Popen[bytes] | ForkedProcess:
         forked = forks and forks.fork(module, boot, self.environment)
         return forked or subprocess.Popen(
-            module_command("penstock.processes.tie", module, json.dumps(boot)),
+            module_command("penstock.processes.tie", module, json.dumps(boot), self.name),
             pass_fds=descriptors_of(boot),
             process_group=None if session else 0,
             start_new_session=session,
@@ -157,8 +157,9 @@ class Child:
 
     def stacks(self, limit_s: float = 2.0) -> str:
         """The stacks of a process that hangs, from its fault handler; "" if it does not come to write them in time."""
-        if not self.exited:
-            os.kill(self.pid, signal.SIGUSR2)
+        if self.exited or not catches(self.pid, signal.SIGUSR2):  # it is not settled yet, and the signal would end it
+            return self.crash()
+        os.kill(self.pid, signal.SIGUSR2)
         deadline, before = time.monotonic() + limit_s, 0
         while not self.exited and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -197,6 +198,13 @@ class Child:
             if fd >= 0:
                 os.close(fd)
         self._crash = self._output = self._pidfd = -1
+
+
+def catches(pid: int, number: int) -> bool:
+    """True if the process has a handler for the signal."""
+    with open(f"/proc/{pid}/status") as file:
+        mask = next(line for line in file if line.startswith("SigCgt:")).split()[1]
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def descriptors_of(boot: Mapping[str, Any]) -> list[int]:

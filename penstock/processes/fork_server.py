@@ -1,9 +1,9 @@
 """Process of which workers that act are forked: it has imported torch, runs nothing else, and forks when it is told.
 
 A worker so is ready in milliseconds and shares the memory of its imports with the others. The learner talks with this
-process through a socket, one request at a time (see `penstock.processes.forking`). A worker is a child of this process, which therefore reaps it and passes its exit status
-on, when it is asked to and not before: until then the number of the worker cannot be another's. Where this process
-ends, so do all that it has forked.
+process through a socket, one request at a time (see `penstock.processes.forking`). A worker is a child of this process,
+which therefore reaps it and passes its exit status on, when it is asked to and not before: until then the number of the
+worker cannot be another's. Where this process ends, so do all that it has forked.
 
 A forked worker is to be like one that was started by itself: it has the descriptors that came with the request and no
 others, the learner's present standard streams, directory and environment variables, and a process group of its own.

@@ -157,6 +157,7 @@ class ForkServer:
             )
         data = self._up.link.recv(4096)
         if not data:
+            self._up.child.wait(_ANSWER_S)
             how = self._up.child.death().text
             self.close()
             raise ChildProcessError(errno.ECHILD, f"the process that workers are forked of {how}")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 
 from penstock.core.errors import ConfigError, PenstockError
@@ -23,6 +22,7 @@ from penstock.envs.pools.messages import last
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
 from penstock.envs.seats import AgentSpecs
 from penstock.processes.limits import require_linux
+from penstock.processes.shipping import ship, unship
 from penstock.workers import control
 from penstock.workers.faults import Fault, Faults
 from penstock.workers.host import Host, describe, run_process
@@ -64,11 +64,13 @@ def check_apart(env: EnvConfig | str | Callable[..., Any], seed: int = 0, settin
 def _checked(config: EnvConfig, seed: int, settings: Any) -> EnvReport:
     try:
         require_linux()
-        parts = cloudpickle.dumps((config, entry_to_ship(config.name)))
     except ConfigError as error:
         return _here(config, seed, str(error).partition(":")[0])
-    except Exception as error:
-        return _here(config, seed, f"it cannot be sent to another process ({type(error).__name__}: {error})")
+    try:
+        parts = ship((config, entry_to_ship(config.name)), "it", path=False)
+    except ConfigError as error:
+        cause = error.__cause__
+        return _here(config, seed, f"it cannot be sent to another process ({type(cause).__name__}: {cause})")
     return _apart(config, parts, seed, settings)
 
 
@@ -120,7 +122,7 @@ class CheckingProcess(Host):
 
     def read(self, message: Check) -> dict[str, Any]:
         try:
-            config, registered = cloudpickle.loads(message.parts)
+            config, registered = unship(message.parts)
         except Exception as error:
             return {"foreign": f"{type(error).__name__}: {error}"}
         take_shipped(registered)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.actors import addresses
 from penstock.actors.addresses import (
     Found,
     Node,
@@ -22,7 +23,6 @@ from penstock.actors.addresses import (
 )
 from penstock.actors.cluster import start_ray
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.distributed import addresses
 
 pytestmark = pytest.mark.timeout(60)
 ME, OTHER = os.getuid(), os.getuid() + 1

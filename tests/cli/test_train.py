@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from penstock.processes import forking
+from penstock.processes.python import one_thread_environment
 from penstock.run.bench.costs import Costs
 from penstock.run.bench.search import Row, Verdict, base_sampler, with_settings
-from penstock.workers import forking
-from penstock.workers.process import one_thread_environment
+from penstock.samplers import ACTING
 from tests.cli.short import QUIET, SHORT, Cli, config, metrics
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -315,7 +316,7 @@ def test_the_process_of_which_workers_are_forked_begins_before_anything_slow(
     monkeypatch.setattr(forking, "start_ahead", lambda *args: begun.append(args))
     for sampler in ("serial", "cpu"):
         assert cli("train", "ppo", "--env", "NoSuch-v0", "--sampler", sampler).code
-    assert begun == [(forking.ACTING, one_thread_environment())]
+    assert begun == [(ACTING, one_thread_environment())]
 
 
 def test_a_run_without_progress_prints_its_result(cli: Cli) -> None:

@@ -15,8 +15,10 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.processes.descriptors import read_all, require_room, write_all
-from penstock.workers import descriptors, forking, process
+from penstock.processes import child, descriptors
+from penstock.processes.descriptors import read_all, write_all
+from penstock.processes.limits import require_room
+from penstock.workers.process import DESCRIPTORS
 from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(200)
@@ -34,7 +36,7 @@ def test_too_few_descriptors_are_a_config_error_with_counts_and_nothing_leaks() 
         match = rf"workers=16 need 112 file descriptors beside the \d+ .* have {before + 60} \(ulimit -n\).*workers<=5"
         with pytest.raises(ConfigError, match=match):
             ps.CpuSampler(T=4, B=16, workers=16).build("CartPole-v1")
-        require_room(5)
+        require_room(5, "workers", DESCRIPTORS, "none")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert open_descriptors() == before
@@ -44,11 +46,10 @@ def test_a_process_that_may_not_start_is_a_config_error_and_nothing_leaks(monkey
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    for module in (process, forking):
-        monkeypatch.setattr(module, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
     gc.collect()
     before = open_descriptors()
-    with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*\(ulimit -u.*use fewer workers"):
+    with pytest.raises(ConfigError, match=r"cannot be started: .*\(ulimit -u.*use fewer workers"):
         ps.CpuSampler(T=4, B=2, workers=2).build("CartPole-v1")
     gc.collect()
     assert open_descriptors() == before

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.envs.make import EnvConfig
+from penstock.processes import forking
 from penstock.processes.forking import ForkedProcess
+from penstock.processes.python import one_thread_environment
 from penstock.samplers import cpu
 from penstock.testing.samplers import EchoAgent
-from penstock.workers import forking
-from penstock.workers.process import WorkerProcess, one_thread_environment
 from tests.workers.first_batches import no_process_is_left
 from tests.workers.whereabouts import VARIABLE, Where
 
@@ -63,11 +63,11 @@ def two_batches(sampler: Any) -> Any:
 
 
 def pids_of(sampler: Any) -> list[int]:
-    return [child.process.pid for child in sampler.pool._workers.workers]
+    return [worker.child.pid for worker in sampler.pool._workers.workers]
 
 
 def server_of(sampler: Any) -> int:
-    return sampler.pool._workers._forks.process.pid
+    return sampler.pool._workers.workers[0]._place.forks.process.pid
 
 
 def wait_for_end(pid: int) -> None:
@@ -82,7 +82,7 @@ def wait_for_end(pid: int) -> None:
 def test_a_forked_worker_is_as_one_that_was_started_by_itself(tmp_path: Path) -> None:
     for name, workers in (("alone", 1), ("forked", 2)):
         sampler = initialized(ps.CpuSampler(T=4, B=4, workers=workers), where(tmp_path / name))
-        assert {type(w.process) is ForkedProcess for w in sampler.pool._workers.workers} == {name == "forked"}
+        assert {type(w.child.process) is ForkedProcess for w in sampler.pool._workers.workers} == {name == "forked"}
         sampler.shutdown()
     (alone,), forked = found_in(tmp_path / "alone"), found_in(tmp_path / "forked")
     assert len(forked) == 2
@@ -170,7 +170,7 @@ def test_the_server_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
 import os, signal, sys
 import penstock as ps
 from penstock.samplers import cpu
-from tests.workers.test_forking import live, pids_of, server_of, where
+from tests.processes.test_forking import live, pids_of, server_of, where
 cpu.ACTING = ("penstock.workers.env_worker",)
 sampler = live(where(__import__("pathlib").Path({str(tmp_path)!r})))
 print(server_of(sampler), *pids_of(sampler), flush=True)
@@ -201,22 +201,21 @@ def test_where_threads_run_each_worker_is_a_fresh_interpreter(tmp_path: Path, mo
     make = forks_with(tmp_path, monkeypatch, start)
     with pytest.warns(UserWarning, match=r"2 threads run in a process that has only imported imported_before_forks"):
         sampler = make()
-    assert not any(type(w.process) is ForkedProcess for w in sampler.pool._workers.workers)
+    assert not any(type(w.child.process) is ForkedProcess for w in sampler.pool._workers.workers)
     sampler.obtain_samples(0)
     sampler.shutdown()
 
 
 def test_a_server_that_cannot_import_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = forks_with(tmp_path, monkeypatch, "raise SystemExit(3)")
-    with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*forked of has ended with status 3"):
-        make()
+    with pytest.raises(EnvWorkerError, match=r"worker 0 cannot be started: .*forked of ended with exit code 3"):
+        make(fault_policy="raise")
 
 
 def test_a_server_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = forks_with(tmp_path, monkeypatch, "import time\ntime.sleep(600)")
-    monkeypatch.setattr(forking, "_ANSWER_S", 0.2)
-    with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*has not answered for 0\.2 s"):
-        make(start_timeout_s=0.1)
+    with pytest.raises(EnvWorkerError, match=r"worker 0 cannot be started: .*has not answered for 0\.2 s"):
+        make(start_timeout_s=0.2, fault_policy="raise")
 
 
 def test_a_fork_that_the_system_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +223,6 @@ def test_a_fork_that_the_system_refuses_is_named(tmp_path: Path, monkeypatch: py
     make = forks_with(tmp_path, monkeypatch, refuse)
     with pytest.raises(ConfigError, match=r"worker 0 of 2 cannot be started: .*ulimit -u"):
         make()
-
-
-def test_a_mark_of_a_worker_takes_the_place_of_the_servers() -> None:
-    child = WorkerProcess(3, "0123456789abcdef.")
-    assert len(child.mark) == len(f"0123456789abcdef.{forking.SERVER}")
-    child.close()
 
 
 @pytest.mark.slow
@@ -240,17 +233,17 @@ def test_the_process_that_was_started_ahead_is_taken(tmp_path: Path, monkeypatch
     assert forking.waiting == [ahead]  # one is enough
     sampler = live(where(tmp_path))
     try:
-        assert server_of(sampler) == ahead.process.pid and forking.waiting == []
+        assert server_of(sampler) == ahead.child.pid and forking.waiting == []
         os.kill(pids_of(sampler)[0], signal.SIGKILL)
         with pytest.warns(UserWarning, match="replaced"):
             two_batches(sampler)
         workers = pids_of(sampler)
-        os.kill(ahead.process.pid, signal.SIGKILL)
+        os.kill(ahead.child.pid, signal.SIGKILL)
         for pid in workers:  # they end a moment after it, in which a batch may be done
             wait_for_end(pid)
         with pytest.warns(UserWarning, match="replaced"):
             two_batches(sampler)
-        assert server_of(sampler) != ahead.process.pid
+        assert server_of(sampler) != ahead.child.pid
     finally:
         sampler.shutdown()
     assert {found["shows its mark"] for found in found_in(tmp_path)} == {True}
@@ -263,32 +256,31 @@ def test_one_that_was_started_ahead_with_other_variables_is_not_taken(
     (ahead,) = forking.waiting
     monkeypatch.setenv(VARIABLE, "set since")
     sampler = live(where(tmp_path))
-    assert server_of(sampler) != ahead.process.pid
-    assert (forking.waiting, ahead.process.returncode) == ([], -signal.SIGKILL)
+    assert server_of(sampler) != ahead.child.pid
+    assert (forking.waiting, ahead.child.process.returncode) == ([], -signal.SIGKILL)
     sampler.shutdown()
     assert {found["variable"] for found in found_in(tmp_path)} == {"set since"}
 
 
 def test_a_trainer_leaves_none_that_was_started_ahead_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
-    monkeypatch.setattr(
-        forking, "started", lambda *args, start=forking.started: begun.append(start(*args)) or begun[-1]
-    )
+    begin = forking.Importing.__init__
+    monkeypatch.setattr(forking.Importing, "__init__", lambda self, *args: begun.append(self) or begin(self, *args))
     with pytest.raises(ConfigError, match="CartPole-v7"):
         ps.Trainer(ps.Experiment("CartPole-v7", ps.PPO(), ps.CpuSampler(T=4, B=4)))
-    ((process, _),) = begun
-    assert (forking.waiting, process.returncode) == ([], -signal.SIGKILL)
+    (ahead,) = begun
+    assert (forking.waiting, ahead.child.process.returncode) == ([], -signal.SIGKILL)
 
 
 def test_one_that_was_started_ahead_ends_with_the_learner() -> None:
     script = """
 import os, sys, time
-from penstock.workers import forking
-from penstock.workers.process import one_thread_environment
+from penstock.processes import forking
+from penstock.processes.python import one_thread_environment
 forking.start_ahead(("penstock.workers.env_worker",), one_thread_environment())
 if os.fork() == 0:
     time.sleep(100)
-print(forking.waiting[0].process.pid, flush=True)
+print(forking.waiting[0].child.pid, flush=True)
 os._exit(0)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, process_group=0) as done:

@@ -17,9 +17,9 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import EnvWorkerError
+from penstock.processes import killing
 from penstock.processes.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.testing.samplers import EchoAgent
-from penstock.workers import killing
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -36,7 +36,7 @@ def test_async_tree_is_started_anew(tmp_path: Path) -> None:
         sampler.initialize(EchoAgent(sampler.spec))
         for itr in range(12):
             if itr in (4, 8):
-                os.kill(sampler._workers.workers[0].process.pid, 9)
+                os.kill(sampler._workers.workers[0].child.pid, 9)
             check.add(sampler.obtain_samples(itr)[0])
         assert sampler.metrics()["faults/restarts"] == 2
         assert len(sampler.evaluate_agent(3, 5)) == 5

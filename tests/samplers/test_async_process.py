@@ -37,7 +37,7 @@ class Here:
         self.bells = Bell(), Bell()
         wakes, wakes_learner = (bell.fd for bell in self.bells)
         page, mail, report = self.fds[5:]
-        boot = Boot(0, 1, os.getpid(), page, wakes, wakes_learner, mail, report, -1, -1, tuple(self.slabs))
+        boot = Boot(0, 1, os.getpid(), page, wakes, wakes_learner, mail, report, list(self.slabs))
         self.control = Control(page, 1)
         self.host, self.rings = AsyncHost(boot, Start((), 0, [])), 0
 

@@ -105,7 +105,7 @@ def test_a_worker_that_dies_while_a_run_is_resumed_repeats_no_episode(kind: str,
 def test_a_worker_that_dies_before_its_first_episode_twice_does_not_idle(tmp_path: Path) -> None:
     """Its replacement knows only what the shared ledger says, which the dead one never wrote."""
     sampler = started(KINDS["cpu"], crash("sigkill", "init", tmp_path / "once"))
-    os.kill(sampler.pool._workers.workers[0].process.pid, signal.SIGKILL)
+    os.kill(sampler.pool._workers.workers[0].child.pid, signal.SIGKILL)
     valid = [sampler.obtain_samples(itr)[0].valid.any(0) for itr in range(3)]
     assert np.any(valid, 0).all(), valid
     sampler.shutdown()
@@ -187,7 +187,7 @@ def test_the_process_of_an_async_cpu_sampler_may_hang_no_longer_than_the_limit(t
     sampler = started(settings, slow)
     sampler.obtain_samples(0)  # 12 rows of 4 naps are 2.4 s
     assert "faults/timeout" not in sampler.metrics()
-    process = sampler._workers.workers[0].process
+    process = sampler._workers.workers[0].child
     os.kill(process.pid, signal.SIGSTOP)
     sampler.obtain_samples(1)
     assert sampler.metrics()["faults/timeout"] == 1

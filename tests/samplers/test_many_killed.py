@@ -120,7 +120,7 @@ def test_a_worker_that_dies_between_batches_takes_no_turn_with_it(name: str) -> 
         for k in range(10):
             rows.take(*sampler.obtain_samples(k), k)
             if k in (2, 5):
-                os.kill(sampler.pool._workers.workers[k % 2].process.pid, signal.SIGKILL)
+                os.kill(sampler.pool._workers.workers[k % 2].child.pid, signal.SIGKILL)
         assert sampler.metrics()["faults/restarts"] == 2
         assert "faults/lost_steps" not in sampler.metrics()
         assert rows.compare(config, 3, range(B), cut=2) > 60
@@ -140,7 +140,7 @@ def test_a_batch_that_waits_outlives_the_process_that_collected_it(kind: str) ->
         for k in range(12):
             if k in (3, 4, 8):
                 sampler._workers.wait(lambda k=k: sampler._ready(k + 1))
-                process: Any = sampler._workers.workers[0].process
+                process: Any = sampler._workers.workers[0].child
                 os.kill(process.pid, signal.SIGKILL)
                 process.wait(60.0)
                 sampler._workers.settle()
@@ -166,7 +166,7 @@ def test_a_worker_that_dies_as_an_evaluation_begins_plays_its_share(kind: str) -
         sampler.initialize(EchoAgent(sampler.spec) if kind == "one agent" else agents_of(sampler))
         sampler.obtain_samples(0)
         expected = repr(sampler.evaluate_agent(1, 6).to_plain())
-        pid = sampler.pool._workers.workers[1].process.pid
+        pid = sampler.pool._workers.workers[1].child.pid
         os.kill(pid, signal.SIGSTOP)  # it dies of the call that opens the evaluation
         killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
         killer.start()

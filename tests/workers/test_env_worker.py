@@ -34,7 +34,7 @@ def test_a_worker_without_an_agent_never_loads_torch(kind: str) -> None:
         assert bits(again.obtain_samples(1)[0]) == bits(sampler.obtain_samples(1)[0])
         for each in (sampler, again):
             for child in each.pool._workers.workers:
-                maps = Path(f"/proc/{child.process.pid}/maps").read_text()
+                maps = Path(f"/proc/{child.child.pid}/maps").read_text()
                 assert "libtorch" not in maps
                 assert "numpy" in maps
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError
+from penstock.processes.death import Death
 from penstock.workers import faults
-from penstock.workers.faults import Fault, Faults, describe_exit
+from penstock.workers.faults import Fault, Faults, fault_of
 
 OURS = ("exception", "contract")
 DEATHS = ("signal", "exit", "oom", "timeout")
@@ -113,26 +113,12 @@ def test_each_worker_is_warned_of_at_most_once_a_minute(clock: Any) -> None:
     assert found.counts["exit"] == 8
 
 
-def test_a_report_says_more_than_an_exit_status() -> None:
+def test_a_report_says_more_than_the_end_of_the_process() -> None:
     report = {"error": {"kind": "contract", "text": "slot 3: got nan"}}
-    assert describe_exit(-9, 0, report, "stack") == ("contract", "slot 3: got nan")
+    assert fault_of(Death("signal", "was killed", "stack"), report) == ("contract", "slot 3: got nan")
 
 
 @pytest.mark.parametrize("report", [None, {"answer": [1]}])
-def test_without_one_the_status_speaks(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "oom_kills", lambda: 4)
-    ended = describe_exit(7, 4, report, "")
-    assert ended == ("exit", "the process ended with exit code 7")
-    crashed = describe_exit(-signal.SIGSEGV, 4, report, "in f")
-    assert crashed == ("signal", "killed by signal 11 (SIGSEGV)\nin f")
-    assert describe_exit(-signal.SIGKILL, 4, report, "") == ("signal", "killed by signal 9 (SIGKILL)")
-    assert describe_exit(-50, 4, report, "") == ("signal", "killed by signal 50 (?)")
-    assert describe_exit(None, 4, report, "") == ("exit", "the process ended with exit code None")
-
-
-def test_a_kill_that_the_kernel_counts_is_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "oom_kills", lambda: 5)
-    kind, text = describe_exit(-signal.SIGKILL, 4, None, "in f")
-    assert kind == "oom"
-    assert text == "killed by signal 9 (SIGKILL), likely out of memory: the kernel reports such a kill\nin f"
-    assert describe_exit(-signal.SIGSEGV, 4, None, "").kind == "signal"
+def test_without_one_the_end_speaks(report: Any) -> None:
+    assert fault_of(Death("exit", "ended with exit code 7"), report) == ("exit", "ended with exit code 7")
+    assert fault_of(Death("oom", "was killed", "in f"), report) == ("oom", "was killed\nin f")

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError
+from penstock.processes.tether import Tether
 from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin
 from penstock.workers.host import Host, _read_mail, describe
 from penstock.workers.messages import Boot, Start
-from penstock.workers.process import WorkerProcess
+from penstock.workers.process import Place, WorkerProcess
 
 
 @pytest.mark.parametrize(
@@ -43,9 +44,13 @@ def test_other_errors_bring_type_text_and_traceback(error: BaseException) -> Non
     assert "test_host.py" in found["text"]
 
 
+class Owner:
+    """An owner of a tether."""
+
+
 @pytest.fixture
 def child() -> Iterator[WorkerProcess]:
-    child = WorkerProcess(1)
+    child = WorkerProcess(1, Place("none", 2, Tether(Owner(), lambda: None), "m.", {}, None))
     yield child
     child.close()
 
@@ -61,7 +66,7 @@ def learner_bell() -> Iterator[Bell]:
 def host(child: WorkerProcess, learner_bell: Bell) -> Iterator[Host]:
     """The other side of `child`, in this process, which looks once before it sleeps."""
     fd = os.memfd_create("penstock-test")
-    boot = Boot(1, 2, os.getpid(), fd, child.bell.fd, learner_bell.fd, child.mail, child.report, child.crash, -1, ())
+    boot = Boot(1, 2, os.getpid(), fd, child.bell.fd, learner_bell.fd, child.mail, child.report, [])
     host = Host(boot, Start((), 0, []))
     host.spin = Spin(0.0)
     yield host
@@ -91,7 +96,7 @@ def test_the_first_message_brings_the_import_path(
         there.syspath_prepend(str(tmp_path))
         from only_on_the_path_of_the_learner import Env  # type: ignore
 
-        child.write(Start((0, 1), 3, [Env], True))
+        child.write(Start((0, 1), 3, [Env], True), path=True)
         full = list(sys.path)
     monkeypatch.delitem(sys.modules, "only_on_the_path_of_the_learner")
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
@@ -141,7 +146,7 @@ def test_only_a_learner_that_sleeps_is_woken(host: Host, learner_bell: Bell) -> 
 
 
 def test_a_process_sleeps_until_it_is_called(host: Host, child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getppid", lambda: host.boot.learner_pid)
+    monkeypatch.setattr(os, "getppid", lambda: host.boot.parent)
     looks: list[int] = []
 
     def called() -> bool:
@@ -157,7 +162,7 @@ def test_a_process_whose_parent_is_gone_ends_its_group(host: Host, monkeypatch: 
     from penstock.workers import host as module
 
     monkeypatch.setattr(module, "_LOOK_AROUND_S", 0.001)
-    monkeypatch.setattr(os, "getppid", lambda: host.boot.learner_pid + 1)
+    monkeypatch.setattr(os, "getppid", lambda: host.boot.parent + 1)
     killed: list[Any] = []
 
     def killpg(*args: int) -> None:

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -21,9 +20,12 @@ from penstock.core.errors import ConfigError
 from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.plumbing import SeedEcho
+from penstock.processes.forking import SERVER
+from penstock.processes.shipping import unship
+from penstock.processes.tether import Tether
 from penstock.workers import process
-from penstock.workers.messages import Boot, Start
-from penstock.workers.process import WorkerProcess, pickled
+from penstock.workers.messages import Start
+from penstock.workers.process import DESCRIPTORS, Place, WorkerProcess, packed
 from tests.slow import slow
 from tests.workers.first_batches import PLACES, first_batches, no_process_is_left, refuse
 
@@ -50,7 +52,11 @@ def test_what_cannot_be_pickled_is_named_before_a_process_starts(
     with (tmp_path / "file").open("w") as file:
         config = EnvConfig(SeedEcho, {"nested": threading.Lock() if what == "lock" else file})
         text = "'_thread.lock'" if what == "lock" else "not opened for reading"
-        refuse(kind, config, rf"cannot be sent to a worker process.*({text}).*inside the factory, or use SerialSampler")
+        refuse(
+            kind,
+            config,
+            rf"cannot be sent to a worker process.*({text}).*inside the environment's factory, or use SerialSampler",
+        )
 
 
 @pytest.mark.parametrize("kind", ["gpu", *slow("cpu", "alternating", "no-overlap")])
@@ -121,12 +127,20 @@ def test_a_class_of_a_script_without_a_main_guard(way: str, tmp_path: Path) -> N
 
 @pytest.fixture
 def child() -> Iterator[WorkerProcess]:
-    child = WorkerProcess(0)
+    child = WorkerProcess(0, place())
     yield child
     child.close()
 
 
-def packed(value: Any) -> bytes:
+def place(mark: str = "0123456789abcdef.") -> Place:
+    return Place("some.module", 1, Tether(Beside(), lambda: None), mark, {"control": 4, "slabs": [10, 11]}, None)
+
+
+class Beside:
+    """An owner of a tether."""
+
+
+def answer(value: Any) -> bytes:
     data = encode(value)
     return len(data).to_bytes(8, "little") + data
 
@@ -137,7 +151,7 @@ def test_nothing_reported_is_none(child: WorkerProcess) -> None:
 
 @pytest.mark.parametrize("cut", [1, 7, 8, 9, -1])
 def test_half_a_report_is_none(child: WorkerProcess, cut: int) -> None:
-    whole = packed({"answer": [1, "two", None]})
+    whole = answer({"answer": [1, "two", None]})
     os.pwrite(child.report, whole[:cut], 0)
     assert child.read_report() is None
     os.pwrite(child.report, whole, 0)
@@ -145,80 +159,81 @@ def test_half_a_report_is_none(child: WorkerProcess, cut: int) -> None:
 
 
 def test_a_report_may_lie_over_the_end_of_a_longer_one(child: WorkerProcess) -> None:
-    os.pwrite(child.report, packed({"answer": "x" * 500}), 0)
-    os.pwrite(child.report, packed({"answer": 1}), 0)
+    os.pwrite(child.report, answer({"answer": "x" * 500}), 0)
+    os.pwrite(child.report, answer({"answer": 1}), 0)
     assert child.read_report() == {"answer": 1}
 
 
-def test_mail_has_the_import_path_in_plain_text_with_the_first_message_alone(child: WorkerProcess) -> None:
-    start = Start((), 3, ["m" * 10_000])
-    for message in (start, ["again"]):
-        child.write(message)
+def test_mail_has_the_import_path_where_it_is_asked_for(child: WorkerProcess) -> None:
+    first = ["m" * 10_000]
+    for message in (first, ["again"]):
+        child.write(message, path=message is first)
         data = os.pread(child.mail, 1 << 20, 0)
-        size, path = (int.from_bytes(data[at : at + 8], "little") for at in (0, 8))
-        assert len(data) == 16 + path + size, "something of the message before is left"
-        assert (json.loads(data[16 : 16 + path]) == sys.path) if message is start else path == 0
-        assert cloudpickle.loads(data[16 + path :]) == message
+        size = int.from_bytes(data[:8], "little")
+        assert (json.loads(data[8 : 8 + size]) == sys.path) if message is first else size == 0
+        assert cloudpickle.loads(data[8 + size :]) == message, "something of the message before is left"
 
 
 def test_a_launch_forgets_what_an_earlier_process_left(child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def popen(args: list[str], **options: Any) -> Any:
-        asked.update(options, args=args)
-        return SimpleNamespace(pid=os.getpid(), returncode=None)
+    class Started:
+        def __init__(self, module: str, name: str, tether: Any, descriptors: Any, words: Any, **options: Any) -> None:
+            asked.update(options, module=module, name=name, descriptors=descriptors, words=words)
+            self.exited, self.ends = False, list[str]()
 
-    monkeypatch.setattr(process, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=-3))
-    monkeypatch.setattr(process, "oom_kills", lambda: 6)
-    monkeypatch.setenv("PYTHONPATH", "/theirs")
-    os.pwrite(child.report, packed({"error": {"kind": "exit", "text": "old"}}), 0)
-    os.write(child.crash, b"old stack")
+        def kill(self) -> None:
+            self.ends.append("kill")
+
+        def close(self) -> None:
+            self.ends.append("close")
+
+    monkeypatch.setattr(process, "Child", Started)
+    os.pwrite(child.report, answer({"error": {"kind": "exit", "text": "old"}}), 0)
     child.bell.ring()
     child.start_at, child.token = 5.0, b"old"
-    boot = Boot(0, 1, os.getpid(), 3, 4, 5, 6, 7, 8, 9, (10,))
-    child.launch("some.module", boot, Start((), 0, []))
+    assert child.exited and not child.started
+    child.launch(Start((), 0, []))
     assert child.read_report() is None
-    assert os.fstat(child.crash).st_size == os.lseek(child.crash, 0, os.SEEK_CUR) == 0
     assert os.eventfd_write(child.bell.fd, 1) is None and os.eventfd_read(child.bell.fd) == 1, "an old ring was left"
-    assert (child.start_at, child.token, child.oom_before) == (None, b"", 6)
-    assert asked["args"][1:5] == ["-P", "-m", "penstock.processes.tie", "some.module"]
-    assert json.loads(asked["args"][5])["slabs"] == [10]
-    assert asked["pass_fds"] == boot.fds()
-    assert (asked["process_group"], asked["stdin"]) == (0, -3)
-    assert {asked["env"][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}
-    assert asked["env"]["PYTHONPATH"] == os.pathsep.join([str(Path(ps.__file__).parent.parent), "/theirs"])
-    assert not child.exited, "it watches the process that it was given, here this one"
+    assert (child.start_at, child.token, child.started, child.exited) == (None, b"", True, False)
+    assert (asked["module"], asked["name"]) == ("some.module", "worker 0 of 1")
+    own = {"bell": child.bell.fd, "mail": child.mail, "report": child.report}
+    assert asked["descriptors"] == {"control": 4, "slabs": [10, 11], **own}
+    assert asked["words"] == {"index": 0, "workers": 1}
+    first: Any = child.child
+    child.launch(Start((), 0, []))
+    assert first.ends == ["kill", "close"] and child.child is not first
     child.release()
     assert child.exited
 
 
-def test_a_place_without_a_process_has_exited_and_one_that_was_reaped_is_not_killed(
-    child: WorkerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert child.exited
-    monkeypatch.setattr(process, "kill_group", lambda pid: pytest.fail("its number may be another's by now"))
-    child.process = SimpleNamespace(pid=1, returncode=-11)  # type: ignore
-    assert child.kill() == -11
+def test_a_mark_of_a_worker_is_as_long_as_that_of_the_process_it_is_forked_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[str] = []
+
+    def refuse(*args: Any, mark: str, **options: Any) -> Any:
+        marks.append(mark)
+        raise ChildProcessError
+
+    monkeypatch.setattr(process, "Child", refuse)
+    child = WorkerProcess(3, place("0123456789abcdef."))
+    with pytest.raises(ChildProcessError):
+        child.launch(Start((), 0, []))
+    assert len(marks[0]) == len(f"0123456789abcdef.{SERVER}") and child.exited
+    child.close()
 
 
 def test_the_descriptors_are_given_back() -> None:
+    at = place()
     before = len(os.listdir("/proc/self/fd"))
-    child = WorkerProcess(0)
-    assert len(os.listdir("/proc/self/fd")) == before + 4
+    child = WorkerProcess(0, at)
+    assert len(os.listdir("/proc/self/fd")) == before + DESCRIPTORS - 2
     child.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_cannot_be_pickled_is_a_config_error_that_names_it() -> None:
-    assert cloudpickle.loads(pickled({"a": (1, None)})) == {"a": (1, None)}
+    assert unship(packed({"a": (1, None)})) == {"a": (1, None)}
     with pytest.raises(ConfigError, match=r"cannot be sent to a worker process: TypeError: .*lock.*or use Serial") as e:
-        pickled({"env": threading.Lock()})
+        packed({"env": threading.Lock()})
     assert isinstance(e.value.__cause__, TypeError)
-
-
-@pytest.mark.parametrize("name", ["memfd_create", "pidfd_open", "eventfd"])
-def test_a_system_without_the_calls_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    process.require_linux()
-    monkeypatch.delattr(os, name)
-    with pytest.raises(ConfigError, match=r"need Linux 5\.3 or newer; this is linux: use SerialSampler"):
-        process.require_linux()

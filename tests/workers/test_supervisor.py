@@ -177,7 +177,7 @@ def test_the_echo_passes_under_random_kills(kind: str, reset: Any) -> None:
         """Each worker in turn, or one might use up its budget; and each process once: a busy machine buries it late."""
         while len(killed) < KILLS and not over.wait(0.01 + 0.15 * rng.random()):
             child = workers[len(killed) % len(workers)]
-            pid = child.process.pid
+            pid = child.child.pid
             if child.up and not child.exited and pid not in killed:
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
@@ -209,7 +209,7 @@ def test_a_replacement_that_is_slow_to_make_leaves_the_episodes_of_the_others_al
 
     sampler = live(kind, EnvConfig(slow, info_keys=("echo",), checks="always"))
     workers = sampler.pool._workers
-    one, two = (worker.process.pid for worker in workers.workers)
+    one, two = (worker.child.pid for worker in workers.workers)
     check = RecordCheck(B, seed=SEED, acted=True, faults=True)
     try:
         check.add(sampler.obtain_samples(0)[0])
@@ -230,7 +230,7 @@ def test_a_death_between_the_first_command_and_the_last_worker_that_hears_it(kin
     sampler = live(kind, EnvConfig(CrashEnv, {"where": "never"}, info_keys=("echo",), checks="always"))
     workers = sampler.pool._workers
     (one, two), block = workers.workers, workers.control.blocks[0]
-    first, commands, late = one.process.pid, block[control.COMMAND], list[str]()
+    first, commands, late = one.child.pid, block[control.COMMAND], list[str]()
 
     def wait_for(condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -242,10 +242,10 @@ def test_a_death_between_the_first_command_and_the_last_worker_that_hears_it(kin
     def harm() -> None:
         wait_for(lambda: block[control.DONE_COMMAND] == block[control.COMMAND] > commands, "command")
         os.kill(first, signal.SIGKILL)
-        wait_for(lambda: one.process.pid != first, "replacement")
-        os.kill(two.process.pid, signal.SIGCONT)
+        wait_for(lambda: one.child.pid != first, "replacement")
+        os.kill(two.child.pid, signal.SIGCONT)
 
-    os.kill(two.process.pid, signal.SIGSTOP)
+    os.kill(two.child.pid, signal.SIGSTOP)
     thread = threading.Thread(target=harm)
     thread.start()
     try:
@@ -304,7 +304,7 @@ def test_affinity_pins_workers_and_learner_and_is_undone() -> None:
     sampler, _ = placed.live(ps.GpuSampler(8, 4, workers=2, affinity=placement), "CartPole-v1", ps.PPO())
     try:
         sampler.obtain_samples(0)
-        pids = [child.process.pid for child in sampler.pool._workers.workers]
+        pids = [child.child.pid for child in sampler.pool._workers.workers]
         assert [os.sched_getaffinity(pid) for pid in pids] == [{allowed[0]}, {allowed[-1]}]
         assert os.sched_getaffinity(0) == {allowed[0]}
     finally:

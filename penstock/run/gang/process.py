@@ -33,7 +33,7 @@ class RankProcess:
 
     Args:
         boot: what its command line says besides descriptors. payload: what it unpickles.
-        shared: descriptors that it inherits. alive: the end of a pipe that keeps it alive; see `penstock.processes.tie`.
+        shared: descriptors that it inherits. alive: the end of a pipe that keeps it alive; see `processes.tie`.
         progress: [size] int64 in memory that all share: of each rank the number of its last collective.
     """
 
