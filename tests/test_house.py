@@ -39,7 +39,7 @@ MAY_UNPICKLE = {
     ("penstock/workers/host.py", "unship"): "a child process reads what its own parent left in a memfd",
     ("penstock/workers/checking.py", "unship"): "the same",
     ("penstock/actors/runner_process.py", "unship"): "the same, by a socket pair",
-    ("penstock/run/gang/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
+    ("penstock/run/learners/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
     ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
     ("penstock/distributed/learners.py", "cloudpickle.loads"): "the same, of a learner",

@@ -292,7 +292,7 @@ with ps.Run(exp) as run:
             if len(used) == 4:
                 run.stop()
             else:
-                for child in children("gang.rank"):
+                for child in children("runner_process"):
                     child.kill()
 print("used", used)
 assert used[1] == used[2] == used[3]

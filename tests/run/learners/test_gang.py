@@ -22,7 +22,7 @@ import torch
 import penstock as ps
 from penstock.envs.toy import ThreeStep
 from penstock.run.files.sizes import check_processes
-from penstock.run.gang import gang as gangs
+from penstock.run.learners import group as gangs
 from tests.forked import forks_of
 from tests.learn.ranks import apart
 
@@ -66,7 +66,7 @@ def same_bits(one: ps.Policy, other: ps.Policy) -> bool:
 
 
 def ranks() -> list[psutil.Process]:
-    return forks_of("penstock.run.gang.rank")
+    return forks_of("rank")
 
 
 def struck(folder: Path, seed: int, kills: int, number: int, until_s: tuple[float, float]) -> threading.Thread:
