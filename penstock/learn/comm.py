@@ -142,23 +142,30 @@ class GroupComm:
         try:
             self._wait(begin())
         except RuntimeError as error:
-            raise LearnerLostError(
-                f"rank {self.rank} of {self.size} waited in {what} number {self._entered} for a rank that has ended, "
-                f"or did not come within {self._timeout_s:g} s ({str(error).splitlines()[0]:.200}); "
-                "every rank must train the same batches in the same order"
-            ) from error
+            said = str(error).splitlines()[0]
+        else:
+            return
+        # Without its cause, whose traceback would keep the group, and so threads and sockets, from ending with `close`.
+        raise LearnerLostError(
+            f"rank {self.rank} of {self.size} waited in {what} number {self._entered} for a rank that has ended, "
+            f"or did not come within {self._timeout_s:g} s ({said:.200}); "
+            "every rank must train the same batches in the same order"
+        )
 
     def _wait(self, work: Any) -> None:
         until = time.monotonic() + self._timeout_s
-        while (left := until - time.monotonic()) > _LOOK_S and self._device == "cpu":
-            try:
-                work.wait(timedelta(seconds=_LOOK_S))
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    break  # with an error, or just now
-                self._looking()
-        work.wait(timedelta(seconds=max(left, 1e-3)))
+        try:
+            while (left := until - time.monotonic()) > _LOOK_S and self._device == "cpu":
+                try:
+                    work.wait(timedelta(seconds=_LOOK_S))
+                    return
+                except RuntimeError:
+                    if work.is_completed():
+                        break  # with an error, or just now
+                    self._looking()
+            work.wait(timedelta(seconds=max(left, 1e-3)))
+        finally:
+            del work  # which holds the group, where a traceback holds this frame
 
 
 def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> Any:
