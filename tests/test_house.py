@@ -39,10 +39,9 @@ MAY_UNPICKLE = {
     ("penstock/workers/host.py", "unship"): "a child process reads what its own parent left in a memfd",
     ("penstock/workers/checking.py", "unship"): "the same",
     ("penstock/actors/runner_process.py", "unship"): "the same, by a socket pair",
-    ("penstock/run/learners/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
+    ("penstock/run/learners/learner.py", "unship"): "a learner reads what its own rank 0 sent it",
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
     ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
-    ("penstock/distributed/learners.py", "cloudpickle.loads"): "the same, of a learner",
     ("penstock/run/playing/copies.py", "pickle"): "copies of an environment in the memory of the process that made it",
 }
 CHANGING = {"weights_only", "allow_pickle", "shell"}

@@ -1,4 +1,4 @@
-"""Rank: one learner among several: its share of the sampler, its device, and the Comm over which it meets the others."""
+"""Rank: one learner among several: its share of the sampler, its device, and the Comm that joins it to the others."""
 
 from __future__ import annotations
 
