@@ -41,7 +41,7 @@ MAY_UNPICKLE = {
     ("penstock/actors/runner_process.py", "unship"): "the same, by a socket pair",
     ("penstock/run/gang/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
     ("penstock/distributed/env_runner.py", "cloudpickle.loads"): "a runner reads what its own driver sent it",
-    ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
+    ("penstock/replay/shard.py", "unship"): "a shard reads what its own learner sent it",
     ("penstock/distributed/learners.py", "cloudpickle.loads"): "the same, of a learner",
     ("penstock/run/playing/copies.py", "pickle"): "copies of an environment in the memory of the process that made it",
 }
