@@ -40,17 +40,22 @@ def make_backend(
     if name == "processes":
         from penstock.actors.processes import Processes
 
-        return Processes()
+        return _with_room(Processes(), runners, words)
     if name == "ray":
         from penstock.actors.on_ray import Ray
 
         needed = max(os.cpu_count() or 1, math.ceil(runners * num_cpus))
         backend = Ray(address, num_cpus, needed, max(object_store_mb << 20, MIN_STORE_BYTES))
-        try:
-            backend.require_room(runners, words)
-        except ConfigError:
-            backend.close()
-            raise
+        _with_room(backend, runners, words)
         print(f"penstock: {backend.cluster}", file=sys.stderr)
         return backend
     raise ConfigError(f"unknown backend {name!r}; {nearest(name, ('in-process', 'processes', 'ray'))}")
+
+
+def _with_room(backend: Backend, runners: int, words: tuple[str, str]) -> Backend:
+    try:
+        backend.require_room(runners, words)
+    except ConfigError:
+        backend.close()
+        raise
+    return backend

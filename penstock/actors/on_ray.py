@@ -24,7 +24,7 @@ _TAIL = 2000
 _WATCH_S, _LOOK_S = 2.0, 20.0
 """Longest wait for an actor to be made, and for a task that looks at it, which may start a process."""
 _NO_TOKEN = (
-    "; if this process has a token and the nodes of the cluster were started without one, nothing that it asks for runs "
+    "; if this process has a token and the cluster's nodes were started without one, nothing that it asks for runs "
     "there, and everyone who reaches a port of it may run code as you: start every node with the token of this user "
     "(RAY_AUTH_MODE=token ray start ...), or say RAY_AUTH_MODE=disabled"
 )

@@ -59,7 +59,7 @@ class Shards:
         self._bounds = [i * slots // shards for i in range(shards + 1)]
         self._zeros = plan._replace(info={}, folder=None, rows=self._form.rows).made(1).zeros
         self._writes: dict[int, Any] = {}
-        self._backend = make_backend(settings.shard_backend, shards, num_cpus=0.0)
+        self._backend = make_backend(settings.shard_backend, shards, num_cpus=0.0, words=("replay.shards", "CPUs"))
         self._finalizer = weakref.finalize(self, self._backend.close)
         self._where = [""] * shards
         try:

@@ -7,6 +7,7 @@ it as a line of JSON. Its environment misbehaves in the child alone, in the way 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -89,8 +90,8 @@ def checked() -> Iterator[Round]:
 @contextmanager
 def learned(backend: Any) -> Iterator[Round]:
     run = ps.RunConfig(
-        steps=10**9, dir=f"run-{time.monotonic_ns()}", learners=2, learner_backend=backend, progress="off", tensorboard=False, eval_episodes=0,
-        checkpoint_interval=10**8, learner_timeout_s=LIMIT_S,
+        steps=10**9, dir=f"run-{time.monotonic_ns()}", learners=2, learner_backend=backend, progress="off",
+        tensorboard=False, eval_episodes=0, checkpoint_interval=10**8, learner_timeout_s=LIMIT_S,
     )  # fmt: skip
     with ps.Run(ps.Experiment(Odd, PPO, SERIAL, run)) as live:
         yield lambda: next(live)
@@ -169,6 +170,7 @@ def the_child(kind: str) -> psutil.Process:
 
 
 def held() -> list[int]:
+    gc.collect()  # mappings of shared memory, each with a descriptor, may lie in cycles
     return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(descendants())]
 
 

@@ -62,8 +62,7 @@ def local_slots(machines: Sequence[Machine], setting: str = "--slots") -> Slots:
         ConfigError: this system has no room for so many.
     """
     require_linux("train one run at a time, with penstock train")
-    backend = make_backend("processes", len(machines))
-    backend.require_room(len(machines), (setting, ""))
+    backend = make_backend("processes", len(machines), words=(setting, ""))
     return Slots(backend, len(machines), machines)
 
 

@@ -36,8 +36,7 @@ class Placement:
         """CPUs of each rank's runners."""
         self._group: Any = None
         if exp.run.learner_backend == "processes":
-            self.backend: Backend = make_backend("processes", self._size - 1)
-            self.backend.require_room(self._size - 1)
+            self.backend: Backend = make_backend("processes", self._size - 1, words=("run.learners", ""))
         else:
             self._on_ray(exp)
 
