@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.distributed.sampler import RunnerSampler
+from penstock.samplers.runners.settings import RunnerSampler
 from penstock.samplers.cpu import CpuSampler
 
 yaml: Any = pytest.importorskip("yaml", reason="PyYAML comes with Ray: pip install 'penstock[ray]'")

@@ -1,4 +1,4 @@
-"""Backend: the Protocol between an EnvRunnerGroup and the place where its runners live."""
+"""Backend: the Protocol between those who own runners and the place where their runners live."""
 
 from __future__ import annotations
 
@@ -89,6 +89,10 @@ class Backend(Protocol):
 
         None where it does not answer.
         """
+        ...
+
+    def words(self, runner: Any) -> list[int] | None:
+        """Returns all words of the runner's note, of which `note` is the first; None where it does not answer."""
         ...
 
     def stacks(self, runner: Any) -> str:

@@ -96,6 +96,11 @@ class LocalProcess:
         """The number that it noted last; see `penstock.actors.note`."""
         return int(self._note[0])
 
+    @property
+    def words(self) -> list[int]:
+        """All words of its note."""
+        return self._note.tolist()
+
     def stacks(self) -> str:
         """Where its threads are now, "" if it does not come to say so."""
         return self._child.stacks() if self.gone is None else ""

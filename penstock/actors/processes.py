@@ -100,6 +100,10 @@ class Processes:
         """Returns the number that a process noted last."""
         return self._processes[runner].note
 
+    def words(self, runner: Handle) -> list[int]:
+        """Returns the words of a process's note."""
+        return self._processes[runner].words
+
     def stacks(self, runner: Handle) -> str:
         """Returns the stacks of a process, from its fault handler."""
         return self._processes[runner].stacks()

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import EnvWorkerError
-from tests.distributed.test_faults import Seeded
+from tests.samplers.runners.test_faults import Seeded
 from tests.samplers.placed import live
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forked")]

@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.distributed.group import EnvRunnerGroup
-from penstock.distributed.sampler import RunnerSampler
+from penstock.run.env_runner_group import EnvRunnerGroup
+from penstock.samplers.runners.settings import RunnerSampler
 from penstock.envs.make import EnvConfig
+from penstock.processes import shipping
 from penstock.testing.samplers import bits
-from tests.distributed.test_faults import Seeded
-from tests.distributed.test_placement import runners
+from tests.samplers.runners.test_faults import Seeded
+from tests.samplers.runners.test_placement import runners
 from tests.samplers.placed import CASES, differences, live, run
 from tests.slow import slow
 
@@ -151,9 +152,7 @@ def test_a_wrong_environment_is_a_config_error(backend: Any) -> None:
 
 
 def test_other_versions_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.distributed import group
-
-    monkeypatch.setattr(group, "versions", lambda: {"penstock": "9.9", "torch": "2.0"})
+    monkeypatch.setattr(shipping, "versions", lambda packages: {"penstock": "9.9", "torch": "2.0"})
     with pytest.raises(ps.ConfigError, match=r"runner \d on .* has penstock .* \(here 9.9\)"):
         RunnerSampler(1, ps.SerialSampler(8, 1), backend).build(Seeded)
 
