@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,14 @@ class RunnerError(EnvWorkerError):
         super().__init__(message)
         self.kind: DeathKind = kind
         self.trace, self.error_type = trace, error_type
+
+
+class Look(NamedTuple):
+    """What is seen of a runner from outside."""
+
+    words: Sequence[int] = ()
+    """Of its note (`penstock.actors.note`); none where it cannot be read."""
+    stacks: str = ""
 
 
 def cannot_travel(what: str) -> tuple[str, str]:
@@ -91,8 +99,8 @@ class Backend(Protocol):
         """
         ...
 
-    def words(self, runner: Any) -> list[int] | None:
-        """Returns all words of the runner's note, of which `note` is the first; None where it does not answer."""
+    def look(self, runner: Any) -> Look:
+        """Returns all words of the runner's note, of which `note` is the first, and its `stacks`, also while it hangs."""
         ...
 
     def stacks(self, runner: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import penstock.actors.note as note
-from penstock.actors.backend import RunnerError
+from penstock.actors.backend import Look, RunnerError
 from penstock.actors.handle import Handle
 from penstock.core.errors import words_of
 
@@ -92,9 +92,9 @@ class InProcess:
         """Returns the number that this process noted last."""
         return note.read()
 
-    def words(self, runner: LocalHandle) -> list[int]:
+    def look(self, runner: LocalHandle) -> Look:
         """Returns the words of this process's note."""
-        return note.own()
+        return Look(note.own())
 
     def stacks(self, runner: LocalHandle) -> str:
         """Returns "": a runner that hangs hangs the one who would ask."""

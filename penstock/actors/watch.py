@@ -58,3 +58,8 @@ def read_stacks(pid: int, note_fd: int, crash: int) -> str:
     with open(path, "rb") as file:
         file.seek(start)
         return file.read(_CRASH_BYTES).decode(errors="replace").strip()
+
+
+def read_both(pid: int, note_fd: int, crash: int) -> tuple[list[int], str]:
+    """Words and stacks of a process of this machine."""
+    return read_words(pid, note_fd, crash), read_stacks(pid, note_fd, crash)

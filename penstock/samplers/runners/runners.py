@@ -229,9 +229,9 @@ class Runners:
 
     def _stuck(self, i: int) -> str:
         """What a runner that does not answer is at: the environment at work, and its stacks."""
-        words, stacks = self.backend.words(self.handles[i]), self.backend.stacks(self.handles[i])
+        words, stacks = self.backend.look(self.handles[i])
         maker = self._makers[i]
-        at = "" if words is None else described(words, maker.env.name, maker.seed)
+        at = described(words, maker.env.name, maker.seed) if words else ""
         return (f"; at work: {at}" if at else "") + (f"\nIt was here:\n{stacks}" if stacks else "")
 
     def _late(self, i: int, limit_s: float) -> RunnerError:

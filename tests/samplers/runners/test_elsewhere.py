@@ -132,7 +132,8 @@ def test_a_runner_is_lost_and_replaced(how: str, backend: Any, tmp_path: Any) ->
     kinds = {"exit": ("faults/exit", "faults/signal"), "hang": ("faults/timeout",), "kill": ("faults/signal",)}[how]
     assert sum(metrics.get(kind, 0) for kind in kinds) == metrics["faults/restarts"] == 1
     assert metrics["group/runners"] == 2 and whole
-    assert slowest < (2.0 + 1.5 if how == "hang" else 1.5)
+    looked = 4.0 if backend == "ray" else 0.0  # a task on its node says where it hangs, for which a process may start
+    assert slowest < (2.0 + 1.5 + looked if how == "hang" else 1.5)
 
 
 def test_an_exception_reaches_the_driver(backend: Any, tmp_path: Any) -> None:
