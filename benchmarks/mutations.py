@@ -64,7 +64,7 @@ IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
 IN_TRAINING, IN_LEARNING = "tests/algos/test_dqn_training.py", "tests/learn/test_train_on_replay.py"
 IN_RATIO = "tests/replay/test_schedule.py"
 IN_MANY, IN_REPLAYS, IN_STATES = (
-    "tests/learn/test_many_learners.py", "tests/learn/test_replay_learners.py", "tests/run/gang/test_states.py -k 'not async'"
+    "tests/learn/test_many_learners.py", "tests/learn/test_replay_learners.py", "tests/run/learners/test_states.py -k 'not async'"
 )  # fmt: skip
 REDUCTION, COLUMNS, MINIBATCH, PEERS = (
     "learn/reduction.py", "learn/columns.py", "learn/minibatch.py", "replay/peers.py"
@@ -238,8 +238,8 @@ MUTATIONS = (
     Mutation("learners: noise of the first units", PEERS, "is None else noise[index]", "is None else noise[: len(index)]", IN_REPLAYS),
     Mutation("learners: only own steps are collected", REPLAY, "added = int(peers.summed(np.array(added)))", "pass", IN_REPLAYS),
     Mutation("learners: R2D1's loss counts rows that it leaves out", R2D1, ", rows=valid.sum())", ")", IN_REPLAYS),
-    Mutation("learners: faults are restored on every rank", "run/gang/states.py", "pool if rank == 0 else", "pool if True else", IN_STATES),
-    Mutation("learners: every part is that of the first slots", "run/gang/states.py", '"journal": list(state["journal"])[own]',
+    Mutation("learners: faults are restored on every rank", "run/learners/states.py", "pool if rank == 0 else", "pool if True else", IN_STATES),
+    Mutation("learners: every part is that of the first slots", "run/learners/states.py", '"journal": list(state["journal"])[own]',
              '"journal": list(state["journal"])[: own.stop - own.start]', IN_STATES),
 )  # fmt: skip
 

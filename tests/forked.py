@@ -26,7 +26,6 @@ from penstock.actors import runner_process
 from penstock.cli.main import main
 from penstock.processes import child
 from penstock.processes.tie import settle
-from penstock.run.gang import process as gang_process, rank
 from penstock.run.launch import slots
 from penstock.samplers import cpu
 from penstock.workers.checking import CheckingProcess
@@ -37,7 +36,6 @@ MAINS: dict[str, Callable[[], None]] = {
     "penstock.samplers.async_process": partial(run_process, penstock.samplers.async_process.AsyncHost),
     "penstock.workers.checking": partial(run_process, CheckingProcess),
     "penstock.actors.runner_process": runner_process.main,
-    "penstock.run.gang.rank": rank.main,
 }
 
 
@@ -131,7 +129,7 @@ class _Subprocess:
     Popen, DEVNULL, TimeoutExpired = Forked, subprocess.DEVNULL, subprocess.TimeoutExpired
 
 
-STARTERS = (child, gang_process)
+STARTERS = (child,)
 
 
 @pytest.fixture
@@ -160,9 +158,13 @@ def fork_from_here_on() -> None:
         module.subprocess = _Subprocess  # pyright: ignore
 
 
-def forks_of(module: str) -> list[psutil.Process]:
-    """Processes that were forked to run the module and have not been waited for."""
-    found = [x.pid for x in Forked.started if module in x.args and x.returncode is None]
+def forks_of(name: str) -> list[psutil.Process]:
+    """Processes that were forked to run the module of this name, or are called `NAME 1`, and have not ended."""
+    found = [
+        x.pid
+        for x in Forked.started
+        if any(a == name or a.rstrip("0123456789") == f"{name} " for a in x.args) and x.returncode is None
+    ]
     return [x for x in psutil.Process().children() if x.pid in found]
 
 

@@ -41,9 +41,8 @@ MAY_UNPICKLE = {
     ("penstock/actors/runner_process.py", "unship"): "the same, by a socket pair",
     ("penstock/samplers/runners/share.py", "unship"): "a runner reads what its own owner sent it",
     ("penstock/samplers/runners/packing.py", "unship"): "the same, of an agent",
-    ("penstock/run/gang/rank.py", "cloudpickle.loads"): "a child process reads what its own parent left in a memfd",
+    ("penstock/run/learners/learner.py", "unship"): "a learner reads what its own rank 0 sent it",
     ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
-    ("penstock/distributed/learners.py", "cloudpickle.loads"): "the same, of a learner",
     ("penstock/run/playing/copies.py", "pickle"): "copies of an environment in the memory of the process that made it",
 }
 CHANGING = {"weights_only", "allow_pickle", "shell"}

@@ -7,8 +7,6 @@ import ipaddress
 import os
 import re
 import socket
-import struct
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,13 +14,6 @@ from penstock.core.errors import ConfigError
 
 PREFIX = "penstock-ray-"
 """Begins the name of the folder of a cluster that `start_ray` started, which nobody joins."""
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">I", 0)[1:] + b"\x04\x00" + bytes(4)
-"""What a client of HTTP/2, and so of gRPC, says first (RFC 9113, 3.4), with empty settings."""
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
-"""Types of its frames."""
-_END_STREAM, _END_HEADERS = 1, 4
-_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""The first call of everyone who joins; its request is empty."""
 
 
 class Found(NamedTuple):
@@ -123,64 +114,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _require_answer(address: str, host: str, port: int, timeout_s: float) -> None:
-    """Raises ConfigError unless a server of gRPC answers there; Ray itself waits for minutes, then ends the process."""
+    """Raises ConfigError unless something listens there; Ray itself waits for minutes."""
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as link:
-            link.sendall(_HELLO)
-            head = link.recv(9)  # settings of its own
-        seen = "" if len(head) == 9 and head[3] == _SETTINGS else f"something answers there that is not Ray: {head!r}"
+        socket.create_connection((host, port), timeout=timeout_s).close()
     except OSError as error:
-        seen = f"{type(error).__name__}: {error}"
-    if seen:
         raise ConfigError(
-            f"no cluster answers at {address} within {timeout_s:g} s ({seen}); is it up (`ray status --address "
-            f"{address}`), and may this machine reach that port? Or use address='local'"
-        )
-
-
-def answers_without_token(address: str, timeout_s: float) -> bool:
-    """True if the control service of a cluster answers a call that brings no token, whoever it is from.
-
-    Ray's own client complains to the terminal where it is refused, as it should be.
-    """
-    headers = {":method": "POST", ":scheme": "http", ":path": _CALL, ":authority": address, "te": "trailers",
-               "content-type": "application/grpc"}  # fmt: skip
-    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())  # literals: RFC 7541, 6.2.2
-    asked = _frame(_HEADERS, _END_HEADERS, block) + _frame(_DATA, _END_STREAM, bytes(5))  # no bytes, not compressed
-    until = time.monotonic() + timeout_s
-    try:
-        with socket.create_connection(_parsed(address), timeout=timeout_s) as link:
-            link.sendall(_HELLO + asked)
-            while True:
-                size, kind, flags, _ = struct.unpack(">IBBI", b"\0" + _received(link, 9, until))
-                _received(link, size, until)
-                if kind == _DATA:
-                    return True
-                if kind in (_RST_STREAM, _GOAWAY) or (kind == _HEADERS and flags & _END_STREAM):
-                    return False
-    except OSError:
-        return False  # whether it answers at all is for others to say
-
-
-def _frame(kind: int, flags: int, payload: bytes) -> bytes:
-    """A frame of the connection's first stream (RFC 9113, 4.1)."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, 1) + payload
-
-
-def _text(value: str) -> bytes:
-    return bytes([len(value)]) + value.encode()
-
-
-def _received(link: socket.socket, size: int, until: float) -> bytes:
-    """So many bytes. Raises OSError if the connection ends before, or there is no time left."""
-    found = b""
-    while len(found) < size:
-        link.settimeout(max(until - time.monotonic(), 0.001))
-        part = link.recv(size - len(found))
-        if not part:
-            raise ConnectionError("closed")
-        found += part
-    return found
+            f"no cluster answers at {address} within {timeout_s:g} s ({type(error).__name__}: {error}); is it up (`ray "
+            f"status --address {address}`), and may this machine reach that port? Or use address='local'"
+        ) from error
 
 
 def listeners_of(pid: int, children: bool = True) -> list[str]:

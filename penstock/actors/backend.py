@@ -60,10 +60,11 @@ class Backend(Protocol):
         """The end of a message about a runner that does not come up: what it may be waiting for, or ""."""
         ...
 
-    def start(self, cls: type, args: Sequence[Any], name: str) -> Any:
+    def start(self, cls: type, args: Sequence[Any], name: str, **how: Any) -> Any:
         """Returns the handle of a new `cls(*args)` at once; it is made elsewhere, and calls wait for it there.
 
         An error of the constructor is that of every call. `name` stands in messages and process titles.
+        `how`: options of this kind of backend.
         """
         ...
 

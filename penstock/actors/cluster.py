@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from penstock.actors.addresses import (
     Found,
-    answers_without_token,
     find_cluster,
     listeners_of,
     require_loopback,
@@ -110,7 +109,7 @@ def start_ray(
     if address == "local":
         cluster = _start(ray, num_cpus, max(store_bytes, MIN_STORE_BYTES))
     else:
-        cluster = _join(ray, find_cluster(address, timeout_s), timeout_s)
+        cluster = _join(ray, find_cluster(address, timeout_s))
     _current.append(cluster)
     cluster.undo.callback(_current.clear)
     return cluster
@@ -185,14 +184,7 @@ def _start(ray: Any, num_cpus: int | None, store_bytes: int) -> Cluster:
         return cluster
 
 
-def _join(ray: Any, found: Found, timeout_s: float) -> Cluster:
-    if _settings(found.address)["RAY_AUTH_MODE"] == "token" and answers_without_token(found.address, timeout_s):
-        raise ConfigError(
-            f"the cluster at {found.address} asks for no token, so that everyone who reaches a port of it may run code "
-            "as you, and no runner would start for a process that has one. Start every node with a token (`ray "
-            "get-auth-token --generate`, then RAY_AUTH_MODE=token ray start ...); or say RAY_AUTH_MODE=disabled, if "
-            "that is what you want"
-        )
+def _join(ray: Any, found: Found) -> Cluster:
     before = set(listeners_of(os.getpid(), children=False))
     with contextlib.ExitStack() as undo:
         undo.enter_context(_environment(_settings(found.address)))

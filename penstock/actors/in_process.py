@@ -56,7 +56,7 @@ class InProcess:
         """Returns "": no runner waits for its place."""
         return ""
 
-    def start(self, cls: type, args: Sequence[Any], name: str) -> LocalHandle:
+    def start(self, cls: type, args: Sequence[Any], name: str, **how: Any) -> LocalHandle:
         """Makes `cls(*args)` now."""
         made = _carry_out(f"{name}: {cls.__name__}()", cls, *args)
         self._runners.append(handle := LocalHandle(name, self.call, made.value, made.error))

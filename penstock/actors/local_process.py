@@ -61,7 +61,8 @@ class LocalProcess:
         self._sent, self._hung_up = 0, False
         self.gone: RunnerError | None = None
         first = self._letter((cls, tuple(args)), f"{name}: {cls.__name__}()", args, path=True)
-        self._note_fd, self._note = note.opened()
+        self._note_fd, words = note.opened()
+        self._note: note.Words | None = words
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.setblocking(False)
         try:
@@ -94,12 +95,12 @@ class LocalProcess:
     @property
     def note(self) -> int:
         """The number that it noted last; see `penstock.actors.note`."""
-        return int(self._note[0])
+        return 0 if self._note is None else int(self._note[0])
 
     @property
     def words(self) -> list[int]:
         """All words of its note."""
-        return self._note.tolist()
+        return [] if self._note is None else self._note.tolist()
 
     def stacks(self) -> str:
         """Where its threads are now, "" if it does not come to say so."""
@@ -165,6 +166,7 @@ class LocalProcess:
         self._link.close()
         self._child.close()
         os.close(self._note_fd)
+        self._note = None  # with the memory that it lies in
 
 
 def _lost(name: str, death: Death) -> RunnerError:

@@ -23,6 +23,11 @@ _TAIL = 2000
 """Characters of a dead runner's standard error that are shown."""
 _WATCH_S, _LOOK_S = 2.0, 20.0
 """Longest wait for an actor to be made, and for a task that looks at it, which may start a process."""
+_NO_TOKEN = (
+    "; if this process has a token and the nodes of the cluster were started without one, nothing that it asks for runs "
+    "there, and everyone who reaches a port of it may run code as you: start every node with the token of this user "
+    "(RAY_AUTH_MODE=token ray start ...), or say RAY_AUTH_MODE=disabled"
+)
 _OURS = "penstock.core.errors."
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _places: list[Any] = []
@@ -209,6 +214,8 @@ class Ray:
         if isinstance(error, kinds.OutOfMemoryError) or "NODE_OUT_OF_MEMORY" in text:
             return RunnerError("oom", f"{name} was killed for want of memory: {lines[0]}", text)
         kind, why = _cause(type(error).__name__, text, last)
+        if self.cluster.origin == "joined" and "never ran" in text:
+            why += _NO_TOKEN
         return RunnerError(kind, f"{name} {why}", self._last_words(text))
 
     def crowded(self) -> str:

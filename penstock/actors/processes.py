@@ -51,7 +51,7 @@ class Processes:
         """Returns "": no runner waits for its place."""
         return ""
 
-    def start(self, cls: type, args: Sequence[Any], name: str) -> Handle:
+    def start(self, cls: type, args: Sequence[Any], name: str, **how: Any) -> Handle:
         """Starts a process; its import of penstock and of the class goes on meanwhile."""
         handle = Handle(name, self.call)
         self._processes[handle] = LocalProcess(name, cls, args, self._tether)

@@ -75,6 +75,7 @@ class GroupComm:
         timeout_s: seconds that a collective waits for the other ranks.
         device: where the group's backend wants tensors; None for what `group` says: cuda for nccl, else cpu.
         entering: called with the number of each collective as it begins, so that a rank that hangs can be named.
+        looking: called now and then while a collective on the CPU waits; what it raises ends the wait.
 
     Raises:
         LearnerLostError: by every collective, if a rank has ended or does not come in time.
@@ -86,6 +87,7 @@ class GroupComm:
         timeout_s: float = TIMEOUT_S,
         device: str | None = None,
         entering: Callable[[int], None] = lambda number: None,
+        looking: Callable[[], None] = lambda: None,
     ) -> None:
         if group is None or not hasattr(group, "allreduce"):
             raise ConfigError(
@@ -93,7 +95,9 @@ class GroupComm:
                 "then pass torch.distributed.group.WORLD"
             )
         self.rank, self.size = int(group.rank()), int(group.size())
-        self._group, self._timeout_s, self._entering, self._entered = group, timeout_s, entering, 0
+        self._group: Any = group
+        self._timeout_s, self._entering, self._entered = timeout_s, entering, 0
+        self._looking = looking
         import torch.distributed.distributed_c10d as c10d  # takes long, and one learner needs none of it
 
         api: Any = c10d
@@ -128,28 +132,40 @@ class GroupComm:
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1))
 
+    def close(self) -> None:
+        """Lets go of the group, whose threads and sockets end with it; the other ranks must have ended, or do so."""
+        self._group = None
+
     def _done(self, what: str, begin: Callable[[], Any]) -> None:
         self._entered += 1
         self._entering(self._entered)
         try:
             self._wait(begin())
         except RuntimeError as error:
-            raise LearnerLostError(
-                f"rank {self.rank} of {self.size} waited in {what} number {self._entered} for a rank that has ended, "
-                f"or did not come within {self._timeout_s:g} s ({str(error).splitlines()[0]:.200}); "
-                "every rank must train the same batches in the same order"
-            ) from error
+            said = str(error).splitlines()[0]
+        else:
+            return
+        # Without its cause, whose traceback would keep the group, and so threads and sockets, from ending with `close`.
+        raise LearnerLostError(
+            f"rank {self.rank} of {self.size} waited in {what} number {self._entered} for a rank that has ended, "
+            f"or did not come within {self._timeout_s:g} s ({said:.200}); "
+            "every rank must train the same batches in the same order"
+        )
 
     def _wait(self, work: Any) -> None:
         until = time.monotonic() + self._timeout_s
-        while (left := until - time.monotonic()) > _LOOK_S and self._device == "cpu":
-            try:
-                work.wait(timedelta(seconds=_LOOK_S))
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    break  # with an error, or just now
-        work.wait(timedelta(seconds=max(left, 1e-3)))
+        try:
+            while (left := until - time.monotonic()) > _LOOK_S and self._device == "cpu":
+                try:
+                    work.wait(timedelta(seconds=_LOOK_S))
+                    return
+                except RuntimeError:
+                    if work.is_completed():
+                        break  # with an error, or just now
+                    self._looking()
+            work.wait(timedelta(seconds=max(left, 1e-3)))
+        finally:
+            del work  # which holds the group, where a traceback holds this frame
 
 
 def meet(path: str, rank: int, size: int, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> Any:

@@ -40,7 +40,7 @@ def begun(exp: Experiment, init: str | Path | None, trust: bool) -> Generator[Tr
         with RunLock(run_dir):
             check_free(run_dir)  # again: another run may have come and gone while this one was being built
             write_config(trainer)
-            if trainer.gang is not None:
+            if trainer.learners is not None:
                 trainer.persist(
                     trainer.save
                 )  # what learners begin anew from, if one is lost before the next checkpoint

@@ -21,8 +21,8 @@ from penstock.learn.policy_set import LoadedPolicy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
 from penstock.run.files.stored import Again
-from penstock.run.gang.gang import Gang, Restarts
 from penstock.run.iteration import Iteration
+from penstock.run.learners.group import LearnerGroup, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
@@ -291,7 +291,7 @@ class Run:
     def _restart(self, error: LearnerLostError) -> Path:
         """Goes on from the newest checkpoint, which is returned. Raises the error if that comes too often."""
         trainer = self.trainer
-        if not isinstance(trainer.gang, Gang):
+        if not isinstance(trainer.learners, LearnerGroup):
             raise error
         self._open, self._done, self._sound = None, False, False
         checkpoint = trainer.restart()

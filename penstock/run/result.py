@@ -65,8 +65,8 @@ def title(trainer: Trainer) -> str:
 
 def headline(trainer: Trainer) -> str:
     """Spaces, parameters, rows and updates of an iteration, seed and directory, in a line; and one with the sampler."""
-    T, B = trainer.sampler.batch_spec if trainer.gang is None else trainer.exp.sampler_settings.spec
-    together = "" if trainer.gang is None else f", {trainer.gang.size} learners"
+    T, B = trainer.sampler.batch_spec if trainer.learners is None else trainer.exp.sampler_settings.spec
+    together = "" if trainer.learners is None else f", {trainer.learners.size} learners"
     seating = trainer.env_config.seating
     head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
     where = f"{described(trainer.exp.sampler_settings)}; learns on {trainer.exp.run.device}"

@@ -29,7 +29,8 @@ from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, loa
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
-from penstock.run.gang.gang import MOST_RESTARTS, Gang, Member
+from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
+from penstock.run.learners.rank import Rank
 from penstock.run.memory import out_of_memory
 from penstock.run.playing.best_response import exploitability, starts
 from penstock.run.playing.evaluator import Evaluator, check_fits
@@ -54,7 +55,7 @@ class Trainer:
     Args:
         exp: the experiment. run_dir: the directory that `save` writes to, needed for that alone.
         init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them.
-        member: of a process of a gang, its place there; None: with `run.learners` this one starts the gang.
+        rank: of a learner that another one has started; None: with `run.learners` this one starts the others.
 
     Raises:
         ConfigError, EnvWorkerError: the settings contradict each other, or the environment breaks its contract.
@@ -66,7 +67,7 @@ class Trainer:
         run_dir: Path | None = None,
         init: dict[str, Any] | None = None,
         *,
-        member: Member | None = None,
+        rank: Rank | None = None,
     ) -> None:
         settings = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
         exp = replace(exp, sampler=settings)
@@ -99,7 +100,7 @@ class Trainer:
             )
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
-        self._member, self._init = member, init
+        self._rank, self._init = rank, init
         self.persist(self._build, lambda: None)
         self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
         self.itr = 0
@@ -126,11 +127,11 @@ class Trainer:
         """Makes policy and sampler; of several learners those of this one, and starts the others."""
         exp, settings, device = self.exp, self.exp.sampler_settings, self.exp.run.device
         self._tracing: Tracing | None = None
-        self.gang = self._member or (Gang(exp, self._init) if exp.run.learners > 1 else None)
+        self.learners = self._rank or (LearnerGroup(exp, self._init, Trainer) if exp.run.learners > 1 else None)
         live: Sampler | None = None
         try:
-            if self.gang is not None:
-                device = self.gang.device(device)
+            if self.learners is not None:
+                device = self.learners.device(device)
             self.policy: LoadedPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
             self.policy.set_progress(0.0)
             if self._held_out:
@@ -141,15 +142,15 @@ class Trainer:
             if self._init is not None:
                 self.policy.load_parameters(self._init)
             check_sources(exp.algo, settings, self.policy)
-            if self._agents is not None and self._member is None:
+            if self._agents is not None and self._rank is None:
                 self._exploitability(exp.run.eval_episodes)  # a game too large is refused before anything is trained
             self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
             settings = with_discount(settings, getattr(exp.algo, "discount", None))
-            if self.gang is None:
+            if self.learners is None:
                 self.sampler = live = settings.build(self.env_config, exp.run.seed)
             else:
-                self.sampler = live = self.gang.sampler(settings, self.env_config, exp.run.seed, device)
-                self._training_step = self.gang.join(self.policy, self._training_step)
+                self.sampler = live = self.learners.sampler(settings, self.env_config, exp.run.seed, device)
+                self._training_step = self.learners.join(self.policy, self._training_step)
             require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
             end_ahead()
             shown = self.sampler.initialize(agents_of(self.policy))
@@ -162,8 +163,8 @@ class Trainer:
             self._end_trace()
             if live is not None:
                 live.shutdown()
-            if self.gang is not None:
-                self.gang.close()
+            if self.learners is not None:
+                self.learners.close()
             if isinstance(error, torch.OutOfMemoryError):
                 raise out_of_memory(exp, "makes its networks", error) from error
             raise
@@ -290,8 +291,8 @@ class Trainer:
             try:
                 self._close_evaluator()
             finally:
-                if self.gang is not None:
-                    self.gang.close()
+                if self.learners is not None:
+                    self.learners.close()
                 self.sampler.shutdown()
 
     def save(self, score: float | None = None) -> Path:
@@ -303,10 +304,10 @@ class Trainer:
             raise ConfigError("Trainer.save without a run directory; pass run_dir=Path('runs/a') to Trainer")
         if not (self.run_dir / CONFIG).exists():  # a Trainer that no Run has made
             write_config(self)
-        if self.gang is None:
+        if self.learners is None:
             return self._save(score)
-        with self.gang.explained():
-            self.gang.tell("state")
+        with self.learners.explained():
+            self.learners.call("state")
             return self._save(score)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -349,14 +350,14 @@ class Trainer:
             if self.run_dir is None:
                 raise ConfigError("Trainer.restore without a run directory; pass run_dir to Trainer, or a checkpoint")
             checkpoint = load_checkpoint(find_checkpoint(self.run_dir, replay=True), replay=True)
-        if self.gang is None:
+        if self.learners is None:
             return self._restore(checkpoint)
-        with self.gang.explained():
-            self.gang.tell("restore", path=str(checkpoint.path))
+        with self.learners.explained():
+            self.learners.call("restore", str(checkpoint.path))
             return self._restore(checkpoint)
 
     def restart(self) -> Checkpoint:
-        """Makes policy, sampler and the processes of a gang anew, and restores the newest good checkpoint."""
+        """Makes policy, sampler and the other learners anew, and restores the newest good checkpoint."""
         self._rebuild()
         return self.persist(self.restore)
 
@@ -370,8 +371,8 @@ class Trainer:
         return act()
 
     def _rebuild(self) -> None:
-        if isinstance(self.gang, Gang):
-            self.gang.kill()
+        if isinstance(self.learners, LearnerGroup):
+            self.learners.kill()
         self.sampler.shutdown()
         self.persist(self._build, lambda: None)
 
@@ -384,7 +385,7 @@ class Trainer:
         except KeyError as error:
             raise CheckpointError(f"{checkpoint.path} has no {error}; it was written by another version") from error
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
-        self.finished = False  # of a gang that lost a rank as it saved its end
+        self.finished = False  # of learners of which one was lost as the end was saved
         self.best_score, self.elapsed_s, self.pending = state["best_score"], state["elapsed_s"], dict(state["pending"])
         if self.exp.run.learner_threads == "auto" and state["threads"]:
             self.threads = state["threads"]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
 from penstock.core.tree import Tree, tree_assign, tree_map
-from penstock.workers.shares import Account, carry_columns, columns, cut, cut_turns
+from penstock.envs.pools.pool import Ints
+from penstock.workers.shares import Account, carry_columns, columns, cut, cut_turns, mark_ends
 
 
 class SharedBatches:
@@ -15,6 +18,7 @@ class SharedBatches:
     Args:
         batches: of each buffer one for each policy. seats: of each policy. nulls: its null action.
         account: of pools of many agents. takes_turns: rows are turns, not steps of all slots.
+        ledger: [E, LEDGER_WORDS] of the slots.
     """
 
     def __init__(
@@ -24,6 +28,7 @@ class SharedBatches:
         nulls: Sequence[Tree],
         account: Account | None,
         takes_turns: bool,
+        ledger: Ints,
     ) -> None:
         P = len(seats)
         self.buffers = [list(batches[k : k + P]) for k in range(0, len(batches), P)]
@@ -33,11 +38,13 @@ class SharedBatches:
         self.owed: set[int] = set()
         """Parts whose rows of the current batch are not whole."""
         self._edge: list[dict[str, Tree]] = []
+        self._ledger, self._left = ledger, ledger[:, 1].copy()
 
     def open(self, outs: Sequence[SampleBatch], parts: int) -> None:
         """Makes `outs` the batches to write; of so many parts all rows are owed."""
         self.previous, self.current = self.current, self.index(outs)
         self.owed = set(range(parts))
+        self._left = self._ledger[:, 1].copy()
         written = self.buffers[self.current] if self.previous == self.current else []
         self._edge = [{x: tree_map(lambda a: a[-1].copy(), getattr(out, x)) for x in ROWS_AND_NEXT} for out in written]
 
@@ -57,6 +64,7 @@ class SharedBatches:
 
     def restore(self, slots: slice) -> None:
         """Puts row T of the batch before back, where a worker that died had begun to write the same buffer."""
+        self._ledger[slots, 1] = self._left[slots]
         for batch, edge, n in zip(self.buffers[self.current], self._edge, self._seats):
             own = columns(slots, n)
             for name, rows in edge.items():
@@ -73,7 +81,17 @@ class SharedBatches:
         """
         if part not in self.owed or (self._takes_turns and whole):
             return 0
-        return self.cut(slots, None if self._takes_turns else row)
+        lost = self.cut(slots, None if self._takes_turns else row)
+        left = self._left[slots]
+        self._ledger[slots, 1] = np.where(left < 0, left, left - self._ended(slots))  # -1: no limit
+        return lost
+
+    def _ended(self, slots: slice) -> Ints:
+        """[n] int64: episodes of each of these slots whose ends are in the current batch."""
+        if self._account is not None:
+            return self._account.log.count[slots]
+        (batch,) = self.buffers[self.current]
+        return np.logical_or(batch.terminated, batch.truncated)[:, slots].sum(0)
 
     def room(self, slots: slice) -> bool:
         """True if turns of these environments wait for an action."""
@@ -82,15 +100,22 @@ class SharedBatches:
     def cut(self, slots: slice, row: int | None) -> int:
         """Marks the columns of these slots invalid in the current batch, from a row on; None: after the last turn.
 
+        Episodes that ended in those rows are taken out of the log. One of turns that is in it has all of its rows.
+
         Returns:
             the number of rows lost.
         """
-        lost = 0
+        lost, account = 0, self._account
+        unmarked = [] if account is None or row is not None else account.log.unmarked(slots)
         for batch, null, n in zip(self.buffers[self.current], self._nulls, self._seats):
             own = columns(slots, n)
+            for e in unmarked:
+                mark_ends(batch, columns(slice(e, e + 1), n))
             lost += cut_turns(batch, own, null) if row is None else cut(batch, own, row, null)
-        if self._account is not None:
-            self._account.turns[slots] = -1
+        if account is not None:
+            account.turns[slots] = -1
+            if row is not None:
+                account.log.cut(slots, row)
         return lost
 
     def leave_out(self, slots: slice) -> int:
@@ -102,6 +127,4 @@ class SharedBatches:
         if self.previous >= 0:
             for before, out, n in zip(self.buffers[self.previous], self.buffers[self.current], self._seats):
                 carry_columns(before, out, columns(slots, n))
-        if self._account is not None:
-            self._account.log.count[slots] = 0
         return self.cut(slots, 0)

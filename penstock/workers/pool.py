@@ -335,7 +335,7 @@ class ProcessPool(EnvPool):
             f"{len(batches) // P} batch(es) of T={T}, B={self._B}",
         )
         nulls = [spec.null_action for spec in self.specs]
-        self._batches = SharedBatches(batches, self.seats, nulls, self._shared, self.takes_turns)
+        self._batches = SharedBatches(batches, self.seats, nulls, self._shared, self.takes_turns, self.ledger)
         self.log = None if self._shared is None else self._shared.log
         attach = Attach(n, 2 * n, where[0], account=where[2])
         if acting is not None:

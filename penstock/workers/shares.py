@@ -116,6 +116,11 @@ def cut_turns(batch: SampleBatch, slots: slice, null_action: Tree) -> int:
     return T * (slots.stop - slots.start) - int(batch.valid[:, slots].sum())
 
 
+def mark_ends(batch: SampleBatch, slots: slice) -> None:
+    """Makes the rows valid in which agents ended, of columns whose rows are turns."""
+    batch.valid[:, slots] |= batch.terminated[:, slots] | batch.truncated[:, slots]
+
+
 def carry_columns(source: SampleBatch, out: SampleBatch, slots: slice) -> None:
     """Copies row T of some columns of one batch to row 0 of the next, which may be the same buffer."""
     for name in ROWS_AND_NEXT:

@@ -25,6 +25,7 @@ from penstock.processes.forking import ForkedProcess
 from penstock.processes.python import one_thread_environment
 from penstock.samplers import cpu
 from penstock.testing.samplers import EchoAgent
+from tests.children import CHILDREN, said_by
 from tests.workers.first_batches import no_process_is_left
 from tests.workers.whereabouts import VARIABLE, Where
 
@@ -289,3 +290,66 @@ os._exit(0)
             wait_for_end(int(done.stdout.readline()))
         finally:
             os.killpg(done.pid, signal.SIGKILL)
+
+
+TWO_DEATHS = """
+seen = set()
+
+def killer():
+    while len(seen) < 2:
+        for child in children("processes.fork_server"):
+            if child.pid not in seen:
+                time.sleep(0.3)
+                seen.add(child.pid)
+                child.kill()
+        time.sleep(0.01)
+
+threading.Thread(target=killer, daemon=True).start()
+try:
+    live = ps.CpuSampler(T=16, B=4, workers=2, fault_policy="restart").build("CartPole-v1", 1)
+    live.initialize(ps.PPO(minibatch=16).build(live.spec, seed=1).agent)
+    live.obtain_samples(0)
+    live.shutdown()
+    print("healed")
+except ps.EnvWorkerError as error:
+    print("named", error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_two_deaths_of_the_fork_server_are_healed_or_named(tmp_path: Path) -> None:
+    said = said_by(CHILDREN + TWO_DEATHS, tmp_path)
+    assert "healed" in said or "named" in said
+
+
+STOPPED_SERVER = """
+settings = ps.CpuSampler(T=16, B=4, workers=2, start_timeout_s=5.0, fault_policy="raise")
+server = []
+
+def stopper():
+    while not server:
+        server.extend(children("processes.fork_server"))
+        time.sleep(0.01)
+    time.sleep(0.2)
+    server[0].suspend()
+
+threading.Thread(target=stopper, daemon=True).start()
+started = time.monotonic()
+try:
+    settings.build("CartPole-v1", 1).shutdown()
+except ps.EnvWorkerError as error:
+    print("said", error)
+finally:
+    for child in server:
+        child.kill()
+print("took", time.monotonic() - started)
+assert time.monotonic() - started < 20
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_fork_server_that_hangs_is_named_within_the_limit(tmp_path: Path) -> None:
+    said = said_by(CHILDREN + STOPPED_SERVER, tmp_path)
+    assert "said" in said and "AssertionError" not in said, said

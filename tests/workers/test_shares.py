@@ -20,7 +20,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.serial import MAKING, RESETTING, STEPPING
 from penstock.envs.toy.plumbing import SeedEcho
-from penstock.workers.shares import at_work, carry_columns, cut, even_split, part_of
+from penstock.workers.shares import at_work, carry_columns, cut, even_split, mark_ends, part_of
 from tests.workers.first_batches import TWO_KINDS, no_process_is_left, refuse
 
 __all__ = ["no_process_is_left"]
@@ -114,6 +114,15 @@ def test_nothing_is_lost_where_the_last_row_is_whole() -> None:
     batch = a_batch()
     assert cut(batch, slice(0, 4), 3, np.int64(0)) == 0
     assert all(x.tobytes() == y.tobytes() for x, y in zip(tree_leaves(batch), tree_leaves(a_batch())))
+
+
+def test_rows_in_which_agents_ended_become_valid_in_some_columns() -> None:
+    batch = a_batch()
+    for x in (batch.terminated, batch.truncated, batch.valid):
+        x[...] = False
+    batch.terminated[1, :2], batch.truncated[2, 1:3], batch.valid[0] = True, True, True
+    mark_ends(batch, slice(1, 3))
+    assert batch.valid.astype(int).tolist() == [[1, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 0]]
 
 
 @pytest.mark.parametrize("same", [False, True])

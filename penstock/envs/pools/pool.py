@@ -108,8 +108,12 @@ class EpisodeLog:
 
     count: Any
     """[E] int64, how many."""
+    marked: Any
+    """[E] int64, of how many all rows are valid, where agents take turns: those of the newest are marked after it."""
     steps: Any
     """[E, M] int64 environment steps, of turn-based ones moves."""
+    row: Any
+    """[E, M] int64 row of the batch in which it ended; 0 of turn-based ones, whose columns are not in step."""
     policy: Any
     """[E, M, K] int64 index of the policy that played each of `possible_agents`; -1: it was not there."""
     return_: Any
@@ -128,7 +132,9 @@ class EpisodeLog:
         """An empty log."""
         return EpisodeLog(
             count=np.zeros(E, np.int64),
+            marked=np.zeros(E, np.int64),
             steps=np.zeros((E, M), np.int64),
+            row=np.zeros((E, M), np.int64),
             policy=np.full((E, M, K), -1, np.int64),
             return_=np.zeros((E, M, K)),
             discounted=np.zeros((E, M, K)),
@@ -136,6 +142,15 @@ class EpisodeLog:
             terminated=np.zeros((E, M, K), bool),
             columns={key: np.full((E, M, K), np.nan) for key in info_keys},
         )
+
+    def unmarked(self, envs: slice) -> list[int]:
+        """Those of these environments that take turns whose newest episode may have rows that are not valid yet."""
+        return (envs.start + np.flatnonzero(self.marked[envs] < self.count[envs])).tolist()
+
+    def cut(self, envs: slice, row: int) -> None:
+        """Takes out the episodes of these environments that ended in `row` or later."""
+        place = np.arange(self.row.shape[1])
+        self.count[envs] = ((place < self.count[envs, None]) & (self.row[envs] < row)).sum(1)
 
 
 class EnvPool(Protocol):

@@ -246,7 +246,7 @@ class SimultaneousPool(AgentsPool):
             view.valid.fill(True)
         if row.partly:
             self._sum_up(at + 1)
-            self._change(row, views)
+            self._change(at, row, views)
         if host.limit:
             self._cut_long(at, views)
         everyone = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
@@ -283,18 +283,18 @@ class SimultaneousPool(AgentsPool):
         host.over[e], host.began[e], host.ledger[e, 2] = False, host.tick, host.tick
         return self.there.open(e, self._ahead.pop(e))
 
-    def _change(self, row: Row, views: list[RowViews]) -> None:
-        """Writes what is not the same in every row: seats that idle, agents that come and end, episodes that end."""
+    def _change(self, at: int, row: Row, views: list[RowViews]) -> None:
+        """Writes what is not the same in every row `at`: seats that idle, agents that come and end, episodes that end."""
         for p, view in enumerate(views):
             if invalid := [b for q, b in row.invalid if q == p]:
                 view.valid[invalid] = False
             if ended := [x for x in row.ended if x[1].policy == p]:
-                at = [step.column for _, step in ended]
-                view.terminated[at] = [step.terminated for _, step in ended]
-                view.truncated[at] = [step.truncated for _, step in ended]
+                columns = [step.column for _, step in ended]
+                view.terminated[columns] = [step.terminated for _, step in ended]
+                view.truncated[columns] = [step.truncated for _, step in ended]
                 self._end(p, ended)
         for e in row.over:
-            self._close(e)
+            self._close(e, at)
         for p, view in enumerate(views):
             if came := [b for q, b in row.came if q == p]:
                 view.first[came] = True
@@ -312,11 +312,11 @@ class SimultaneousPool(AgentsPool):
                 self._end(p, [(e, AgentStep(agent, p, b, None, truncated=True))])
             there.clear(e)
             host.finish(e)
-            self._close(e)
+            self._close(e, at)
 
-    def _close(self, e: int) -> None:
-        """The episode of environment e is over."""
-        self.account.close(e, self.host.tick - self.host.began[e])
+    def _close(self, e: int, at: int) -> None:
+        """The episode of environment e is over, in this row."""
+        self.account.close(e, self.host.tick - self.host.began[e], at)
         self.idle[e] = self._batch_end or self.host.left[e] <= 0
 
     def _begin(self, p: int, columns: list[int]) -> None:

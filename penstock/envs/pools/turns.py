@@ -97,6 +97,11 @@ class TurnPool(AgentsPool):
         """By policy the rows that close at the end of this sweep: agent, observation and reward.
 
         Those of environments that have not stopped at them are written at once: they may change what they gave."""
+        self._ends: list[tuple[int, int, int]] = []
+        """Policy, row and column of the last turns of agents that have ended since the move of an environment.
+
+        They are valid once the environment has gone on, or its episode stands in the log.
+        """
         self._held: list[tuple[Column, list[Any]]] = []
         self._sent, self._given = 0, -1
         self._first_batch, self._whole, self._look = True, False, False
@@ -298,7 +303,7 @@ class TurnPool(AgentsPool):
                 if agents != there.agents[e]:
                     there.changed(e, agents)
                 if not agents:
-                    there.close(e)
+                    self._close(e)
                     continue
                 agent = source.agent_selection
                 result = env.last() if source is env else last_turn(env, source, agent)
@@ -340,6 +345,8 @@ class TurnPool(AgentsPool):
                 player.column = column = self._columns[policy][index]
             if self._masked[column.policy] and b"\1" not in obs[MASK_KEY].tobytes() and not obs[MASK_KEY].any():
                 host.refuse(e, "step", agent, NO_CHOICE)
+            if self._ends:
+                self._mark_ends()
             self._turn[e] = agent, player, obs
             if column.closed:
                 self._place(e, agent, player, obs)
@@ -363,7 +370,19 @@ class TurnPool(AgentsPool):
                 player.discounted += reward
                 self.account.report(e, agent, info)
             there.end(e, agent, player, terminated)
-        there.close(e)
+        self._close(e)
+
+    def _close(self, e: int) -> None:
+        """The episode of an environment is over. A worker that dies leaves it in the log with all rows, or neither."""
+        self.there.close(e)
+        self._mark_ends()
+        log = self.account.log
+        log.marked[e] = log.count[e]
+
+    def _mark_ends(self) -> None:
+        for p, c, b in self._ends:
+            self._valid[p][c, b] = True
+        self._ends.clear()
 
     def _place(self, e: int, agent: str, player: Player, obs: Any) -> None:
         """Finds a row for the turn of environment e: it waits for an action there, or for the next batch."""
@@ -399,20 +418,22 @@ class TurnPool(AgentsPool):
         player.return_ += reward
         player.discounted += player.weight * reward
         player.weight *= self.account.discount
-        over = terminated or truncated
-        if over or self._look or self.host.episode[column.e] == 0:
-            self._write(column.e, agent, p, b, c + 1, obs)
-            self._reward[p][c, b] = reward
-            self._valid[p][c, b] = True
-            if over:
-                out = self._outs[p]
-                out.terminated[c, b], out.truncated[c, b] = terminated, truncated
-        else:
-            self._closing[p].append((column, agent, obs, reward))
         if info:
             for key, value in self.account.report(column.e, agent, info).items():
                 if key in self._info[p]:
                     self._info[p][key][c, b] = value
+        over = terminated or truncated
+        if over or self._look or self.host.episode[column.e] == 0:
+            self._write(column.e, agent, p, b, c + 1, obs)
+            self._reward[p][c, b] = reward
+            if over:
+                out = self._outs[p]
+                out.terminated[c, b], out.truncated[c, b] = terminated, truncated
+                self._ends.append((p, c, b))
+            else:
+                self._valid[p][c, b] = True  # last: of a worker that dies, rows that are valid stay
+        else:
+            self._closing[p].append((column, agent, obs, reward))
 
     def _write(self, e: int, agent: str, p: int, b: int, c: int, obs: Any) -> None:
         """Writes an observation into row c, and looks at its values if it is their turn."""

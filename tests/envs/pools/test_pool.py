@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import EnvContractError
-from penstock.envs.pools.pool import PER_SLOT, EnvPool, Group, PoolState, slots_of
+from penstock.envs.pools.pool import PER_SLOT, EnvPool, EpisodeLog, Group, PoolState, slots_of
 
 
 def a_state(B: int, at: int = 0) -> PoolState:
@@ -89,3 +89,18 @@ def test_what_a_pool_of_ones_own_need_not_write() -> None:
     assert pool.metrics() == {}
     with pytest.raises(EnvContractError, match=r"^slot 2: obs: got nan$"):
         pool.disown(2, 5, "slot 2: obs: got nan")
+
+
+def test_episodes_that_ended_in_a_row_or_later_are_taken_out_of_the_log_of_some_environments() -> None:
+    log = EpisodeLog.allocate(4, 3, 2)
+    log.row[:], log.count[:] = [[0, 2, 4], [1, 3, 9], [4, 0, 0], [0, 2, 4]], [3, 2, 1, 3]  # what lies behind is old
+    log.cut(slice(0, 3), 3)
+    assert log.count.tolist() == [2, 1, 0, 3]
+    log.cut(slice(3, 4), 0)
+    assert log.count.tolist() == [2, 1, 0, 0]
+
+
+def test_environments_whose_newest_episode_may_have_rows_that_are_not_valid_yet() -> None:
+    log = EpisodeLog.allocate(4, 3, 2)
+    log.count[:], log.marked[:] = [1, 2, 3, 0], [0, 2, 2, 1]
+    assert [log.unmarked(slice(0, 4)), log.unmarked(slice(1, 3)), log.unmarked(slice(3, 4))] == [[0, 2], [2], []]

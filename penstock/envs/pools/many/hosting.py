@@ -266,6 +266,7 @@ class Account:
         if self.log.steps.shape[1] != M:
             self.log = EpisodeLog.allocate(self._shape[0], M, self._shape[1], self._keys)
         self.log.count.fill(0)
+        self.log.marked.fill(0)
         return self.log
 
     def end(
@@ -281,11 +282,11 @@ class Account:
             self.reported[e].setdefault(self._index[agent], {}).update(found)
         return found
 
-    def close(self, e: int, steps: int) -> None:
-        """The episode of environment e is over."""
+    def close(self, e: int, steps: int, row: int = 0) -> None:
+        """The episode of environment e is over, in this row of the batch, of turn-based ones 0."""
         log = self.log
         m = int(log.count[e])
-        log.steps[e, m] = steps
+        log.steps[e, m], log.row[e, m] = steps, row
         for column in log.columns.values():
             column[e, m] = np.nan
         ended = [*map(self.ended[e].get, range(self._shape[1]), self._absent)]
@@ -294,7 +295,7 @@ class Account:
         for k, found in self.reported[e].items():
             for key, value in found.items():
                 log.columns[key][e, m, k] = value
-        log.count[e] = m + 1
+        log.count[e] = m + 1  # last: a worker may die on the way
         self.forget(e)
 
     def snapshot(self, e: int) -> dict[str, Any]:

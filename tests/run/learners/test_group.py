@@ -22,7 +22,8 @@ import torch
 import penstock as ps
 from penstock.envs.toy import ThreeStep
 from penstock.run.files.sizes import check_processes
-from penstock.run.gang import gang as gangs
+from penstock.run.learners import group as gangs
+from tests.children import CHILDREN, said_by
 from tests.forked import forks_of
 from tests.learn.ranks import apart
 
@@ -66,7 +67,7 @@ def same_bits(one: ps.Policy, other: ps.Policy) -> bool:
 
 
 def ranks() -> list[psutil.Process]:
-    return forks_of("penstock.run.gang.rank")
+    return forks_of("rank")
 
 
 def struck(folder: Path, seed: int, kills: int, number: int, until_s: tuple[float, float]) -> threading.Thread:
@@ -263,3 +264,29 @@ def test_no_process_outlives_the_run(tmp_path: Path, zygote: Any, until: Any, nu
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
     if number == signal.SIGTERM:
         assert list((folder / "checkpoints").iterdir())
+
+
+LEARNERS_DIE = """
+exp = ps.Experiment("CartPole-v1", ps.PPO(minibatch=64, epochs=1), ps.SerialSampler(T=32, B=4),
+                    ps.RunConfig(steps=10**9, dir="run", learners=2, checkpoint_interval=128, eval_episodes=0,
+                                 tensorboard=False, progress="off", learner_timeout_s=20.0))
+used = []
+with ps.Run(exp) as run:
+    for n, _ in enumerate(run, 1):
+        if n % 8 == 4:
+            used.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+            if len(used) == 4:
+                run.stop()
+            else:
+                for child in children("runner_process"):
+                    child.kill()
+print("used", used)
+assert used[1] == used[2] == used[3]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_restarts_of_learners_leave_nothing_behind(tmp_path: Path) -> None:
+    said = said_by(CHILDREN + LEARNERS_DIE, tmp_path)
+    assert "used" in said and "AssertionError" not in said, said

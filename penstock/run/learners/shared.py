@@ -16,7 +16,7 @@ from penstock.core.wire import decode, encode
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
 from penstock.learn.policy_set import AnyPolicy
-from penstock.run.gang.states import joined, numbered, part
+from penstock.run.learners.states import joined, numbered, part
 from penstock.samplers import sized
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.sampler import Sampler, SamplerSettings

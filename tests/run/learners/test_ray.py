@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,10 @@ import torch
 
 import penstock as ps
 from penstock.actors.cluster import start_ray
-from penstock.distributed.learners import RankActor
 from penstock.envs.toy import ThreeStep
 
 pytestmark = pytest.mark.timeout(300)
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 LIMIT_S = 120.0
 RUNNERS = ps.RunnerSampler(2, ps.SerialSampler(T=32, B=2), "ray")
 
@@ -87,17 +87,17 @@ def test_a_learner_that_is_killed_costs_no_bit_and_all_share_one_cluster(
         warnings.simplefilter("always")
         for it in run:
             if it.itr == 6 and not seen:
-                seen = {name: len(processes(name)) for name in ("RankActor", "ShippedRunner", "gcs_server")}
-                processes("ray::RankActor")[0].kill()
+                seen = {name: len(processes(name)) for name in ("ray::Learner", "ShippedRunner", "gcs_server")}
+                processes("ray::Learner")[0].kill()
     said = [str(x.message) for x in caught if "go on from step" in str(x.message)]
-    assert seen == {"RankActor": 1, "ShippedRunner": 2, "gcs_server": 1}
+    assert seen == {"ray::Learner": 1, "ShippedRunner": 2, "gcs_server": 1}
     assert len(said) == 1
     assert said[0].startswith("rank 1 ")
     assert "all 2 learners go on from step" in said[0]
     assert same_bits(run.policy, whole[0])
     assert rows(tmp_path / "run") == rows(whole[1])
     deadline = time.monotonic() + 20
-    while (left := processes("ray::RankActor") + processes("ShippedRunner")) and time.monotonic() < deadline:
+    while (left := processes("ray::Learner") + processes("ShippedRunner")) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
 
@@ -128,7 +128,7 @@ def test_a_learner_that_hangs_is_named_with_its_stack_and_replaced(tmp_path: Pat
     said = next(str(x.message) for x in caught if "go on from step" in str(x.message))
     assert "rank 1 (pid " in said
     assert "hangs: it has not come to collective" in said
-    assert "threading.Event().wait(LIMIT_S)" in said
+    assert re.search(r"test_ray.py\", line \d+ in step", said)
 
 
 class Raises(ThreeStep):
@@ -166,15 +166,7 @@ def test_what_another_learner_raises_is_raised_here(tmp_path: Path) -> None:
 def test_what_cannot_be_placed_is_refused_at_once(tmp_path: Path, run: Any, sampler: Any, said: str) -> None:
     with pytest.raises(ps.ConfigError, match=said):
         ps.train(experiment(tmp_path / "run", sampler, **run))
-    assert processes("ray::RankActor") == []
-
-
-def test_orders_are_carried_out_in_their_order() -> None:
-    actor = RankActor(1, 2, "none", 1.0, b"", None)
-    for number in (2, 0, 1):
-        actor.order(number, {"do": str(number)})
-    orders = actor._member.orders()
-    assert [next(orders)["do"] for _ in range(3)] == ["0", "1", "2"]
+    assert processes("ray::Learner") == []
 
 
 SCRIPT = """

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.tree import tree_leaves
-from penstock.run.gang.states import joined, part
+from penstock.run.learners.states import joined, part
 from tests.learn.ranks import bounds
 
 pytestmark = pytest.mark.usefixtures("forked")
