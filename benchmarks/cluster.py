@@ -20,9 +20,9 @@ from speed import ENV, PPO_SETTINGS
 from turns import Bar, Case, Who
 
 import penstock as ps
+from penstock.run.trainer import Trainer
 from penstock.samplers.runners.runner import Runner
 from penstock.samplers.runners.settings import RunnerSampler
-from penstock.run.trainer import Trainer
 
 B, RLLIB_T, RLLIB_RUNNERS = 16, 128, 2
 PUSH_RUNNERS, HIDDEN = 4, 2490

@@ -109,6 +109,7 @@ _WHERE = {
     "timeslices": "penstock.core.joining",
     "train": "penstock.run.loop",
     "train_one_step": "penstock.learn.train_ops",
+    "trainable": "penstock.run.search.ray_tune",
     "tune": "penstock.run.search.tune",
     "wrap_as_needed": "penstock.core.joining",
 }
@@ -207,6 +208,7 @@ if TYPE_CHECKING:
     from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
     from penstock.run.result import Result as Result
+    from penstock.run.search.ray_tune import trainable as trainable
     from penstock.run.search.report import SearchResult as SearchResult
     from penstock.run.search.tune import tune as tune
     from penstock.run.trainer import Trainer as Trainer

@@ -14,8 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import SimpleNamespace
-from typing import IO, Any, ClassVar
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -23,10 +22,9 @@ import pytest
 import penstock.samplers.async_process
 import penstock.workers.env_worker
 from penstock.actors import runner_process
-from penstock.cli.main import main
 from penstock.processes import child
 from penstock.processes.tie import settle
-from penstock.run.launch import slots
+from penstock.run.launch import slot_process
 from penstock.samplers import cpu
 from penstock.workers.checking import CheckingProcess
 from penstock.workers.host import run_process
@@ -36,6 +34,7 @@ MAINS: dict[str, Callable[[], None]] = {
     "penstock.samplers.async_process": partial(run_process, penstock.samplers.async_process.AsyncHost),
     "penstock.workers.checking": partial(run_process, CheckingProcess),
     "penstock.actors.runner_process": runner_process.main,
+    "penstock.run.launch.slot_process": slot_process.main,
 }
 
 
@@ -82,7 +81,10 @@ class Forked:
         module, boot, *_ = args[args.index("penstock.processes.tie") + 1 :]
         settle(json.loads(boot))
         sys.argv = [module, boot]
-        MAINS[module]()
+        try:
+            MAINS[module]()
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else ended.code is not None
         return 0
 
     def wait(self, timeout: float) -> int:
@@ -96,31 +98,6 @@ class Forked:
             else:
                 time.sleep(0.001)
         return self.returncode
-
-
-class Launched(Forked):
-    """The same for `python -m penstock COMMAND`, a run of a launch or of a search."""
-
-    def __init__(
-        self, args: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], cwd: None, **settings: Any
-    ) -> None:
-        assert cwd is None
-        super().__init__(args, pass_fds=(), stdout=stdout.fileno(), stderr=stderr.fileno(), **settings)
-
-    @staticmethod
-    def _main(args: Sequence[str]) -> int:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # the launcher's own are inherited
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        try:
-            return main(list(args[args.index("penstock") + 1 :]))
-        except SystemExit as ended:
-            return ended.code if isinstance(ended.code, int) else ended.code is not None
-
-    def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
 
 
 class _Subprocess:
@@ -143,12 +120,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So do runs that a launcher or a search starts. The others are those of test_launch.py."""
+def launched(forked: None) -> None:
+    """So do the slots of a launcher or a search, and their runs. The others are those of test_launcher.py."""
     importlib.import_module("torch._dynamo")  # which torch's own optimizers import; 1 s, once for all of them
-
-    there = SimpleNamespace(Popen=Launched, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(slots, "subprocess", there)
 
 
 def fork_from_here_on() -> None:

@@ -42,7 +42,7 @@ MAY_UNPICKLE = {
     ("penstock/samplers/runners/share.py", "unship"): "a runner reads what its own owner sent it",
     ("penstock/samplers/runners/packing.py", "unship"): "the same, of an agent",
     ("penstock/run/learners/learner.py", "unship"): "a learner reads what its own rank 0 sent it",
-    ("penstock/distributed/replay_shard.py", "cloudpickle.loads"): "the same, of a shard",
+    ("penstock/replay/shard.py", "unship"): "a shard reads what its own learner sent it",
     ("penstock/run/playing/copies.py", "pickle"): "copies of an environment in the memory of the process that made it",
 }
 CHANGING = {"weights_only", "allow_pickle", "shell"}

@@ -10,6 +10,8 @@ import numpy as np
 from penstock.core.errors import EnvWorkerError
 
 DeathKind = Literal["exception", "exit", "signal", "oom", "timeout", "node"]
+ROOM = "runners", "num_cpus"
+"""Names of the settings that say how many runners there are, and how many CPUs a cluster counts for each."""
 
 
 class RunnerError(EnvWorkerError):
@@ -52,8 +54,12 @@ class Backend(Protocol):
 
     name: str
 
-    def require_room(self, runners: int) -> None:
-        """Raises ConfigError if so many runners can never live here together; asked before the first one is started."""
+    def require_room(self, runners: int, words: tuple[str, str] = ROOM) -> None:
+        """Raises ConfigError if so many runners can never live here together; asked before the first one is started.
+
+        Args:
+            words: names of the settings that say how many, and how large each is, for messages.
+        """
         ...
 
     def crowded(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import penstock.actors.note as note
-from penstock.actors.backend import Look, RunnerError
+from penstock.actors.backend import ROOM, Look, RunnerError
 from penstock.actors.handle import Handle
 from penstock.core.errors import words_of
 
@@ -49,7 +49,7 @@ class InProcess:
     def __init__(self) -> None:
         self._runners: list[LocalHandle] = []
 
-    def require_room(self, runners: int) -> None:
+    def require_room(self, runners: int, words: tuple[str, str] = ROOM) -> None:
         """Does nothing: there is no limit but memory."""
 
     def crowded(self) -> str:

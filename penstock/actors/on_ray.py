@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.backend import DeathKind, Look, RunnerError, cannot_travel
+from penstock.actors.backend import ROOM, DeathKind, Look, RunnerError, cannot_travel
 from penstock.actors.cluster import MIN_STORE_BYTES, start_ray
 from penstock.actors.watch import read_both, read_stacks, read_words, watched
 from penstock.core.errors import ConfigError
@@ -72,11 +72,8 @@ class Ray:
         self._watches: dict[str, Any] = {}
         """Calls that return where each actor can be watched."""
 
-    def require_room(self, runners: int, words: tuple[str, str] = ("runners", "num_cpus")) -> None:
+    def require_room(self, runners: int, words: tuple[str, str] = ROOM) -> None:
         """Raises ConfigError if the cluster cannot place so many runners even with nothing else on it.
-
-        Args:
-            words: names of the settings that say how many, and how large, for messages.
 
         A cluster that grows by itself counts as what it is now: give it its least size, or a smaller `num_cpus`.
         """

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.backend import Look, RunnerError
+from penstock.actors.backend import ROOM, Look, RunnerError
 from penstock.actors.handle import Handle
 from penstock.actors.link import Shared
 from penstock.actors.local_process import Call, LocalProcess
@@ -43,9 +43,9 @@ class Processes:
         self._processes: dict[Handle, LocalProcess] = {}
         self._tether = Tether(self, _end, self._processes)
 
-    def require_room(self, runners: int) -> None:
+    def require_room(self, runners: int, words: tuple[str, str] = ROOM) -> None:
         """Raises ConfigError if this process may not open the descriptors of so many."""
-        require_room(runners, "runners", DESCRIPTORS, "use the in-process backend")
+        require_room(runners, words[0], DESCRIPTORS, "use the in-process backend")
 
     def crowded(self) -> str:
         """Returns "": no runner waits for its place."""

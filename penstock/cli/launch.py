@@ -23,7 +23,7 @@ _DESCRIPTION = """Trains every combination of a grid of settings with every seed
   penstock launch runs/sweep                        go on with what was interrupted
   penstock launch runs/sweep --retry                run again what failed
 
-All other options are those of `penstock train`, for every run. Runs are `python -m penstock train` processes pinned to
+All other options are those of `penstock train`, for every run. Runs are `penstock train` processes pinned to
 the CPUs of their slot, each with a directory DIR/NAME and a log DIR/logs/NAME.log; with `--sampler auto` each measures
 on those CPUs. The same command again skips what has finished and goes on with what was interrupted. The first Ctrl-C
 has every run save and end, the second kills them.

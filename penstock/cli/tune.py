@@ -28,7 +28,7 @@ _DESCRIPTION = """Searches for settings: trials of an experiment, whose scores d
 
 All other options are those of `penstock train`, for every trial. Forms: loguniform(a,b), uniform(a,b), int(a,b),
 logint(a,b), choice(a,b,...). Schedulers: asha (successive halving), median, pbt (population based training), none.
-Trials are `python -m penstock train` processes pinned to the CPUs of their slot, each with a directory DIR/NAME and a
+Trials are `penstock train` processes pinned to the CPUs of their slot, each with a directory DIR/NAME and a
 log DIR/logs/NAME.log. The same command again, or `penstock tune DIR`, goes on with what was interrupted. The first
 Ctrl-C has every trial save and end, the second kills them.
 Leaves DIR/best.toml, which `penstock train ALGO --env ID --preset-file DIR/best.toml` trains, and pictures.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import penstock.core.errors as errors
@@ -17,18 +18,13 @@ def module_command(module: str, *args: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *args]
 
 
-def child_environment() -> dict[str, str]:
-    """The environment variables of this process, by which a child finds the penstock that runs here."""
+def child_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment variables, by default those of this process, by which a child finds the penstock that runs here."""
     parent = str(Path(errors.__file__).parent.parent.parent)
-    path = os.pathsep.join([parent, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path}
+    path = os.pathsep.join([parent, *filter(None, [variables.get("PYTHONPATH")])])
+    return {**variables, "PYTHONPATH": path}
 
 
 def one_thread_environment() -> dict[str, str]:
     """The same, for a process whose libraries use one thread."""
     return {**child_environment(), **ONE_THREAD}
-
-
-def script_command(path: str, *args: str) -> list[str]:
-    """`python -I -S PATH ARGS`: without site packages, which starts in milliseconds; -I implies -P."""
-    return [sys.executable, "-I", "-S", path, *args]

@@ -14,9 +14,18 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.mapped import copy_rows
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
-from penstock.replay.columns import Array, Column, FrameColumn, Plan, RingColumn, Rows, ring_slices, stored_dtype
+from penstock.replay.columns import (
+    Array,
+    Column,
+    FrameColumn,
+    Plan,
+    RingColumn,
+    Rows,
+    Trajectories,
+    ring_slices,
+    stored_dtype,
+)
 from penstock.replay.room import planned_bytes, reserve
-from penstock.replay.trajectories import Trajectories
 
 _LARGE_BYTES = 1 << 20
 

@@ -6,15 +6,14 @@ import ast
 import sys
 from pathlib import Path
 
-from penstock.processes.python import module_command, script_command
+from penstock.processes.python import module_command
 
 PACKAGE = Path(__file__).parents[2] / "penstock"
 
 
 def test_every_process_is_started_without_the_current_folder() -> None:
-    """All command lines of Python are made by one module, with -P or with -I, which implies it."""
+    """All command lines of Python are made by one module, with -P."""
     assert module_command("a.b", "c") == [sys.executable, "-P", "-m", "a.b", "c"]
-    assert script_command("x.py", "c") == [sys.executable, "-I", "-S", "x.py", "c"]
     named = [
         str(path.relative_to(PACKAGE))
         for path in sorted(PACKAGE.rglob("*.py"))

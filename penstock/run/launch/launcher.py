@@ -1,7 +1,8 @@
-"""Executes a queue of runs, ordinary `python -m penstock train` processes: one at a time in each slot."""
+"""Executes a queue of runs, each an ordinary `penstock train` in a process of its own: one at a time in each slot."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -15,7 +16,7 @@ from typing import Protocol
 from penstock.core.files import unshare
 from penstock.core.machine import Machine
 from penstock.run.files.trust import VARIABLE
-from penstock.run.launch.slots import STOPPED, Execution, LocalSlots, Slots
+from penstock.run.launch.slots import STOPPED, Execution, Slots, local_slots
 from penstock.run.launch.sweep import PROMPT, Queue, Run, has_checkpoint
 from penstock.run.signals import handling
 
@@ -48,7 +49,7 @@ class Work(Protocol):
     def run_dir(self, run: Run) -> Path: ...
     def log(self, run: Run) -> Path: ...
     def command(self, run: Run) -> list[str]:
-        """Arguments of `python -m penstock`."""
+        """Arguments of `penstock`."""
         ...
 
     def started(self, run: Run) -> None:
@@ -82,7 +83,7 @@ class Listed:
 
 
 @dataclass
-class _Child:
+class _Executed:
     run: Run
     process: Execution
     started: float
@@ -92,14 +93,14 @@ class Launcher:
     """Executes runs: one at a time in each slot.
 
     Args:
-        slots: where; machines stand for `LocalSlots`.
+        slots: where; machines stand for slots of this machine, made and ended with the work.
         trust: runs in its directory that are resumed may be a stranger's, whose code is imported and called.
     """
 
     def __init__(self, work: Work, slots: Slots | Sequence[Machine], display: Display, trust: bool = False) -> None:
         self._work, self._display, self._trust = work, display, trust
-        self._slots: list[_Child | None] = [None] * len(slots)
-        self._where: Slots = LocalSlots(slots) if isinstance(slots, Sequence) else slots
+        self._slots: list[_Executed | None] = [None] * len(slots)
+        self._where = slots
         self._signals_seen: list[int] = []
         self._told = 0
 
@@ -109,32 +110,37 @@ class Launcher:
         The first Ctrl-C, SIGTERM or hang-up has every run write a checkpoint and end; the second kills them.
         """
         numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-        with handling(numbers, self._signals_seen.append):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(handling(numbers, self._signals_seen.append))
+            where = self._where
+            if isinstance(where, Sequence):
+                where = local_slots(where)
+                stack.callback(where.close)
             try:
                 while True:
                     self._pass_signals_on()
                     self._collect()
                     if not self._signals_seen:
-                        self._fill()
-                    children = [child for child in self._slots if child is not None]
-                    self._display.refresh({child.run.name: time.monotonic() - child.started for child in children})
-                    if not children:
+                        self._fill(where)
+                    running = [one for one in self._slots if one is not None]
+                    self._display.refresh({one.run.name: time.monotonic() - one.started for one in running})
+                    if not running:
                         return self._signals_seen[0] if self._signals_seen else None
                     time.sleep(_LOOK_S)
             finally:
-                for child in self._slots:
-                    if child is not None:
-                        child.process.end()
+                for one in self._slots:
+                    if one is not None:
+                        one.process.end()
 
-    def _fill(self) -> None:
-        for k, child in enumerate(self._slots):
-            if child is None and (run := self._work.take()) is not None:
-                self._slots[k] = self._start(run, k)
+    def _fill(self, where: Slots) -> None:
+        for k, one in enumerate(self._slots):
+            if one is None and (run := self._work.take()) is not None:
+                self._slots[k] = self._start(run, k, where)
 
-    def _start(self, run: Run, k: int) -> _Child:
+    def _start(self, run: Run, k: int, where: Slots) -> _Executed:
         run_dir, log = self._work.run_dir(run), self._work.log(run)
         if run.attempts:
-            self._where.settle(run_dir)
+            where.settle(run_dir)
         if run.attempts and run_dir.is_dir() and not has_checkpoint(run_dir):
             shutil.rmtree(run_dir)  # it died before its first checkpoint: `train` wants the directory empty
         command = self._work.command(run)
@@ -144,9 +150,9 @@ class Launcher:
         unshare(log)
         with open(log, "ab", buffering=0) as out:
             out.write(f"{PROMPT}{shlex.join(command)}\n".encode())
-        process = self._where.start(k, command, log, self._trusted())
+        process = where.start(k, command, log, self._trusted())
         self._display.started(run, k)
-        return _Child(run, process, time.monotonic())
+        return _Executed(run, process, time.monotonic())
 
     def _trusted(self) -> dict[str, str]:
         folder = str(self._work.folder.resolve())
@@ -156,23 +162,23 @@ class Launcher:
         return {}
 
     def _collect(self) -> None:
-        for k, child in enumerate(self._slots):
-            code = None if child is None else child.process.code()
-            if child is None or code is None:
+        for k, one in enumerate(self._slots):
+            code = None if one is None else one.process.code()
+            if one is None or code is None:
                 continue
             self._slots[k] = None
-            run, killed = child.run, self._told > 1 and code == -signal.SIGKILL
+            run, killed = one.run, self._told > 1 and code == -signal.SIGKILL
             run.status = "finished" if code == 0 else "stopped" if code in STOPPED or killed else "failed"
-            run.code, run.seconds = code, run.seconds + time.monotonic() - child.started
+            run.code, run.seconds = code, run.seconds + time.monotonic() - one.started
             self._work.ended(run)
             self._display.ended(run)
 
     def _pass_signals_on(self) -> None:
-        children = [child for child in self._slots if child is not None]
+        running = [one for one in self._slots if one is not None]
         if self._told < min(len(self._signals_seen), 2):
             self._told += 1
             name = signal.Signals(self._signals_seen[-1]).name
             if self._told == 1:
-                self._display.note(f"{name}: {len(children)} runs save and end, no other begins; once more kills them")
-            for child in children:
-                child.process.terminate() if self._told == 1 else child.process.kill()
+                self._display.note(f"{name}: {len(running)} runs save and end, no other begins; once more kills them")
+            for one in running:
+                one.process.terminate() if self._told == 1 else one.process.kill()

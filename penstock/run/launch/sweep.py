@@ -98,7 +98,7 @@ class Queue:
         return self.folder / LOGS / f"{run.name}.log"
 
     def command(self, run: Run) -> list[str]:
-        """Arguments of `python -m penstock` that begin a run, or resume it if it has a checkpoint."""
+        """Arguments of `penstock` that begin a run, or resume it if it has a checkpoint."""
         if has_checkpoint(self.run_dir(run)):
             return ["resume", str(self.run_dir(run))]
         return ["train", *run.arguments, "--run.dir", str(self.run_dir(run))]

@@ -114,7 +114,7 @@ class SearchQueue:
         return self.folder / LOGS / f"{run.name}.log"
 
     def command(self, run: Run) -> list[str]:
-        """Arguments of `python -m penstock` that train a run to its goal."""
+        """Arguments of `penstock` that train a run to its goal."""
         run_dir, trial, goals = self.run_dir(run), self.trial_of(run), self.search.scheduler.goals
         at = None if trial is None or trial.goal == goals[-1] else str(trial.goal)
         stop = [] if at is None else ["--run.stop", STEPS_METRIC, at]

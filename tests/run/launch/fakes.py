@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from penstock.core.machine import Machine, read_machine
 from penstock.run.launch.sweep import (
     Queue,
@@ -42,7 +44,17 @@ if what == "dead":
 if what in ("slow", "deaf") and command == "train":
     time.sleep(1000)
 """
-"""Stands for `penstock train` and `resume`, found by PYTHONPATH: what it does is the value in its name."""
+"""Stands for `penstock train` and `resume`: what it does is the value in its name."""
+
+
+def stand_in(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has this text be `penstock.__main__` in every process that is started from now on, in the folder."""
+    inside = folder / "stand-in"
+    inside.mkdir()
+    (inside / "__main__.py").write_text(text)
+    (folder / "sitecustomize.py").write_text(f"import penstock\npenstock.__path__.insert(0, {str(inside)!r})\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))  # the working folder is not searched
 
 
 class Seen:

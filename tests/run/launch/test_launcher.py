@@ -161,7 +161,7 @@ def test_runs_die_with_a_launcher_that_is_killed_and_the_next_goes_on(fake: Path
     (dirs[1] / "half").touch()
     again = read_queue(fake)
     assert list(statuses(again).values()) == ["stopped", "stopped", "waiting"]
-    (tmp_path / "penstock" / "__main__.py").write_text(FAKE.replace('"slow", "deaf"', '"slow",'))
+    (tmp_path / "stand-in" / "__main__.py").write_text(FAKE.replace('"slow", "deaf"', '"slow",'))
     assert Launcher(Listed(again, choose(again, None)), machines(2), Seen()).work() is None
     assert set(statuses(again).values()) == {"finished"}
     assert "penstock resume" in again.log(again.runs[0]).read_text()

@@ -24,6 +24,7 @@ from penstock.run.search.queue import SearchQueue, make_queue, open_search
 from penstock.run.search.schedulers import Decision
 from penstock.run.search.stored import STATE
 from penstock.run.search.tune import execute, opened, prepared, search_settings
+from tests.run.launch import fakes
 from tests.run.launch.fakes import Seen
 
 FAKE = """
@@ -65,11 +66,7 @@ SPACE = {"algo.lr": "loguniform(1e-4, 1e-2)"}
 
 def stand_in(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a search whose runs are the text; it is not drawn, which saves 0.3 s."""
-    (tmp_path / "penstock").mkdir()
-    (tmp_path / "penstock" / "__init__.py").touch()
-    (tmp_path / "penstock" / "__main__.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the working folder is not searched
+    fakes.stand_in(text, tmp_path, monkeypatch)
     monkeypatch.setattr(tune, "draw_search", lambda *_: ())
     return Path("search")
 

@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.run.env_runner_group import EnvRunnerGroup
-from penstock.samplers.runners.settings import RunnerSampler
 from penstock.envs.make import EnvConfig
 from penstock.processes import shipping
+from penstock.run.env_runner_group import EnvRunnerGroup
+from penstock.samplers.runners.settings import RunnerSampler
 from penstock.testing.samplers import bits
+from tests.samplers.placed import CASES, differences, live, run
 from tests.samplers.runners.test_faults import Seeded
 from tests.samplers.runners.test_placement import runners
-from tests.samplers.placed import CASES, differences, live, run
 from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(180)

@@ -18,9 +18,9 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.pools.serial import SerialPool
 from penstock.testing.samplers import bits
 from penstock.workers import faults as faults_of_workers
-from tests.samplers.runners.test_faults import Seeded, died, echoes, flaky
 from tests.run.test_env_runner_group import EXP
 from tests.samplers.placed import CASES, live
+from tests.samplers.runners.test_faults import Seeded, died, echoes, flaky
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:runner .*the runner is replaced")]
 

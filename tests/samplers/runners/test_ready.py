@@ -13,8 +13,8 @@ from penstock.core import trace
 from penstock.core.errors import CheckpointError
 from penstock.samplers.runners.settings import RunnerSampler
 from penstock.testing.samplers import bits
-from tests.samplers.runners.test_faults import Seeded, died, flaky
 from tests.samplers.placed import live
+from tests.samplers.runners.test_faults import Seeded, died, flaky
 
 pytestmark = pytest.mark.timeout(120)
 

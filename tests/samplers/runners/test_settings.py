@@ -45,9 +45,9 @@ def traced(sampler: Any, path: Path) -> tuple[Counter[tuple[str, str]], list[Any
 def test_a_trace_has_a_row_for_each_runner(tmp_path: Path) -> None:
     inner = ps.CpuSampler(8, 2, workers=1)
     rows, _ = traced(ps.RunnerSampler(2, ps.SerialSampler(8, 2), "processes"), tmp_path / "a.json")
-    for runner in ("runner 0", "runner 1"):
-        assert abs(rows[runner, "step"] - 20 * 8) <= 8  # steps shorter than 1 us are not kept
-        assert abs(rows[runner, "act"] - 20 * 8) <= 8
+    for row in ("runner 0", "runner 1"):
+        assert abs(rows[row, "step"] - 20 * 8) <= 8  # steps shorter than 1 us are not kept
+        assert abs(rows[row, "act"] - 20 * 8) <= 8
     assert rows["learner", "learn"] == 20
     assert rows["learner", "wait"] >= 19
     assert rows["learner", "step"] == 0

@@ -17,11 +17,11 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
-from penstock.samplers.runners.runner import Runner
-from penstock.samplers.runners.share import SamplerShare
 from penstock.envs.make import EnvConfig
 from penstock.run.recording import record
 from penstock.samplers.collector import collect, views_of
+from penstock.samplers.runners.runner import Runner
+from penstock.samplers.runners.share import SamplerShare
 from penstock.samplers.tensors.views import TensorViews
 from penstock.tensor_envs import CartPole
 from penstock.tensor_envs.pool import TensorPool

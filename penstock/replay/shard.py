@@ -1,23 +1,22 @@
-"""ReplayShard: the rows of some slots of a replay, in an actor. A plain class without torch; Ray only wraps it."""
+"""ReplayShard: the rows of some slots of a replay, in an actor. A plain class without torch."""
 
 from __future__ import annotations
 
 import os
-import platform
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from penstock.core import VERSION
 from penstock.core.batch import SampleBatch
 from penstock.core.machine import free_memory
 from penstock.core.tree import tree_leaves
+from penstock.processes.shipping import unship, versions
 from penstock.replay.columns import Array, Rows
 
+PACKAGES = ("numpy",)
+"""Of which learner and shards must have the same versions, for equal samples."""
 Zeros = Sequence[bool | None]
 """See `Storage.zeros`: over all shards, as one may know it of slots that another has not seen open an episode."""
 
@@ -26,16 +25,14 @@ class ReplayShard:
     """A `Storage` of some slots, which are counted from 0 here, and the view that makes samples of it.
 
     Args:
-        path: the driver's import path, of which the parts that exist here are added: unpickling may need them.
-        payload: pickled StoragePlan, View and number of slots.
+        payload: StoragePlan, View and number of slots, by `penstock.processes.shipping.ship`.
 
     Raises:
         ConfigError: there is no room.
     """
 
-    def __init__(self, path: list[str], payload: bytes) -> None:
-        sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
-        plan, self._view, slots = cloudpickle.loads(payload)
+    def __init__(self, payload: bytes) -> None:
+        plan, self._view, slots = unship(payload, elsewhere=True)
         self._free = free_memory()
         self._storage = plan.made(slots)
 
@@ -47,7 +44,7 @@ class ReplayShard:
             "free": self._free,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "versions": versions(),
+            "versions": versions(PACKAGES),
         }
 
     def goes_on(self, batch: SampleBatch, zeros: Zeros) -> bool:
@@ -76,12 +73,3 @@ class ReplayShard:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """As `Storage.load_state`."""
         self._storage.load_state(state)
-
-
-def versions() -> dict[str, str]:
-    """The versions of what a driver and its shards must share for equal samples."""
-    return {
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "penstock": VERSION,
-        "numpy": np.__version__,
-    }

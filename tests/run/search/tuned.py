@@ -9,7 +9,6 @@ from pathlib import Path
 
 import penstock as ps
 from penstock.actors.cluster import start_ray
-from penstock.distributed.tune import trainable
 
 STEPS = 1024
 EXP = ps.Experiment(
@@ -27,7 +26,7 @@ def main(which: str, folder: str) -> None:
     from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
     if which == "restore":
-        tuner = tune.Tuner.restore(f"{folder}/search", trainable=trainable(EXP, report_interval=256))
+        tuner = tune.Tuner.restore(f"{folder}/search", trainable=ps.trainable(EXP, report_interval=256))
     else:
         scheduler = ASHAScheduler(time_attr="env_steps", max_t=STEPS, grace_period=256)
         space = {"algo.lr": tune.loguniform(1e-4, 1e-2)}
@@ -38,7 +37,7 @@ def main(which: str, folder: str) -> None:
                 hyperparam_mutations={"algo.lr": tune.loguniform(1e-4, 1e-2)},
             )  # fmt: skip
         tuner = tune.Tuner(
-            trainable(EXP, report_interval=256),
+            ps.trainable(EXP, report_interval=256),
             param_space=space,
             tune_config=tune.TuneConfig(
                 metric="rollout/ep_rew_mean", mode="max", scheduler=scheduler, num_samples=1 if which == "pbt" else 3

@@ -18,10 +18,8 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.distributed import tune
-from penstock.distributed.tune import trainable
+from penstock.run.search import ray_tune
 
-ROOT = Path(__file__).parent.parent.parent
 RUN = ps.RunConfig(steps=512, progress="off", eval_episodes=1, tensorboard=False, log_interval=1)
 EXP = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), RUN)
 NEEDED = ("ray", "pandas", "pyarrow", "pydantic")
@@ -71,8 +69,8 @@ def trained(
     monkeypatch: pytest.MonkeyPatch, folder: Path, config: dict[str, Any], start: Checkpoint | None = None, **how: Any
 ) -> Session:
     session = Session(folder, start)
-    monkeypatch.setattr(tune, "_tune", lambda: session)
-    trainable(EXP, **how)(config)
+    monkeypatch.setattr(ray_tune, "_tune", lambda: session)
+    ps.trainable(EXP, **how)(config)
     return session
 
 
@@ -120,15 +118,15 @@ def test_wrong_settings_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(ConfigError, match="did you mean 'lr'"):
         trained(monkeypatch, tmp_path, {"algo.lrr": 1.0})
     with pytest.raises(ConfigError, match="a directory of its own"):
-        trainable(ps.override(EXP, {"run.dir": "x"}))
+        ps.trainable(ps.override(EXP, {"run.dir": "x"}))
     with pytest.raises(ConfigError, match="report_interval=0"):
-        trainable(EXP, report_interval=0)
+        ps.trainable(EXP, report_interval=0)
 
 
 def started(which: str, folder: Path) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "tests" / "distributed" / "tuned.py"), which, str(folder)]
+    command = [sys.executable, str(Path(__file__).parent / "tuned.py"), which, str(folder)]
     log = open(folder / f"{which}.log", "w")  # noqa: SIM115
     return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
 

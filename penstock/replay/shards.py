@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 
 from penstock.actors.backend import RunnerError
@@ -19,13 +17,16 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError, LearnerError
 from penstock.core.mapped import chunks, releaser
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
-from penstock.distributed.replay_shard import ReplayShard, versions
+from penstock.processes.shipping import require_same_versions, ship
 from penstock.replay.columns import Array, Plan, Rows
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings
+from penstock.replay.shard import PACKAGES, ReplayShard
 from penstock.replay.storage import require_arrays
-from penstock.replay.store import StoragePlan
 from penstock.replay.view import View
+
+if TYPE_CHECKING:
+    from penstock.replay.store import StoragePlan
 
 START_TIMEOUT_S = 300.0
 """Seconds within which a shard must come up; later ones have `shard_deadline_s`."""
@@ -163,26 +164,19 @@ class Shards:
                 self._zeros[k] = self._zeros[k] if zeros is None else zeros
 
     def _start(self, i: int, plan: StoragePlan, view: View) -> Any:
-        try:
-            payload = cloudpickle.dumps((plan, view, self._bounds[i + 1] - self._bounds[i]))
-        except Exception as error:
-            raise ConfigError(
-                f"the replay's view cannot be sent to a shard ({type(error).__name__}: {error}); give "
-                "replay.reward_fn as 'module:function', or use replay.shards=0"
-            ) from error
-        return self._backend.start(ReplayShard, (list(sys.path), payload), f"replay shard {i}")
+        payload = ship(
+            (plan, view, self._bounds[i + 1] - self._bounds[i]),
+            "the replay's view cannot be sent to a shard",
+            "give replay.reward_fn as 'module:function', or use replay.shards=0",
+        )
+        return self._backend.start(ReplayShard, (payload,), f"replay shard {i}")
 
     def _described(self, slots: int, in_memory: bool) -> tuple[Plan, int]:
         """Shapes and dtypes of all slots' arrays by name, and their bytes."""
         found = self._results({i: self._call(i, "describe") for i in range(len(self._actors))}, START_TIMEOUT_S)
-        own = versions()
         hosts: dict[str, list[Any]] = {}
         for i, made in found.items():
-            if made["versions"] != own:
-                raise ConfigError(
-                    f"replay shard {i} on {made['host']} has {made['versions']}, and this process {own}; install the "
-                    "same versions on every node, e.g. with the same constraints.txt or image"
-                )
+            require_same_versions(f"replay shard {i}", made["host"], made["versions"], PACKAGES)
             self._where[i] = f", {made['host']}, pid {made['pid']}"
             hosts.setdefault(made["host"], []).append(made)
         for host, made in hosts.items():
@@ -209,7 +203,8 @@ class Shards:
             return self._backend.result(call, timeout_s)
         except RunnerError as error:
             place = f"replay shard {i} (slots {self._bounds[i]} to {self._bounds[i + 1] - 1}{self._where[i]})"
-            trace = f"\n{error.trace}" if error.trace else ""
+            here = self._backend.stacks(self._actors[i]) if error.kind == "timeout" else ""
+            trace = f"\n{error.trace}" if error.trace else f"\nIt was here:\n{here}" if here else ""
             if error.kind != "exception":
                 self._backend.kill(self._actors[i])
                 slow = "; if it is only slow, use a longer replay.shard_deadline_s" if error.kind == "timeout" else ""
