@@ -39,8 +39,8 @@ _WHERE = {
     "DiscreteSAC": "penstock.algos.discrete_sac",
     "EnvConfig": "penstock.envs.make",
     "EnvContractError": "penstock.core.errors",
-    "EnvRunner": "penstock.run.env_runner",
-    "EnvRunnerGroup": "penstock.run.env_runner_group",
+    "EnvRunner": "penstock.run.env_runners.env_runner",
+    "EnvRunnerGroup": "penstock.run.env_runners.group",
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
@@ -199,8 +199,8 @@ if TYPE_CHECKING:
         ReplaySettings as ReplaySettings,
     )
     from penstock.run.entry import load as load
-    from penstock.run.env_runner import EnvRunner as EnvRunner
-    from penstock.run.env_runner_group import EnvRunnerGroup as EnvRunnerGroup
+    from penstock.run.env_runners.env_runner import EnvRunner as EnvRunner
+    from penstock.run.env_runners.group import EnvRunnerGroup as EnvRunnerGroup
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
     from penstock.run.iteration import Iteration as Iteration
     from penstock.run.loop import Run as Run, resume as resume, train as train

@@ -107,7 +107,7 @@ class Backend(Protocol):
         ...
 
     def look(self, runner: Any) -> Look:
-        """Returns all words of the runner's note, of which `note` is the first, and its `stacks`, also while it hangs."""
+        """Returns all words of the runner's note, the first of which `note` returns, and its `stacks`."""
         ...
 
     def stacks(self, runner: Any) -> str:

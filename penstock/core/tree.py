@@ -106,7 +106,7 @@ def is_leaf(tree: Tree) -> bool:
 
 
 def pack_leaves(tree: Tree) -> bytes | list[np.ndarray[Any, Any]]:
-    """The leaves of a tree of numpy arrays, to be sent: one string of bytes if they are small, else copies of the arrays."""
+    """The leaves of a tree of numpy arrays, to be sent: one string of bytes if they are small, else copies."""
     leaves = tree_leaves(tree)
     if sum(x.nbytes for x in leaves) <= _INLINE_BYTES:
         return b"".join([x.tobytes() for x in leaves])

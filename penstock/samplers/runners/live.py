@@ -1,7 +1,7 @@
 """Runners as a live sampler: what its modes have in common, and rounds of all runners.
 
-The record of the run is kept here: statistics, journal, episode numbers and checkpoints are the owner's, so that runners
-may be lost, replaced, or be others when the run is resumed.
+The record of the run is kept here: statistics, journal, episode numbers and checkpoints are the owner's, so that
+runners may be lost, replaced, or be others when the run is resumed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock.envs.make import EnvConfig
 from penstock.processes import shipping
-from penstock.run.env_runner_group import EnvRunnerGroup
+from penstock.run.env_runners.group import EnvRunnerGroup
 from penstock.samplers.runners.settings import RunnerSampler
 from penstock.testing.samplers import bits
 from tests.samplers.placed import CASES, differences, live, run

@@ -18,7 +18,7 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.pools.serial import SerialPool
 from penstock.testing.samplers import bits
 from penstock.workers import faults as faults_of_workers
-from tests.run.test_env_runner_group import EXP
+from tests.run.env_runners.test_group import EXP
 from tests.samplers.placed import CASES, live
 from tests.samplers.runners.test_faults import Seeded, died, echoes, flaky
 

@@ -13,9 +13,9 @@ from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import BatchSpec
 from penstock.envs.pools.many.hosting import most_episodes
 from penstock.learn.policy_set import each
-from penstock.run.env_runner import EnvRunner
+from penstock.run.env_runners.env_runner import EnvRunner
+from penstock.run.env_runners.recipe import Recipe
 from penstock.run.experiment import Experiment
-from penstock.run.recipe import Recipe
 from penstock.samplers.runners.fragments import Fragments
 from penstock.samplers.runners.runners import Runners, late
 from penstock.workers.faults import FaultPolicy, Faults

@@ -16,7 +16,7 @@ import torch
 import penstock as ps
 from penstock.actors.backend import RunnerError
 from penstock.core.errors import ConfigError
-from penstock.run.recipe import Recipe
+from penstock.run.env_runners.recipe import Recipe
 from penstock.testing.samplers import bits
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]

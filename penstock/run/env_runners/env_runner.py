@@ -22,8 +22,8 @@ from penstock.learn.policy import Policy
 from penstock.learn.policy_set import LoadedPolicy, PolicySet
 from penstock.learn.train_ops import train_one_step
 from penstock.run.checkpoints.encoding import decode, encode
+from penstock.run.env_runners.recipe import Recipe
 from penstock.run.experiment import Experiment
-from penstock.run.recipe import Recipe
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.runners.packing import together
