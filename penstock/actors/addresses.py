@@ -15,6 +15,9 @@ from penstock.core.errors import ConfigError
 PREFIX = "penstock-ray-"
 """Begins the name of the folder of a cluster that `start_ray` started, which nobody joins."""
 
+_HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5), b"\x04"
+"""What a client of HTTP/2, and so of gRPC, says first (RFC 9113, 3.4), with empty settings; and their type of frame."""
+
 
 class Found(NamedTuple):
     """A cluster to join."""
@@ -114,14 +117,19 @@ def _is_loopback(host: str) -> bool:
 
 
 def _require_answer(address: str, host: str, port: int, timeout_s: float) -> None:
-    """Raises ConfigError unless something listens there; Ray itself waits for minutes."""
+    """Raises ConfigError unless something that speaks HTTP/2 listens there; Ray itself waits for it for 5 minutes."""
     try:
-        socket.create_connection((host, port), timeout=timeout_s).close()
+        with socket.create_connection((host, port), timeout=timeout_s) as link:
+            link.sendall(_HELLO)
+            head = link.recv(9)  # settings of its own
+        seen = "" if head[3:4] == _SETTINGS else f"something answers there that is not Ray: {head!r}"
     except OSError as error:
+        seen = f"{type(error).__name__}: {error}"
+    if seen:
         raise ConfigError(
-            f"no cluster answers at {address} within {timeout_s:g} s ({type(error).__name__}: {error}); is it up (`ray "
-            f"status --address {address}`), and may this machine reach that port? Or use address='local'"
-        ) from error
+            f"no cluster answers at {address} within {timeout_s:g} s ({seen}); is it up (`ray status --address "
+            f"{address}`), and may this machine reach that port? Or use address='local'"
+        )
 
 
 def listeners_of(pid: int, children: bool = True) -> list[str]:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -84,12 +85,28 @@ def test_ray_client_is_named() -> None:
 
 def test_a_server_that_answers_is_a_cluster(gcs: Server, nodes: list[Node]) -> None:
     assert find_cluster(gcs.address, 5.0) == Found(gcs.address, True)
+    assert gcs.heard[0].startswith(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0")
 
 
 def test_nobody_there(nodes: list[Node]) -> None:
     server = Server(None)
     server.close()
     refused(server.address, rf"no cluster answers at {server.address} within 5 s \(ConnectionRefusedError.*ray status")
+
+
+def test_somebody_who_says_nothing_is_waited_for_no_longer_than_the_limit(nodes: list[Node]) -> None:
+    server = Server(None)
+    began = time.monotonic()
+    refused(server.address, r"within 0\.2 s \(TimeoutError", 0.2)
+    assert time.monotonic() - began < 30.0
+    server.close()
+
+
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"SSH-2"])
+def test_somebody_else(says: bytes, nodes: list[Node]) -> None:
+    server = Server(says)
+    refused(server.address, "something answers there that is not Ray|ConnectionResetError")
+    server.close()
 
 
 def test_auto_is_the_one_cluster_of_this_user(gcs: Server, nodes: list[Node]) -> None:

@@ -52,6 +52,8 @@ class Odd(gym.Env[Any, Any]):
 
 def misbehave() -> None:
     way = Path("way").read_text() if os.path.exists("way") else ""
+    if way in ("hang", "kill"):  # once
+        os.remove("way")
     if way == "hang":
         while True:
             time.sleep(60)
@@ -87,7 +89,7 @@ def checked() -> Iterator[Round]:
 @contextmanager
 def learned(backend: Any) -> Iterator[Round]:
     run = ps.RunConfig(
-        steps=10**9, dir="run", learners=2, learner_backend=backend, progress="off", tensorboard=False, eval_episodes=0,
+        steps=10**9, dir=f"run-{time.monotonic_ns()}", learners=2, learner_backend=backend, progress="off", tensorboard=False, eval_episodes=0,
         checkpoint_interval=10**8, learner_timeout_s=LIMIT_S,
     )  # fmt: skip
     with ps.Run(ps.Experiment(Odd, PPO, SERIAL, run)) as live:
@@ -98,7 +100,7 @@ def learned(backend: Any) -> Iterator[Round]:
 @contextmanager
 def sharded(backend: Any) -> Iterator[Round]:
     replay = ps.ReplaySettings(capacity=1_000, shards=1, shard_backend=backend, shard_deadline_s=LIMIT_S)
-    dqn = ps.DQN(net=ps.Net(hidden=(4,)), learning_starts=16, replay_ratio=4, minibatch=8, replay=replay)
+    dqn = ps.DQN(net=ps.Net(hidden=(4,)), learning_starts=16, replay_ratio=4, batch_size=8, epsilon=0.1, replay=replay)
     live = SERIAL.build(Odd, 1)
     policy: Any = dqn.build(live.spec, seed=1)
     try:
@@ -117,13 +119,14 @@ def launched(backend: Any) -> Iterator[Round]:
 
     slots = make_slots(backend, 1)
     try:
-        line = ["train", "ppo", "--env", "CartPole-v1", "--run.steps", "100000000", "--run.dir", "run"]
+        run = f"run-{time.monotonic_ns()}"
+        line = ["train", "ppo", "--env", "CartPole-v1", "--run.steps", "100000000", "--run.dir", run]
         quiet = ["--run.progress", "off", "--run.eval_episodes", "0", "--run.tensorboard", "False"]
         running = slots.start(0, [*line, *quiet], Path("log"), {})
 
         def looked() -> None:
             until = time.monotonic() + 60
-            while not os.path.exists("run/metrics.jsonl") and time.monotonic() < until and running.code() is None:
+            while not os.path.exists(f"{run}/metrics.jsonl") and time.monotonic() < until and running.code() is None:
                 time.sleep(0.05)
             code = running.code()
             if code is not None:
