@@ -20,9 +20,9 @@ from speed import ENV, PPO_SETTINGS
 from turns import Bar, Case, Who
 
 import penstock as ps
-from penstock.distributed.env_runner import EnvRunner
-from penstock.distributed.sampler import RunnerSampler
 from penstock.run.trainer import Trainer
+from penstock.samplers.runners.runner import Runner
+from penstock.samplers.runners.settings import RunnerSampler
 
 B, RLLIB_T, RLLIB_RUNNERS = 16, 128, 2
 PUSH_RUNNERS, HIDDEN = 4, 2490
@@ -120,7 +120,7 @@ def push(what: str, seed: int) -> Iterator[turns.Unit]:
     try:
         agent = ps.PPO(net=ps.Net(hidden=(HIDDEN, HIDDEN))).build(sampler.spec, seed).agent
         sampler.initialize(agent)
-        group = sampler.workers
+        group = sampler.runners
         backend: Any = group.backend
         data = np.ones(sum(x.numel() * 4 for x in agent.parameters()), np.uint8)
 
@@ -151,7 +151,7 @@ def push(what: str, seed: int) -> Iterator[turns.Unit]:
         sampler.shutdown()
 
 
-def _bytes_of(runner: EnvRunner, weights: Any) -> int:
+def _bytes_of(runner: Runner, weights: Any) -> int:
     return sum(len(x) for x in weights) if isinstance(weights, list) else len(weights)
 
 

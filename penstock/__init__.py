@@ -39,8 +39,8 @@ _WHERE = {
     "DiscreteSAC": "penstock.algos.discrete_sac",
     "EnvConfig": "penstock.envs.make",
     "EnvContractError": "penstock.core.errors",
-    "EnvRunner": "penstock.distributed.env_runner",
-    "EnvRunnerGroup": "penstock.distributed.group",
+    "EnvRunner": "penstock.run.env_runners.env_runner",
+    "EnvRunnerGroup": "penstock.run.env_runners.group",
     "EnvSpec": "penstock.core.spec",
     "EnvWorkerError": "penstock.core.errors",
     "Episodes": "penstock.samplers.episodes",
@@ -78,7 +78,7 @@ _WHERE = {
     "ResultDict": "penstock.learn.algorithm",
     "Run": "penstock.run.loop",
     "RunConfig": "penstock.run.experiment",
-    "RunnerSampler": "penstock.distributed.sampler",
+    "RunnerSampler": "penstock.samplers.runners.settings",
     "SAC": "penstock.algos.sac",
     "SelfPlay": "penstock.algos.self_play",
     "SampleBatch": "penstock.core.batch",
@@ -179,9 +179,6 @@ if TYPE_CHECKING:
     from penstock.core.placement import Placement as Placement
     from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear
     from penstock.core.spec import BatchSpec as BatchSpec, EnvSpec as EnvSpec
-    from penstock.distributed.env_runner import EnvRunner as EnvRunner
-    from penstock.distributed.group import EnvRunnerGroup as EnvRunnerGroup
-    from penstock.distributed.sampler import RunnerSampler as RunnerSampler
     from penstock.envs.check import check_env as check_env
     from penstock.envs.make import EnvConfig as EnvConfig
     from penstock.learn.algorithm import Loss as Loss, ResultDict as ResultDict
@@ -202,6 +199,8 @@ if TYPE_CHECKING:
         ReplaySettings as ReplaySettings,
     )
     from penstock.run.entry import load as load
+    from penstock.run.env_runners.env_runner import EnvRunner as EnvRunner
+    from penstock.run.env_runners.group import EnvRunnerGroup as EnvRunnerGroup
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
     from penstock.run.iteration import Iteration as Iteration
     from penstock.run.loop import Run as Run, resume as resume, train as train
@@ -228,6 +227,7 @@ if TYPE_CHECKING:
         NoOverlapAlternatingSampler as NoOverlapAlternatingSampler,
     )
     from penstock.samplers.offline import OfflineSampler as OfflineSampler
+    from penstock.samplers.runners.settings import RunnerSampler as RunnerSampler
     from penstock.samplers.serial import SerialSampler as SerialSampler
 
 

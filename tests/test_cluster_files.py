@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from penstock.distributed.sampler import RunnerSampler
 from penstock.samplers.cpu import CpuSampler
+from penstock.samplers.runners.settings import RunnerSampler
 
 yaml: Any = pytest.importorskip("yaml", reason="PyYAML comes with Ray: pip install 'penstock[ray]'")
 jsonschema: Any = pytest.importorskip("jsonschema", reason="jsonschema comes with Ray: pip install 'penstock[ray]'")

@@ -6,10 +6,8 @@ A test that passes fails here (`strict`): then the fault is mended, and the test
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -36,46 +34,6 @@ def run_of(folder: Path, name: str, **run: Any) -> ps.RunConfig:
     return ps.RunConfig(
         dir=str(folder / name), progress="off", tensorboard=False, eval_episodes=0, **{"steps": 32, **run}
     )
-
-
-@fault("M5", "EnvRunner and EnvRunnerGroup refuse environments of many agents")
-@pytest.mark.parametrize("env", [TeamBits, LatePay])
-@pytest.mark.parametrize("seated", [False, True])
-def test_an_env_runner_holds_several_policies(env: Any, seated: bool) -> None:
-    exp = ps.Experiment(TWO.seat(env) if seated else env, TWO, ps.SerialSampler(T=8, B=4))
-    runner: Any = ps.EnvRunner(exp)
-    batch = runner.sample()
-    assert isinstance(batch, ps.MultiAgentBatch) and set(batch) == {"a", "b"}
-    assert "train/a/loss" in runner.learn_on_batch(batch)
-    assert set(runner.get_weights("a")) == set(runner.get_weights("b"))
-
-
-@fault("M5", "EnvRunner and EnvRunnerGroup refuse environments of many agents")
-@pytest.mark.parametrize("runners", [0, 2])
-def test_a_group_of_env_runners_holds_several_policies(runners: int) -> None:
-    exp = ps.Experiment(TeamBits, TWO, ps.SerialSampler(T=8, B=4), ps.RunConfig(seed=3))
-    with ps.EnvRunnerGroup(exp, num_env_runners=runners, backend="in-process") as group:
-        batch: Any = group.sample()
-        assert set(batch) == {"a", "b"} and batch.environments == 4 * max(runners, 1)
-        assert group.local_worker.learn_on_batch(batch)
-        group.sync_weights()
-
-
-@fault("M6", "a fragment that is missing makes the batch of a group narrower, which a replay refuses")
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_batch_of_a_group_keeps_its_columns_when_a_runner_is_lost() -> None:
-    dqn = ps.DQN(learning_starts=50, replay_ratio=1, net=ps.Net(hidden=(4,)))
-    exp = ps.Experiment("CartPole-v1", dqn, ps.SerialSampler(T=8, B=4))
-    with ps.EnvRunnerGroup(exp, 2, "processes") as group:
-        for i in range(12):
-            if i == 5:
-                os.kill(group.get([group.remote_workers[0].ping.remote()])[0], signal.SIGKILL)
-                time.sleep(0.2)
-            batch: Any = group.sample()
-            assert batch.spec.B == 8
-            ps.train_one_step(group.local_worker.policy, batch)
-            group.sync_weights()
 
 
 CRASHING = """

@@ -31,8 +31,7 @@ BELOW = {
     },
 }
 BELOW["testing"] = {*BELOW["run"], "run"}
-BELOW["distributed"] = {*BELOW["run"], "run"}
-BELOW["cli"] = {*BELOW["distributed"], "distributed"}
+BELOW["cli"] = {*BELOW["run"], "run"}
 ALSO = {
     "learn": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats", "shown"))},
     "algos": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats"))},

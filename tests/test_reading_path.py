@@ -21,6 +21,9 @@ FILES_AN_ITERATION = 22
 FROM_REPLAY = {"sac", "dqn-per"}
 FRAMES_FROM_REPLAY = 5
 FILES_FROM_REPLAY = 25
+OVER_RUNNERS = {"ppo-runners"}
+FRAMES_OVER_RUNNERS = 9
+FILES_OVER_RUNNERS = 27
 PARTS = {"ppo-normalised-boxes": 1, "ppo-lstm": 1}
 """Optional parts chosen, each a file of its own."""
 NET = ps.Net(hidden=(16,), activation="relu")
@@ -34,6 +37,7 @@ CASES = {
         ps.PPO(minibatch=32, net=ps.Net(normalize_obs=True, normalize_reward=True)),
     ),
     "ppo-lstm": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32, net=ps.Net(recurrent="lstm", recurrent_size=8))),
+    "ppo-runners": ("CartPole-v1", ps.PPO(epochs=2, minibatch=32)),
     "sac": (
         "Pendulum-v1",
         ps.SAC(batch_size=16, replay_ratio=8, learning_starts=32, net=NET, replay=ps.ReplaySettings(capacity=1_000)),
@@ -51,12 +55,15 @@ CASES = {
 }
 
 
-each_case = pytest.mark.parametrize("case", slow_but("ppo impala ppo-lstm sac", [*CASES]))
+each_case = pytest.mark.parametrize("case", slow_but("ppo impala ppo-lstm ppo-runners sac", [*CASES]))
 
 
-def live(case: str) -> Trainer:
+def live(case: str, **more: Any) -> Trainer:
     env, algo = CASES[case]
-    return Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=16, B=4), ps.RunConfig(steps=10_000)))
+    sampler: Any = ps.SerialSampler(T=16, B=4)
+    if case in OVER_RUNNERS:
+        sampler = ps.RunnerSampler(2, ps.SerialSampler(T=16, B=2), "in-process")
+    return Trainer(ps.Experiment(env, algo, sampler, ps.RunConfig(steps=10_000), **more))
 
 
 def ours(frame: FrameType | None) -> list[str]:
@@ -97,7 +104,6 @@ def test_frames_to_the_optimizer(case: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_frames_to_the_environment(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[list[str]] = []
     counting = False
-    env, algo = CASES[case]
 
     class Watched(gym.Wrapper[Any, Any, Any, Any]):
         def step(self, action: Any) -> Any:
@@ -105,14 +111,13 @@ def test_frames_to_the_environment(case: str, monkeypatch: pytest.MonkeyPatch) -
                 paths.append(ours(sys._getframe(1)))
             return self.env.step(action)
 
-    exp = ps.Experiment(env, algo, ps.SerialSampler(T=16, B=4), ps.RunConfig(steps=10_000), wrappers=(Watched,))
-    with Trainer(exp) as trainer:
+    with live(case, wrappers=(Watched,)) as trainer:
         trainer.train()
         counting = True
         trainer.train()
     assert paths
     longest = max(paths, key=len)
-    assert len(longest) <= FRAMES_TO_ENV, "\n".join(longest)
+    assert len(longest) <= (FRAMES_OVER_RUNNERS if case in OVER_RUNNERS else FRAMES_TO_ENV), "\n".join(longest)
 
 
 @each_case
@@ -139,5 +144,6 @@ def test_files_that_run_in_a_steady_iteration(case: str, tmp_path: Path) -> None
             sys.setprofile(before)
     log.close()
     shown = "\n".join(f"{n:5} calls  {name}" for name, n in sorted(files.items()))
-    limit = (FILES_FROM_REPLAY if case in FROM_REPLAY else FILES_AN_ITERATION) + PARTS.get(case, 0)
+    limit = FILES_FROM_REPLAY if case in FROM_REPLAY else FILES_AN_ITERATION
+    limit = FILES_OVER_RUNNERS if case in OVER_RUNNERS else limit + PARTS.get(case, 0)
     assert len(files) <= limit, f"{len(files)} files, at most {limit}:\n{shown}"

@@ -157,7 +157,7 @@ def flow() -> str:
     held = (
         (36, 56, "learner: the policy", "agent, optimizers, version; replay"),
         (36, 218, "the run", "statistics, journal, metrics, checkpoints"),
-        (36, 284, "EnvRunnerGroup", "deadlines, faults, replacements"),
+        (36, 284, "Runners", "deadlines, faults, replacements"),
     )
     for x, y, name, what in held:
         parts += [box(x, y, 294, 50, LEARNER), text(x + 147, y + 21, name, font_weight="bold", text_anchor="middle")]

@@ -1,1 +1,1 @@
-"""Where the runners of an EnvRunnerGroup live: in this process, in local processes, or on Ray."""
+"""Where runners live, objects whose methods are called from here: in this process, in local processes, or on Ray."""

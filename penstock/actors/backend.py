@@ -1,9 +1,9 @@
-"""Backend: the Protocol between an EnvRunnerGroup and the place where its runners live."""
+"""Backend: the Protocol between those who own runners and the place where their runners live."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,14 @@ class RunnerError(EnvWorkerError):
         super().__init__(message)
         self.kind: DeathKind = kind
         self.trace, self.error_type = trace, error_type
+
+
+class Look(NamedTuple):
+    """What is seen of a runner from outside."""
+
+    words: Sequence[int] = ()
+    """Of its note (`penstock.actors.note`); none where it cannot be read."""
+    stacks: str = ""
 
 
 def cannot_travel(what: str) -> tuple[str, str]:
@@ -96,6 +104,10 @@ class Backend(Protocol):
 
         None where it does not answer.
         """
+        ...
+
+    def look(self, runner: Any) -> Look:
+        """Returns all words of the runner's note, the first of which `note` returns, and its `stacks`."""
         ...
 
     def stacks(self, runner: Any) -> str:

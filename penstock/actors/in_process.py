@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import penstock.actors.note as note
-from penstock.actors.backend import ROOM, RunnerError
+from penstock.actors.backend import ROOM, Look, RunnerError
 from penstock.actors.handle import Handle
 from penstock.core.errors import words_of
 
@@ -70,10 +70,13 @@ class InProcess:
         """Carries a call out, and keeps its result or error until it is asked for."""
         if runner.gone is not None:
             return Done(error=runner.gone)
-        done = _carry_out(f"{runner!r}.{method}()", getattr(runner.local, method), *args)
-        if done.error is not None and done.error.kind == "exit":
-            self._lose(runner, done.error)
-        return done
+        try:
+            return Done(getattr(runner.local, method)(*args))
+        except (Exception, SystemExit) as error:
+            failed = _failed(f"{runner!r}.{method}()", error)
+        if failed.kind == "exit":
+            self._lose(runner, failed)
+        return Done(error=failed)
 
     def wait(self, calls: Sequence[Done], timeout_s: float) -> list[Done]:
         """Returns all of them."""
@@ -88,6 +91,10 @@ class InProcess:
     def note(self, runner: LocalHandle) -> int:
         """Returns the number that this process noted last."""
         return note.read()
+
+    def look(self, runner: LocalHandle) -> Look:
+        """Returns the words of this process's note."""
+        return Look(note.own())
 
     def stacks(self, runner: LocalHandle) -> str:
         """Returns "": a runner that hangs hangs the one who would ask."""
@@ -116,8 +123,14 @@ def _carry_out(what: str, function: Any, *args: Any) -> Done:
     try:
         return Done(function(*args))
     except (Exception, SystemExit) as error:
-        kind, verb = ("exit", "ended with") if isinstance(error, SystemExit) else ("exception", "raised")
-        trace = "".join(traceback.format_exception(error))
-        found = RunnerError(kind, f"{what} {verb} {words_of(error)}", trace, type(error).__name__)
-        found.__cause__ = error
-        return Done(error=found)
+        return Done(error=_failed(what, error))
+
+
+def _failed(what: str, error: BaseException) -> RunnerError:
+    """The error of a call, caused by what it raised."""
+    kind, verb = ("exit", "ended with") if isinstance(error, SystemExit) else ("exception", "raised")
+    found = RunnerError(
+        kind, f"{what} {verb} {words_of(error)}", "".join(traceback.format_exception(error)), type(error).__name__
+    )
+    found.__cause__ = error
+    return found

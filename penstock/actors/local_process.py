@@ -61,8 +61,8 @@ class LocalProcess:
         self._sent, self._hung_up = 0, False
         self.gone: RunnerError | None = None
         first = self._letter((cls, tuple(args)), f"{name}: {cls.__name__}()", args, path=True)
-        self._note_fd, number = note.opened()
-        self._note: note.Number | None = number
+        self._note_fd, words = note.opened()
+        self._note: note.Words | None = words
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.setblocking(False)
         try:
@@ -96,6 +96,11 @@ class LocalProcess:
     def note(self) -> int:
         """The number that it noted last; see `penstock.actors.note`."""
         return 0 if self._note is None else int(self._note[0])
+
+    @property
+    def words(self) -> list[int]:
+        """All words of its note."""
+        return [] if self._note is None else self._note.tolist()
 
     def stacks(self) -> str:
         """Where its threads are now, "" if it does not come to say so."""

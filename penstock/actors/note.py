@@ -1,6 +1,7 @@
-"""The note of a runner: a number that its own code sets while a call is under way, and its owner reads meanwhile.
+"""The note of a runner: words that its own code sets while a call is under way, and its owner reads meanwhile.
 
-Learners note the number of each collective that they enter, as one that hangs in its midst answers no call.
+Learners note in the first word the number of each collective that they enter, as one that hangs in its midst answers no
+call. The others are for whoever the runner is: samplers keep the activity of their environments there.
 """
 
 from __future__ import annotations
@@ -11,28 +12,31 @@ from typing import Any
 
 import numpy as np
 
-Number = np.ndarray[Any, np.dtype[np.int64]]
-"""[1] int64, in memory that owner and runner share where the runner is a process of this machine."""
+WORDS = 4096
+"""Length of a note; pages that nobody writes take no memory."""
+Words = np.ndarray[Any, np.dtype[np.int64]]
+"""[WORDS] int64, in memory that owner and runner share where the runner is a process of this machine."""
 
-_own: Number = np.zeros(1, np.int64)
+_own: Words = np.zeros(WORDS, np.int64)
+_watched = False
 
 
-def opened() -> tuple[int, Number]:
-    """A new note: its descriptor, and the number behind it."""
+def opened() -> tuple[int, Words]:
+    """A new note: its descriptor, and the words behind it."""
     fd = os.memfd_create("penstock-note", os.MFD_CLOEXEC)
-    os.ftruncate(fd, _own.nbytes)
-    return fd, _number(fd)
+    os.ftruncate(fd, WORDS * 8)
+    return fd, _words(fd)
 
 
 def take(fd: int) -> None:
     """Has `write` of this process write into the note of this descriptor, which is closed."""
-    global _own
-    _own = _number(fd)
+    global _own, _watched
+    _own, _watched = _words(fd), True
     os.close(fd)
 
 
 def write(number: int) -> None:
-    """Notes a number."""
+    """Notes a number in the first word."""
     _own[0] = number
 
 
@@ -41,5 +45,15 @@ def read() -> int:
     return int(_own[0])
 
 
-def _number(fd: int) -> Number:
-    return np.frombuffer(mmap.mmap(fd, _own.nbytes), np.int64)
+def watched() -> Words | None:
+    """The note of this process if another one reads it, else None."""
+    return _own if _watched else None
+
+
+def own() -> list[int]:
+    """The words of this process's note."""
+    return _own.tolist()
+
+
+def _words(fd: int) -> Words:
+    return np.frombuffer(mmap.mmap(fd, WORDS * 8), np.int64)

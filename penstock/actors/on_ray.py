@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.backend import ROOM, DeathKind, RunnerError, cannot_travel
+from penstock.actors.backend import ROOM, DeathKind, Look, RunnerError, cannot_travel
 from penstock.actors.cluster import MIN_STORE_BYTES, start_ray
-from penstock.actors.watch import read_note, read_stacks, watched
+from penstock.actors.watch import read_both, read_stacks, read_words, watched
 from penstock.core.errors import ConfigError
 from penstock.processes.python import ONE_THREAD
 
@@ -149,7 +149,12 @@ class Ray:
 
     def note(self, runner: Any) -> int | None:
         """Returns the number that an actor noted last, by a task on its node."""
-        return self._looked(runner, read_note)
+        words = self._looked(runner, read_words)
+        return None if words is None else words[0]
+
+    def look(self, runner: Any) -> Look:
+        """Returns the words of an actor's note and its stacks, by one task on its node."""
+        return Look(*(self._looked(runner, read_both) or ()))
 
     def stacks(self, runner: Any) -> str:
         """Returns the stacks of an actor's process, by a task on its node."""

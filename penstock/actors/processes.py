@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.backend import ROOM, RunnerError
+from penstock.actors.backend import ROOM, Look, RunnerError
 from penstock.actors.handle import Handle
 from penstock.actors.link import Shared
 from penstock.actors.local_process import Call, LocalProcess
@@ -99,6 +99,10 @@ class Processes:
     def note(self, runner: Handle) -> int:
         """Returns the number that a process noted last."""
         return self._processes[runner].note
+
+    def look(self, runner: Handle) -> Look:
+        """Returns the words of a process's note, and its stacks."""
+        return Look(self._processes[runner].words, self.stacks(runner))
 
     def stacks(self, runner: Handle) -> str:
         """Returns the stacks of a process, from its fault handler."""

@@ -38,10 +38,10 @@ def watched(cls: type) -> type:
     return type(cls.__name__, (cls,), {"__init__": __init__, "watch_place": watch_place, "__module__": cls.__module__})
 
 
-def read_note(pid: int, note_fd: int, crash: int) -> int:
-    """The number that a process of this machine noted last."""
+def read_words(pid: int, note_fd: int, crash: int) -> list[int]:
+    """The words of the note of a process of this machine."""
     with open(f"/proc/{pid}/fd/{note_fd}", "rb") as file:
-        return int(np.frombuffer(file.read(8), np.int64)[0])
+        return np.frombuffer(file.read(note.WORDS * 8), np.int64).tolist()
 
 
 def read_stacks(pid: int, note_fd: int, crash: int) -> str:
@@ -58,3 +58,8 @@ def read_stacks(pid: int, note_fd: int, crash: int) -> str:
     with open(path, "rb") as file:
         file.seek(start)
         return file.read(_CRASH_BYTES).decode(errors="replace").strip()
+
+
+def read_both(pid: int, note_fd: int, crash: int) -> tuple[list[int], str]:
+    """Words and stacks of a process of this machine."""
+    return read_words(pid, note_fd, crash), read_stacks(pid, note_fd, crash)

@@ -1,16 +1,20 @@
-"""An agent's parameters: the device they are on, their names, and how processes share them."""
+"""An agent's parameters: the device they are on, their names, how processes share them, and as bytes that travel."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
+
+Bytes = npt.NDArray[np.uint8]
 
 
 def agent_device(agent: Agent) -> torch.device:
@@ -82,3 +86,50 @@ def misfit(own: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
     found += [f"which has no {key}" for key in stored if key not in own]
     more = f", and {len(found) - 1} more such" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else "in what its modules keep besides"
+
+
+def pack_parameters(agent: Agent) -> list[Bytes]:
+    """The bytes of each parameter and buffer, [n] uint8, in the order of `tensors_of`, for `Backend.put`.
+
+    They are views of the agent's memory; copies of what is not contiguous or not on the CPU.
+    """
+    return [_raw(x.detach().cpu()) for x in tensors_of(agent)]
+
+
+def unpack_parameters(data: Any, agent: Agent) -> None:
+    """Copies what `pack_parameters` returned into an agent of the same parameters.
+
+    Args:
+        data: as a method receives it from `Backend.put`: the bytes of all arrays one after the other, or a list of
+            [n] uint8.
+
+    Raises:
+        ValueError: the sizes differ.
+    """
+    tensors = [x.detach() for x in tensors_of(agent)]
+    sizes = [x.nbytes for x in tensors]
+    given = [len(x) for x in data] if isinstance(data, list) else [len(data)]
+    if sum(given) != sum(sizes) or (isinstance(data, list) and given != sizes):
+        raise ValueError(
+            f"the weights have {sum(given)} bytes; expected {sum(sizes)}, as of this runner's agent with "
+            f"{len(tensors)} arrays: build driver and runners from the same settings"
+        )
+    for x, part in zip(tensors, data if isinstance(data, list) else _cut(data, sizes), strict=True):
+        there = x.device.type == "cpu" and x.is_contiguous()
+        own = x if there else torch.empty(x.shape, dtype=x.dtype)
+        _raw(own)[...] = part
+        if not there:
+            x.copy_(own)
+
+
+def _raw(x: Tensor) -> Bytes:
+    """[n] uint8: the bytes of a tensor of any dtype, also those unknown to numpy; a view of it if it is contiguous."""
+    return x.contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def _cut(data: Any, sizes: Sequence[int]) -> Iterator[Bytes]:
+    """Views of so many bytes each, one after the other."""
+    at = 0
+    for size in sizes:
+        yield np.frombuffer(data, np.uint8, size, at)
+        at += size

@@ -15,6 +15,8 @@ Tree = Any
 
 T = TypeVar("T")
 _NAMESPACE = "penstock"
+_INLINE_BYTES = 256 << 10
+"""Leaves up to this size travel as one string of bytes; of larger ones each is copied once on its way."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -101,3 +103,23 @@ def tree_without(tree: Tree, keys: Sequence[str]) -> Tree:
 def is_leaf(tree: Tree) -> bool:
     """True for an array or a scalar, False for None, a container or a record."""
     return optree.tree_is_leaf(tree, namespace=_NAMESPACE)
+
+
+def pack_leaves(tree: Tree) -> bytes | list[np.ndarray[Any, Any]]:
+    """The leaves of a tree of numpy arrays, to be sent: one string of bytes if they are small, else copies."""
+    leaves = tree_leaves(tree)
+    if sum(x.nbytes for x in leaves) <= _INLINE_BYTES:
+        return b"".join([x.tobytes() for x in leaves])
+    return [np.array(x, order="C") for x in leaves]
+
+
+def unpack_leaves(packed: bytes | Sequence[np.ndarray[Any, Any]], out: Tree) -> None:
+    """Copies what `pack_leaves` returned into the leaves of `out`, such as columns of a batch."""
+    leaves, at = tree_leaves(out), 0
+    if not isinstance(packed, bytes):
+        for x, y in zip(leaves, packed, strict=True):
+            np.copyto(x, y)
+        return
+    for x in leaves:
+        np.copyto(x, np.frombuffer(packed, x.dtype, x.size, at).reshape(x.shape))
+        at += x.nbytes

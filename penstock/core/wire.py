@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.batch import SampleBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch
 
 _HEAD = struct.Struct("<Q")
 _ALIGNMENT = 8
@@ -37,6 +37,8 @@ def decode(data: bytes | mmap.mmap) -> Any:
 def _plain(value: Any, parts: list[bytes]) -> Any:
     if isinstance(value, SampleBatch):
         return {"$batch": {f.name: _plain(getattr(value, f.name), parts) for f in fields(value)}}
+    if isinstance(value, MultiAgentBatch):
+        return {"$batches": [_plain(dict(value), parts), value.env_steps, value.environments]}
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc":
             raise TypeError(f"an array of dtype {value.dtype} cannot be sent; numbers and bools can")
@@ -81,6 +83,9 @@ def _value(plain: Any, arrays: memoryview) -> Any:
         return bytes(arrays[at : at + size])
     if "$batch" in plain:
         return SampleBatch(**{name: _value(item, arrays) for name, item in plain["$batch"].items()})
+    if "$batches" in plain:
+        batches, env_steps, environments = plain["$batches"]
+        return MultiAgentBatch(_value(batches, arrays), env_steps, environments)
     if "$items" in plain:
         return {_value(key, arrays): _value(item, arrays) for key, item in plain["$items"]}
     if "$tuple" in plain:

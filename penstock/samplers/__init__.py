@@ -22,7 +22,7 @@ SAMPLERS = {
     "async-cpu": "penstock.samplers.asynchronous:AsyncCpuSampler",
     "async-gpu": "penstock.samplers.asynchronous:AsyncGpuSampler",
     "async-alternating": "penstock.samplers.asynchronous:AsyncAlternatingSampler",
-    "runners": "penstock.distributed.sampler:RunnerSampler",
+    "runners": "penstock.samplers.runners.settings:RunnerSampler",
     "offline": "penstock.samplers.offline:OfflineSampler",
 }
 """Samplers by the name that the command line knows."""

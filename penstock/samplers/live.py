@@ -160,7 +160,8 @@ class LiveSampler:
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
-        return self._installed.together(self._filled)
+        batches = self._filled
+        return self._installed.together(batches) if self._installed.many else batches[0]
 
     def _begun(self, itr: int, version: int) -> tuple[Any, ...]:
         """The arguments of the loop that fills the buffers of batch `itr`."""

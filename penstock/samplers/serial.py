@@ -17,7 +17,7 @@ from penstock.envs.pools.settings import PoolSettings, Reset
 from penstock.samplers.episodes import DISCOUNT
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.tensors.making import batched_pool
-from penstock.workers.shares import Shared
+from penstock.workers.shares import Watched
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class SerialSampler:
         *,
         first_slot: int = 0,
         total_slots: int | None = None,
-        shared: Shared | None = None,
+        shared: Watched | None = None,
     ) -> LiveSampler:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
             first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
             total_slots: of all of them, over which ladders of epsilon are spread; None for B.
-            shared: memory that another process is to see the batches in.
+            shared: memory that another process reads activity in, and batches where it has a slab.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
@@ -107,14 +107,14 @@ class SerialSampler:
             total_slots=total_slots,
         )
 
-    def _require_plain(self, pool: EnvPool, config: EnvConfig, shared: Shared | None) -> None:
+    def _require_plain(self, pool: EnvPool, config: EnvConfig, shared: Watched | None) -> None:
         """Raises ConfigError for settings that mean nothing to a batched environment."""
         if self.reset != "next_step" or self.max_decorrelation_steps:
             raise ConfigError(
                 "a native batched environment resets in the next step by itself; use reset='next_step' "
                 "and max_decorrelation_steps=0"
             )
-        if pool.device is not None and shared is not None:
+        if pool.device is not None and shared is not None and shared.slab is not None:
             raise ConfigError(
                 f"{config.name} answers with tensors on {pool.device}, which no other process can see; use the "
                 "SerialSampler itself, not in an AsyncSampler"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +16,24 @@ from penstock.envs.pools.messages import last, slot_at
 from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog
 from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING
 from penstock.envs.seats import Seating
+
+
+class Watched(Protocol):
+    """Memory that another process reads while this one's environments are at work, as `Shared`."""
+
+    @property
+    def slab(self) -> int | None:
+        """Descriptor of the file that holds the batches; None: they are in this process's own memory."""
+        ...
+
+    @property
+    def mark(self) -> Any:
+        """Six words in which a SerialPool notes the activity of its environments."""
+        ...
+
+    def ledger(self, B: int, evaluation: bool = False) -> Any:
+        """[B, LEDGER_WORDS] int64: the ledger of a SerialPool with B slots."""
+        ...
 
 
 class Shared(NamedTuple):

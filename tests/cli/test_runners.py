@@ -69,7 +69,7 @@ def test_a_run_goes_on_with_other_runners_or_none_and_ends_with_the_same_bits(cl
     train = ("train", "ppo", "--env", "CartPole-v1")
     assert cli(*train, *QUIET, "--run.steps", "256", "--run.dir", "whole").code == 0
     assert cli(*train, *RUNNERS, "--run.dir", "run").code == 0
-    assert config(tmp_path / "run")["sampler"]["class"] == "penstock.distributed.sampler:RunnerSampler"
+    assert config(tmp_path / "run")["sampler"]["class"] == "penstock.samplers.runners.settings:RunnerSampler"
     assert metrics(tmp_path / "run")[-1]["group/runners"] == 2
     assert cli("resume", "run", "--sampler.runners", "4", "--run.steps", "192").code == 0
     stored = config(tmp_path / "run")["sampler"]

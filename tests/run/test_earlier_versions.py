@@ -56,3 +56,15 @@ def test_evaluates_as_long_as_it_did(stored: Path) -> None:
 
 def test_there_are_three_of_0_1_0() -> None:
     assert [path.name for path in RUNS if path.parent.name == "runs-0.1.0"] == ["dqn-per", "ppo-lstm", "sac"]
+
+
+def test_a_run_over_runners_knows_the_class_that_has_moved(tmp_path: Path) -> None:
+    content = json.loads((STORED / "runs-0.1.0" / "sac" / "config.json").read_text())
+    inner = content["experiment"]["sampler"]
+    old = {"class": "penstock.distributed.sampler:RunnerSampler", "runners": 2, "inner": inner, "backend": "processes"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(
+        json.dumps({**content, "experiment": {**content["experiment"], "sampler": old}})
+    )
+    sampler = read_config(tmp_path / "run", trust=True).to_resume().sampler
+    assert isinstance(sampler, ps.RunnerSampler) and sampler.runners == 2

@@ -37,6 +37,8 @@ _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
 _BEFORE = {"eval_max_steps": 200_000}
 """Settings of runs that were stored before the setting was there."""
+_MOVED = {"penstock.distributed.sampler:RunnerSampler": "penstock.samplers.runners.settings:RunnerSampler"}
+"""Classes of samplers by the path that earlier runs were stored with."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,9 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
         found = StoredConfig(path, content["experiment"], spec, digest, vouched)
         if not isinstance(found.plain, dict):
             raise TypeError("experiment is no object")
+        sampler = found.plain.get("sampler")
+        if isinstance(sampler, dict) and str(sampler.get("class")) in _MOVED:
+            found.plain["sampler"] = {**sampler, "class": _MOVED[sampler["class"]]}
     if trust:
         remember(path, digest)
     return found if vouched else replace(found, trusted=below_trusted(path))

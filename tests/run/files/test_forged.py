@@ -46,7 +46,12 @@ EVERY = {"load", "evaluate", "record", "resume", "init"}
 PLAYED = {"evaluate", "record", "resume"}
 SHELL = {"env": "os:system", "env_kwargs": {"command": "touch EXECUTED"}}
 INNER = {"class": "penstock.samplers.serial:SerialSampler", "T": 8, "B": 1}
-RUNNERS = {"class": "penstock.distributed.sampler:RunnerSampler", "runners": 2, "inner": INNER, "backend": "in-process"}
+RUNNERS = {
+    "class": "penstock.samplers.runners.settings:RunnerSampler",
+    "runners": 2,
+    "inner": INNER,
+    "backend": "in-process",
+}
 FORGED: dict[str, tuple[Forge, set[str]]] = {
     # The code that a run names.
     "env": (with_config(lambda s: s.update(SHELL)), PLAYED),

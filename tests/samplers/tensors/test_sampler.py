@@ -17,10 +17,11 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
-from penstock.distributed.env_runner import EnvRunner, Recipe
 from penstock.envs.make import EnvConfig
 from penstock.run.recording import record
 from penstock.samplers.collector import collect, views_of
+from penstock.samplers.runners.runner import Runner
+from penstock.samplers.runners.share import SamplerShare
 from penstock.samplers.tensors.views import TensorViews
 from penstock.tensor_envs import CartPole
 from penstock.tensor_envs.pool import TensorPool
@@ -210,11 +211,11 @@ def test_other_processes_are_refused() -> None:
         ps.SerialSampler(4, 4).build(CartPole, shared=shared)
     with pytest.raises(ConfigError, match=r"made a VectorEnv, .* use SerialSampler"):  # of worker processes
         EnvConfig(CartPole).make_one()
-    recipe = Recipe(ps.SerialSampler(4, 4), EnvConfig(CartPole), 0, ps.PPO(), 0, 4)
+    share = SamplerShare(ps.SerialSampler(4, 4), EnvConfig(CartPole), 0, 0, 4)
     with pytest.raises(
         ConfigError, match=r"which do not leave their process; use ps\.SerialSampler in place of runners"
     ):
-        EnvRunner(recipe)
+        Runner(share)
 
 
 def test_values_out_of_bounds_are_counted_and_told_of_once() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import EnvWorkerError
-from tests.distributed.test_faults import Seeded
 from tests.samplers.placed import live
+from tests.samplers.runners.test_faults import Seeded
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forked")]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.distributed.sampler import RunnerSampler
+from penstock.samplers.runners.settings import RunnerSampler
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
@@ -22,7 +22,7 @@ SCRIPT = """
 import os, sys
 os.setpgid(0, 0)
 os.environ["STEP_S"] = "0.002"
-from tests.distributed.test_driver import experiment
+from tests.samplers.runners.test_driver import experiment
 import penstock as ps
 
 ps.train(experiment(sys.argv[1], sys.argv[2]))
@@ -47,7 +47,7 @@ def experiment(folder: str, backend: Any, steps: int = 1_000_000) -> ps.Experime
     run = ps.RunConfig(
         steps=steps, dir=folder, progress="off", tensorboard=False, checkpoint_interval=480, eval_episodes=2, keep=99
     )
-    return ps.Experiment("tests.distributed.test_driver:Slow", ps.PPO(epochs=1, minibatch=16), sampler, run)
+    return ps.Experiment("tests.samplers.runners.test_driver:Slow", ps.PPO(epochs=1, minibatch=16), sampler, run)
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.pools.serial import SerialPool
 from penstock.testing.samplers import bits
 from penstock.workers import faults as faults_of_workers
-from tests.distributed.test_faults import Seeded, died, echoes, flaky
-from tests.distributed.test_group import EXP
+from tests.run.env_runners.test_group import EXP
 from tests.samplers.placed import CASES, live
+from tests.samplers.runners.test_faults import Seeded, died, echoes, flaky
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:runner .*the runner is replaced")]
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_brings_its_own_counts_of_faults(mode: Any, monkeypatch: py
         found = {name: n for name, n in sampler.metrics().items() if name.startswith("faults/")}
         assert found["faults/signal"] == 1 and found["faults/oom"] == 8
         state = copy.deepcopy(sampler.state_dict())
-        sampler.workers.lost(2, died("timeout"))
+        sampler.runners.lost(2, died("timeout"))
         monkeypatch.setattr(SerialPool, "metrics", lambda self: {})  # runners that go on count from 0
         sampler.load_state_dict(state)
         assert {name: n for name, n in sampler.metrics().items() if name.startswith("faults/")} == found
@@ -141,7 +141,7 @@ def test_slots_of_a_runner_that_cannot_go_on_from_a_checkpoint_are_cut(
         sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
         assert sampler.cut_slots == [2, 3]
         assert all(sampler.obtain_samples(itr)[0].valid.any() for itr in range(1, 9))
-        assert sampler.workers.alive == [0, 1, 2]
+        assert sampler.runners.alive == [0, 1, 2]
     finally:
         sampler.shutdown()
 
@@ -150,7 +150,7 @@ def test_a_push_that_a_lost_runner_owed_is_not_held_against_its_successor(monkey
     _, backend = flaky({(1, "take_weights", 0): died()}, monkeypatch)
     with ps.EnvRunnerGroup(EXP, 2, backend) as workers:
         workers.sync_weights()
-        workers.lost(1, died("timeout"))
+        workers.runners.lost(1, died("timeout"))
         workers.sample()
         assert workers.sample().valid.shape[1] == 4
         assert dict(workers.faults.counts) == {"timeout": 1, "restarts": 1}
@@ -167,8 +167,8 @@ def test_in_ready_mode_the_deadline_runs_from_the_fragment_before(monkeypatch: p
             turn[0] = itr
             sampler.obtain_samples(itr)
             now[0] += 40.0
-        assert sampler.workers.alive == [0, 1]
-        assert not sampler.workers.faults.counts
+        assert sampler.runners.alive == [0, 1]
+        assert not sampler.runners.faults.counts
     finally:
         monkeypatch.undo()
         sampler.shutdown()
@@ -181,10 +181,10 @@ def test_a_replacement_that_does_not_come_up_is_lost_once(monkeypatch: pytest.Mo
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with ps.EnvRunnerGroup(EXP, 2, backend, start_timeout_s=10.0) as workers:
         monkeypatch.setattr(backend, "wait", lambda calls, timeout_s: [])
-        workers.lost(1, died())
+        workers.runners.lost(1, died())
         for seconds in (0, 11, 1, 1):  # it is started, given up, and its successor waits out a delay of 10 s
             now[0] += seconds
-            workers.welcome()
+            workers.runners.welcome()
         assert dict(workers.faults.counts) == {"signal": 1, "timeout": 1, "restarts": 2}
         assert workers.alive == [0]
     monkeypatch.undo()
@@ -202,9 +202,9 @@ def test_a_loss_is_told_with_the_process_that_was_lost(monkeypatch: pytest.Monke
     _, backend = flaky({}, monkeypatch)
     with ps.EnvRunnerGroup(EXP, 2, backend, restarts=1) as workers:
         with pytest.warns(UserWarning, match=rf"runner 1 \(.*, pid {os.getpid()}\), slots 2 to 3: killed"):
-            workers.lost(1, died())
+            workers.runners.lost(1, died())
         with pytest.raises(EnvWorkerError, match=r"^runner 1, slots 2 to 3: killed"):
-            workers.lost(1, died())  # before its successor has come up
+            workers.runners.lost(1, died())  # before its successor has come up
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_losses_by_their_kind(error: Any, kind: Any, raises: Any, monkeypatch: p
     _, backend = flaky({}, monkeypatch)
     with ps.EnvRunnerGroup(EXP, 2, backend) as workers:
         with contextlib.nullcontext() if raises is None else pytest.raises(raises) as raised:
-            workers.lost(1, error)
+            workers.runners.lost(1, error)
         assert raises is None or type(raised.value) is raises
         assert workers.faults.counts["restarts"] == (raises is None)
         assert set(workers.faults.counts) - {"restarts"} == ({kind} if kind else set())
@@ -237,7 +237,7 @@ def test_native_environments_never_begin_twice_with_the_same_seed(monkeypatch: p
         for times in (1, 2):
             sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
             assert sampler.state_dict()["pool"]["restarts"] == times
-        sampler.workers.lost(1, died())
+        sampler.runners.lost(1, died())
         sampler.obtain_samples(1)
         assert sampler.state_dict()["pool"]["restarts"] == 8 + 1  # by the steps so far
     finally:

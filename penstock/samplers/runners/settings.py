@@ -13,8 +13,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, NotNegative, Positive, Whole, check_settings
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
-from penstock.distributed.live import ReadyLive, RoundsLive
 from penstock.envs.make import EnvConfig, as_env_config
+from penstock.samplers.runners.live import RoundsLive
+from penstock.samplers.runners.ready import ReadyLive
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
 from penstock.workers.faults import FaultPolicy

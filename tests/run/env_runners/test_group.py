@@ -16,7 +16,7 @@ import torch
 import penstock as ps
 from penstock.actors.backend import RunnerError
 from penstock.core.errors import ConfigError
-from penstock.distributed.env_runner import Recipe
+from penstock.run.env_runners.recipe import Recipe
 from penstock.testing.samplers import bits
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
@@ -225,7 +225,7 @@ def test_weights_of_another_shape_are_refused(workers: Any) -> None:
     with ps.EnvRunnerGroup(other, 1, "in-process") as others, pytest.raises(
         RunnerError, match=r"the weights have \d+ bytes; expected \d+"
     ):  # fmt: skip
-        others.get([others.remote_workers[0].take_weights.remote(workers.publish(runner.policy.agent), 1)])
+        others.get([others.remote_workers[0].take_weights.remote(workers.runners.publish(runner.agent), 1)])
 
 
 def test_set_weights_are_acted_with_and_stamped() -> None:
@@ -244,7 +244,8 @@ def test_set_weights_are_acted_with_and_stamped() -> None:
 
 
 def test_runners_of_an_experiment_have_its_slots_one_after_the_other() -> None:
-    assert [Recipe.of(EXP, i, 3)[4:6] for i in range(3)] == [(0, 6), (2, 6), (4, 6)]
+    shares = [Recipe.of(EXP, i, 3).share for i in range(3)]
+    assert [(x.first_slot, x.total_slots) for x in shares] == [(0, 6), (2, 6), (4, 6)]
     whole = serial(1, 6)[0]
     runners = [ps.EnvRunner(EXP, i, 3) for i in range(3)]
     agent = runners[0].policy.agent
@@ -267,14 +268,14 @@ def test_settings_that_do_not_fit_are_refused(runners: int, options: Any, messag
         ps.EnvRunnerGroup(EXP, runners, **{"backend": "in-process", **options})
 
 
-def test_a_runner_that_dies_in_sample_is_named_and_its_slots_are_missing() -> None:
+def test_a_runner_that_dies_in_sample_is_named_and_its_columns_are_not_valid() -> None:
     with ps.EnvRunnerGroup(EXP, 2, "processes") as workers:
         workers.get([w.sample.remote() for w in workers.remote_workers])
         workers.backend.kill(workers.remote_workers[1])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = workers.sample()
-        assert found.spec == (T, B)
+        assert found.spec == (T, 2 * B) and found.valid[:, :B].any(0).all() and not found.valid[:, B:].any()
         assert any("runner 1" in str(w.message) for w in caught)
         assert sum(workers.faults.counts.values()) >= 1
 
@@ -307,7 +308,7 @@ def test_a_replacement_begins_with_the_weights_that_were_synced_last() -> None:
     with ps.EnvRunnerGroup(EXP, 2, "in-process", fault_policy="restart") as workers:
         ps.train_one_step(workers.local_worker.policy, workers.sample())
         workers.sync_weights()
-        workers.lost(1, RunnerError("signal", "killed"))
+        workers.runners.lost(1, RunnerError("signal", "killed"))
         versions = [set(workers.sample().version.ravel().tolist()) for _ in range(2)]
         assert versions[-1] == {1}
         own, there = workers.local_worker.get_weights(), workers.foreach(lambda runner: runner.get_weights())

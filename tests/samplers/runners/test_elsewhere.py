@@ -13,13 +13,14 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.distributed.group import EnvRunnerGroup
-from penstock.distributed.sampler import RunnerSampler
 from penstock.envs.make import EnvConfig
+from penstock.processes import shipping
+from penstock.run.env_runners.group import EnvRunnerGroup
+from penstock.samplers.runners.settings import RunnerSampler
 from penstock.testing.samplers import bits
-from tests.distributed.test_faults import Seeded
-from tests.distributed.test_placement import runners
 from tests.samplers.placed import CASES, differences, live, run
+from tests.samplers.runners.test_faults import Seeded
+from tests.samplers.runners.test_placement import runners
 from tests.slow import slow
 
 pytestmark = pytest.mark.timeout(180)
@@ -131,7 +132,8 @@ def test_a_runner_is_lost_and_replaced(how: str, backend: Any, tmp_path: Any) ->
     kinds = {"exit": ("faults/exit", "faults/signal"), "hang": ("faults/timeout",), "kill": ("faults/signal",)}[how]
     assert sum(metrics.get(kind, 0) for kind in kinds) == metrics["faults/restarts"] == 1
     assert metrics["group/runners"] == 2 and whole
-    assert slowest < (2.0 + 1.5 if how == "hang" else 1.5)
+    looked = 4.0 if backend == "ray" else 0.0  # a task on its node says where it hangs, for which a process may start
+    assert slowest < (2.0 + 1.5 + looked if how == "hang" else 1.5)
 
 
 def test_an_exception_reaches_the_driver(backend: Any, tmp_path: Any) -> None:
@@ -151,9 +153,7 @@ def test_a_wrong_environment_is_a_config_error(backend: Any) -> None:
 
 
 def test_other_versions_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.distributed import group
-
-    monkeypatch.setattr(group, "versions", lambda: {"penstock": "9.9", "torch": "2.0"})
+    monkeypatch.setattr(shipping, "versions", lambda packages: {"penstock": "9.9", "torch": "2.0"})
     with pytest.raises(ps.ConfigError, match=r"runner \d on .* has penstock .* \(here 9.9\)"):
         RunnerSampler(1, ps.SerialSampler(8, 1), backend).build(Seeded)
 

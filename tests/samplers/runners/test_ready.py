@@ -11,10 +11,10 @@ import pytest
 import penstock as ps
 from penstock.core import trace
 from penstock.core.errors import CheckpointError
-from penstock.distributed.sampler import RunnerSampler
+from penstock.samplers.runners.settings import RunnerSampler
 from penstock.testing.samplers import bits
-from tests.distributed.test_faults import Seeded, died, flaky
 from tests.samplers.placed import live
+from tests.samplers.runners.test_faults import Seeded, died, flaky
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,7 +70,7 @@ def test_fragments_are_those_of_the_same_slots_of_a_serial_sampler_at_equal_weig
 
 def test_runners_are_asked_who_is_ready_once_for_all_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, _ = live(ready(), Seeded, ps.PPO())
-    backend, asked = sampler.workers.backend, []
+    backend, asked = sampler.runners.backend, []
     wait = backend.wait
     monkeypatch.setattr(backend, "wait", lambda calls, s: asked.append(len(calls)) or wait(calls, s))
     try:
@@ -96,7 +96,7 @@ def test_a_runner_that_is_lost_while_a_checkpoint_waits_for_it_delivers_nothing(
     sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
     try:
         sampler.obtain_samples(0)
-        call = sampler._pools[1].requested(1)[1]
+        call = sampler._pools[1].requests[1][1]
         result = backend.result
         monkeypatch.setattr(backend, "result", lambda x, s: _raise(died()) if x is call else result(x, s))
         with pytest.warns(UserWarning, match="the runner is replaced"):

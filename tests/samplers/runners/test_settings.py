@@ -15,7 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.distributed import env_runner
+from penstock.samplers.runners import runner
 from tests.slow import slow
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
@@ -45,9 +45,9 @@ def traced(sampler: Any, path: Path) -> tuple[Counter[tuple[str, str]], list[Any
 def test_a_trace_has_a_row_for_each_runner(tmp_path: Path) -> None:
     inner = ps.CpuSampler(8, 2, workers=1)
     rows, _ = traced(ps.RunnerSampler(2, ps.SerialSampler(8, 2), "processes"), tmp_path / "a.json")
-    for runner in ("runner 0", "runner 1"):
-        assert abs(rows[runner, "step"] - 20 * 8) <= 8  # steps shorter than 1 us are not kept
-        assert abs(rows[runner, "act"] - 20 * 8) <= 8
+    for row in ("runner 0", "runner 1"):
+        assert abs(rows[row, "step"] - 20 * 8) <= 8  # steps shorter than 1 us are not kept
+        assert abs(rows[row, "act"] - 20 * 8) <= 8
     assert rows["learner", "learn"] == 20
     assert rows["learner", "wait"] >= 19
     assert rows["learner", "step"] == 0
@@ -60,14 +60,14 @@ def test_a_runner_that_notes_nothing_itself_has_its_fragments_shown(
     ahead_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one on another host, whose clock began with that machine."""
-    fill = env_runner.EnvRunner.fill
+    fill = runner.Runner.fill
 
     def elsewhere(self: Any, *args: Any) -> dict[str, Any]:
-        begun = env_runner.time.perf_counter_ns()
+        begun = runner.time.perf_counter_ns()
         reply = fill(self, *args)
-        return {**reply, "span": [x + ahead_s * 10**9 for x in (begun, env_runner.time.perf_counter_ns())]}
+        return {**reply, "span": [x + ahead_s * 10**9 for x in (begun, runner.time.perf_counter_ns())]}
 
-    monkeypatch.setattr(env_runner.EnvRunner, "fill", elsewhere)
+    monkeypatch.setattr(runner.Runner, "fill", elsewhere)
     rows, spans = traced(EXP.sampler, tmp_path / "a.json")
     assert rows["runner 0", "sample"] == rows["runner 1", "sample"] == 20
     learner = [e for e in spans if e["name"] == "learn"]

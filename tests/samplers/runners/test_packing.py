@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from penstock.agents.parameters import parameters_of
+from penstock.agents.parameters import pack_parameters, parameters_of, unpack_parameters
 from penstock.core.errors import ConfigError
-from penstock.distributed.packing import pack_agent, pack_parameters, pack_rows, unpack_parameters, unpack_rows
+from penstock.core.tree import pack_leaves, unpack_leaves
+from penstock.samplers.runners.packing import pack_agent, unpack_agent
 
 
 def odd_agent(fill: float) -> Any:
@@ -79,7 +79,7 @@ def test_an_agent_with_parametrised_layers_travels(kind: str) -> None:
     agent: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     for layer in agent:
         getattr(parametrizations, kind)(layer)
-    other, x = cloudpickle.loads(pack_agent(agent)), torch.ones(2, 3)
+    other, x = unpack_agent(pack_agent(agent)), torch.ones(2, 3)
     assert [parametrize.type_before_parametrizations(layer) for layer in other] == [nn.Linear, nn.Linear]
     assert torch.equal(other.eval()(x), agent.eval()(x))
     with torch.no_grad():
@@ -106,9 +106,9 @@ def test_rows_come_out_as_they_went_in(T: int) -> None:
     rng = np.random.default_rng(0)
     rows = {"obs": rng.normal(size=(T, 2)).astype(np.float32), "first": rng.random((T, 2)) < 0.5}
     out = {"obs": np.zeros((T, 4), np.float32), "first": np.zeros((T, 4), bool)}
-    packed = pack_rows(rows)
+    packed = pack_leaves(rows)
     assert isinstance(packed, bytes) == (T == 3)
-    unpack_rows(packed, {name: x[:, 1:3] for name, x in out.items()})
+    unpack_leaves(packed, {name: x[:, 1:3] for name, x in out.items()})
     for name, x in rows.items():
         assert np.array_equal(out[name][:, 1:3], x)
         assert not out[name][:, [0, 3]].any()

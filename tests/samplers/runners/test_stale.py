@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.distributed.sampler import RunnerSampler
 from penstock.envs import toy
 from penstock.learn.policy import as_tensors
+from penstock.samplers.runners.settings import RunnerSampler
 from tests.algos.test_stale_probes import FAST_APPO, FAST_IMPALA, SHARED
 from tests.samplers.placed import live
 from tests.slow import slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.distributed.sampler import RunnerSampler
+from penstock.samplers.runners.settings import RunnerSampler
 from penstock.testing.samplers import bits, check_resume, check_sampler
 from tests.samplers.placed import CASES, differences, live, run, serial
 from tests.slow import slow

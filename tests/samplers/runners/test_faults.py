@@ -19,7 +19,7 @@ import penstock as ps
 from penstock.actors.backend import RunnerError
 from penstock.actors.in_process import Done, InProcess
 from penstock.core.errors import ConfigError, EnvWorkerError
-from penstock.distributed.sampler import RunnerSampler
+from penstock.samplers.runners.settings import RunnerSampler
 from penstock.workers import faults as faults_of_workers
 from tests.samplers.placed import CASES, live
 
@@ -218,10 +218,10 @@ def test_a_runner_that_never_comes_up_is_told_with_what_it_waits_for(monkeypatch
         monkeypatch.setattr(backend, "crowded", lambda: "; it needs 3 CPUs, and 2 are free")
         with pytest.raises(EnvWorkerError, match=r"(?s)2 of 3 runners are up.*it needs 3 CPUs, and 2 are free"):
             sampler.obtain_samples(2)
-        sampler.workers._where[0] = ""
-        calls = {i: sampler.workers.call(i, "describe") for i in (0, 2)}
+        sampler.runners._where[0] = ""
+        calls = {i: sampler.runners.call(i, "describe") for i in (0, 2)}
         with pytest.warns(UserWarning, match="has not come up within 0.5 s; it needs 3 CPUs") as told:
-            sampler.workers.collect(calls, 0.5)
+            sampler.runners.collect(calls, 0.5)
         assert "runner 2" in str(told[1].message) and "no answer within 0.5 s; if its work" in str(told[1].message)
     finally:
         sampler.shutdown()
@@ -232,7 +232,7 @@ def test_the_last_runner_that_is_late_is_told_as_any_other(monkeypatch: pytest.M
     sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
     try:
         with pytest.warns(UserWarning, match="runner 1.*no answer within 0.5 s; if its work"):
-            sampler.workers.collect({1: sampler.workers.call(1, "describe")}, 0.5)
+            sampler.runners.collect({1: sampler.runners.call(1, "describe")}, 0.5)
     finally:
         sampler.shutdown()
 
@@ -263,9 +263,9 @@ def test_native_environments_evaluate_with_the_slots_that_they_have_when_a_runne
     sampler, _ = live(settings, vector, ps.PPO())
     try:
         sampler.obtain_samples(0)
-        sampler.workers.lost(1, died())
+        sampler.runners.lost(1, died())
         assert np.bincount(sampler.evaluate_agent(0, 8).slot).tolist() == [4, 4]
-        assert sampler.workers.alive == [0, 1]
+        assert sampler.runners.alive == [0, 1]
         assert np.bincount(sampler.evaluate_agent(0, 8).slot).tolist() == [2, 2, 2, 2]
     finally:
         sampler.shutdown()

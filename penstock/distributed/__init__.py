@@ -1,1 +1,0 @@
-"""Samplers spread over several processes or machines, on Ray or without it."""

@@ -1,0 +1,1 @@
+"""Samplers and policies of an experiment as runners, for loops of one's own: EnvRunner, EnvRunnerGroup."""

@@ -1,0 +1,274 @@
+"""EnvRunner: a sampler and the policy or policies of an experiment, for loops of one's own. A plain class."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.agents.parameters import parameters_of
+from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.errors import ConfigError, nearest
+from penstock.core.spec import BatchSpec
+from penstock.core.tree import Tree
+from penstock.envs.pools.pool import PoolState
+from penstock.learn.algorithm import ResultDict
+from penstock.learn.policy import Policy
+from penstock.learn.policy_set import LoadedPolicy, PolicySet
+from penstock.learn.train_ops import train_one_step
+from penstock.run.checkpoints.encoding import decode, encode
+from penstock.run.env_runners.recipe import Recipe
+from penstock.run.experiment import Experiment
+from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
+from penstock.samplers.runners.packing import together
+from penstock.samplers.runners.runner import Runner
+from penstock.samplers.runners.share import received
+
+Weights = Mapping[str, np.ndarray[Any, Any]] | Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
+"""Arrays by name of one policy, or of several by policy id."""
+
+
+class EnvRunner:
+    """A live sampler for the slots of one runner, and the experiment's policies, which act there and can be trained.
+
+    Environments of many agents are seated as `ps.Trainer` does.
+
+    Args:
+        made_from: an experiment. index: of this runner among `runners` that have the experiment's sampler each.
+        trains_on: T and B of the batches that its policies are to be trained on, where they are other runners'; it then
+            makes environments of its own only if it is asked to sample or to evaluate.
+
+    Raises:
+        ConfigError, EnvWorkerError: the environment cannot be made, or does not fit the settings.
+    """
+
+    def __init__(
+        self,
+        made_from: Experiment | Recipe | bytes,
+        index: int = 0,
+        runners: int = 1,
+        *,
+        trains_on: BatchSpec | None = None,
+    ) -> None:
+        recipe = received(made_from) if isinstance(made_from, bytes) else Recipe.of(made_from, index, runners)
+        self._recipe: Recipe = recipe
+        self._trains_on = recipe.fragment if trains_on is None else trains_on
+        self._runner: Runner | None = None
+        self._closed = False
+        self._policy: LoadedPolicy | None = None
+        self._itr = 0
+        self._version = -1
+        self._episodes = Episodes()
+        if trains_on is None:
+            _ = self._playing
+
+    @property
+    def policy(self) -> LoadedPolicy:
+        """The algorithm's policy, of many agents the PolicySet; built when it is first asked for."""
+        if self._policy is None:
+            recipe, seating = self._recipe, self._recipe.env.seating
+            policy: LoadedPolicy = recipe.algo.build(recipe.specs, seed=recipe.seed)
+            for one in policy.values() if isinstance(policy, PolicySet) else [policy]:
+                one.clock.begin(recipe.total_steps)
+                if isinstance(policy, PolicySet) and one not in policy.trained.values():
+                    one.act_only()
+            shown = recipe.acting(self._trains_on, policy)[1]
+            policy.prepare(
+                self._trains_on, {name: own["info"] for name, own in shown.items()} if seating else shown["info"]
+            )
+            self._policy = policy
+        return self._policy
+
+    @property
+    def agent(self) -> Agent:
+        """The policy's agent; of several a module list, in the order of the environment's seats."""
+        policy, seating = self.policy, self._recipe.env.seating
+        if seating is None:
+            return policy.agent
+        return together([policy[name].agent for name in seating.policies])
+
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """Returns the next fragment: a batch [T, B] of this runner's slots, which the caller may keep."""
+        batch, episodes = self._acting.live.obtain_samples(self._itr, max(self._version, 0))
+        self._itr += 1
+        self._episodes = join_episodes([self._episodes, episodes])
+        return batch.copy()
+
+    def sample_with(self, weights: Any, version: int) -> SampleBatch | MultiAgentBatch:
+        """`take_weights`, then `sample`."""
+        self.take_weights(weights, version)
+        return self.sample()
+
+    def learn_on_batch(self, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+        """Trains this runner's policies on a batch of fragments: `ps.train_one_step`. Returns the metrics."""
+        result = train_one_step(self.policy, batch)
+        self._version += 1
+        return result
+
+    def get_metrics(self) -> ResultDict:
+        """Returns the statistics of the episodes that ended since the last call, and the sampler's own metrics."""
+        episodes, self._episodes = self._episodes, Episodes()
+        return {**episodes.metrics(), **self._playing.live.metrics()}
+
+    def get_weights(self, policies: str | Sequence[str] | None = None) -> dict[str, Any]:
+        """Returns copies of all parameters and buffers of the agents.
+
+        Args:
+            policies: ids of some of several policies. One id, or a runner that has one policy: arrays by name; else
+                such by policy id.
+
+        Raises:
+            ConfigError: there is no policy of this id.
+        """
+        if isinstance(policies, str):
+            return _arrays(self._one(policies).agent)
+        if policies is None:
+            if not isinstance(self.policy, PolicySet) or len(self.policy) == 1:
+                return _arrays(self.policy.agent)
+            policies = list(self.policy)
+        return {name: _arrays(self._one(name).agent) for name in policies}
+
+    def set_weights(self, weights: Weights, version: int | None = None) -> None:
+        """Sets parameters and buffers, as `get_weights` of another runner returned them; policies left out stay.
+
+        Raises:
+            ConfigError: a name or shape differs.
+        """
+        by_policy = any(isinstance(x, Mapping) for x in weights.values())
+        given: Mapping[str, Any] = weights if by_policy else {"": weights}
+        if not by_policy and isinstance(self.policy, PolicySet) and len(self.policy) > 1:
+            raise ConfigError(
+                f"set_weights got arrays by name for the policies {list(self.policy)}; expected them by policy id, "
+                "{id: {name: array}}, as get_weights() returns them"
+            )
+        pairs = [(self._one(name).agent if name else self.policy.agent, arrays) for name, arrays in given.items()]
+        for agent, arrays in pairs:
+            _require_fit(agent, arrays)
+        with torch.no_grad():
+            for agent, arrays in pairs:
+                for name, x in parameters_of(agent).items():
+                    x.copy_(torch.from_numpy(np.array(arrays[name])))
+        self._version = self._version + 1 if version is None else version
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns everything between two fragments: counters, and [n] uint8 with the rest, replay included."""
+        held: dict[str, Any] = {"policy": None, "arrays": {}, "sampler": None}
+        if self._policy is not None:
+            held |= {"policy": self._policy.state_dict(), "arrays": dict(self._policy.arrays())}
+            if self._runner is not None:
+                held["sampler"] = self._acting.live.state_dict()
+        file = io.BytesIO()
+        torch.save(encode(held), file)
+        return {"itr": self._itr, "version": self._version, "state": np.frombuffer(file.getvalue(), np.uint8)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `get_state` of a runner of the same experiment and place returned.
+
+        Raises:
+            CheckpointError: it is of another experiment.
+        """
+        held = decode(torch.load(io.BytesIO(bytes(state["state"])), weights_only=True))
+        self._itr, self._version = state["itr"], state["version"]
+        if held["policy"] is not None:
+            self.policy.load_state_dict(held["policy"], held["arrays"])
+        if held["sampler"] is not None:
+            self._acting.live.load_state_dict(held["sampler"])
+
+    def evaluate(
+        self,
+        itr: int = 0,
+        episodes: int = 20,
+        deterministic: bool = True,
+        slots: int = EVAL_SLOTS,
+        max_steps: int = EVAL_MAX_STEPS,
+    ) -> dict[str, Any]:
+        """Plays episodes in environments of their own: `Sampler.evaluate_agent`. Returns `Episodes.to_plain()`."""
+        live = self._acting.live
+        return live.evaluate_agent(itr, episodes, deterministic, slots=slots, max_steps=max_steps).to_plain()
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns `function(self, *args)`."""
+        return function(self, *args)
+
+    def ping(self) -> int:
+        """Returns the process number."""
+        return os.getpid()
+
+    def close(self) -> None:
+        """Closes the environments. A second call does nothing."""
+        self._closed = True
+        if self._runner is not None:
+            self._runner.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the spaces, and what must be equal on a group and its workers; see `Runner.describe`."""
+        return self._playing.describe()
+
+    def take_weights(self, weights: Any, version: int) -> None:
+        """Takes weights as `pack_parameters` returned them, by way of `Backend.put`."""
+        self._acting.take_weights(weights, version)
+        self._version = version
+
+    def follow(self, row: dict[str, Tree], itr: int, episodes: int) -> None:
+        """Makes the next fragment follow this row of a runner that is lost: every slot resets into a new episode.
+
+        Args:
+            row: as `last_row` returns it, of many agents by policy id. itr: number of the fragment. episodes: that each
+                slot has begun, at most; the next one has the number after.
+        """
+        B = self._recipe.fragment.B
+        self._acting.live.go_on(row, None, PoolState.resetting([episodes] * B), [None] * B)
+        self._itr = itr
+
+    @property
+    def _playing(self) -> Runner:
+        """The sampler, made when it is first asked for."""
+        if self._closed:
+            raise ConfigError("the runner was closed; make another")
+        if self._runner is None:
+            self._runner = Runner(self._recipe)
+        return self._runner
+
+    @property
+    def _acting(self) -> Runner:
+        """The sampler with this runner's agents in it."""
+        if not (runner := self._playing).acts:
+            runner.initialize(self.agent)
+        return runner
+
+    def _one(self, name: str) -> Policy:
+        """The policy of an id. Raises ConfigError where there is none."""
+        known = self.policy if isinstance(self.policy, PolicySet) else {}
+        if name not in known:
+            raise ConfigError(
+                f"no policy {name!r} here; {nearest(name, known)}"
+                if known
+                else f"no policy {name!r} here: this runner has one policy without an id, get_weights()"
+            )
+        return known[name]
+
+
+def _arrays(agent: Agent) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: x.detach().cpu().numpy().copy() for name, x in parameters_of(agent).items()}
+
+
+def _require_fit(agent: Agent, weights: Mapping[str, Any]) -> None:
+    """Raises ConfigError where names or shapes differ from the agent's."""
+    own = parameters_of(agent)
+    if set(own) != set(weights):
+        odd = sorted(set(own) ^ set(weights))[0]
+        raise ConfigError(
+            f"set_weights got {len(weights)} arrays, this agent has {len(own)}; {odd!r} is not in both: build "
+            "driver and runners from the same settings"
+        )
+    for name, x in own.items():
+        if tuple(x.shape) != tuple(weights[name].shape):
+            raise ConfigError(
+                f"set_weights got {name} of shape {tuple(weights[name].shape)}; this agent's has {tuple(x.shape)}"
+            )

@@ -1,0 +1,99 @@
+"""EvaluationRunners: the slots of an evaluation, played by runners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import SampleBatch
+from penstock.core.errors import EnvWorkerError
+from penstock.core.noise import Noise
+from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
+from penstock.envs.seats import Seating
+from penstock.samplers.live import EVAL_T
+from penstock.samplers.runners.columns import seated
+from penstock.samplers.runners.packing import together
+from penstock.samplers.runners.runner import unpack_fragment
+from penstock.samplers.runners.runners import Runners
+from penstock.workers.shares import columns, even_split
+
+
+class EvaluationBroken(EnvWorkerError):
+    """A runner was lost in an evaluation; played anew it has the same episodes."""
+
+
+class EvaluationRunners(EnvPool):
+    """B evaluation slots, dealt among the runners that are alive when an evaluation begins."""
+
+    evaluation = True
+
+    def __init__(self, runners: Runners, B: int, seating: Seating | None) -> None:
+        self._runners, self._B = runners, B
+        self.specs, self.groups, self.log = seated(runners, B, seating, EVAL_T)
+        self.info_keys, self.seats = runners.info_keys, (1,) if seating is None else seating.seats
+        self.takes_turns = seating is not None and seating.turns
+        self._slots: dict[int, slice] = {}
+        self._limit: int | None = None
+        self._synced = False
+
+    def limit(self, max_steps: int) -> None:
+        self._limit = max_steps
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        self._runners.welcome()
+        alive, start, fixed = self._runners.alive, 0, self._runners.evaluation_slots
+        if fixed > 1:  # natively batched environments have so many each, and one more runner may have come up
+            alive = alive[: self._B // fixed]
+            if len(alive) * fixed < self._B:
+                raise EvaluationBroken(f"{self._B // fixed - len(alive)} runners were lost before an evaluation")
+        self._slots.clear()
+        for i, n in zip(alive, even_split(self._B, len(alive))):
+            if n:
+                self._slots[i] = slice(start, start + n)
+                start += n
+        left = [1] * self._B if episodes is None else list(episodes)
+        self._synced = False
+        self._all(
+            {
+                i: self._runners.call(i, "open_evaluation", s.stop - s.start, s.start, seed, left[s], self._limit)
+                for i, s in self._slots.items()
+            }
+        )
+
+    def fill(self, agents: Sequence[Agent], batches: Sequence[SampleBatch], noise: Noise | None) -> None:
+        """The next rows of every slot."""
+        weights = None if self._synced else self._runners.publish(together(agents))
+        self._synced = True
+        address = None if noise is None else (noise.seed, int(noise.purpose), noise.batch)
+        calls = {i: self._runners.call(i, "fill_evaluation", address, weights) for i in self._slots}
+        for i, rows in self._all(calls).items():
+            slots = self._slots[i]
+            unpack_fragment(rows, batches, [columns(slots, n) for n in self.seats], self.log, slots)
+
+    def _all(self, calls: dict[int, Any]) -> dict[int, Any]:
+        found = self._runners.collect(calls, self._runners.start_timeout_s)
+        if len(found) < len(calls):
+            raise EvaluationBroken(f"{len(calls) - len(found)} of {len(calls)} runners were lost in an evaluation")
+        return found
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None: ...
+    def send(self, group: int, row: int) -> None: ...
+    def recv(self) -> int:
+        return 0
+
+    # Nothing of an evaluation is stored, and no evaluation has another; a Protocol wants them all the same.
+
+    def get_state(self) -> PoolState:
+        raise NotImplementedError
+
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
+        raise NotImplementedError
+
+    def for_evaluation(self, B: int, first_slot: int = 0) -> EnvPool:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing: the runners close their environments with themselves."""

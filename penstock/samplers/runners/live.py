@@ -1,0 +1,255 @@
+"""Runners as a live sampler: what its modes have in common, and rounds of all runners.
+
+The record of the run is kept here: statistics, journal, episode numbers and checkpoints are the owner's, so that
+runners may be lost, replaced, or be others when the run is resumed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.agents.agent import Agent, Agents
+from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.spec import BatchSpec
+from penstock.core.tree import tree_leaves
+from penstock.envs.make import EnvConfig
+from penstock.samplers.accounts.lag import lags
+from penstock.samplers.episodes import Episodes
+from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
+from penstock.samplers.runners.evaluation import EvaluationBroken
+from penstock.samplers.runners.packing import together
+from penstock.samplers.runners.pool import RunnerPool, RunnerServer
+from penstock.samplers.runners.runners import Runners
+from penstock.samplers.runners.share import SamplerShare
+
+if TYPE_CHECKING:
+    from penstock.samplers.runners.settings import RunnerSampler
+
+
+class RunnersLive:
+    """Runners, and the LiveSampler that accounts for all of them, or one for each.
+
+    Args:
+        parts: the runners of each LiveSampler.
+    """
+
+    _whole = True
+    """One LiveSampler accounts for all runners."""
+
+    def __init__(
+        self,
+        settings: RunnerSampler,
+        config: EnvConfig,
+        seed: int,
+        first_slot: int,
+        total_slots: int | None,
+        parts: list[range],
+    ) -> None:
+        inner, n = settings.inner, settings.runners
+        T, B = inner.spec
+        total = max(total_slots or 0, first_slot + n * B)
+        self.runners = Runners(
+            [SamplerShare(inner, config, seed, first_slot + i * B, total) for i in range(n)],
+            settings.made_backend(config, seed),
+            deadline_s=settings.deadline_s,
+            start_timeout_s=settings.start_timeout_s,
+            fault_policy=settings.fault_policy,
+            restarts=settings.restarts,
+            min_runners=settings.min_runners,
+        )
+        """The actors, for `foreach` and the like."""
+        self.batch_spec, self._depth = settings.spec, settings.depth
+        try:
+            self._pools = [RunnerPool(self.runners, part, self._whole, config.seating) for part in parts]
+            self._lives = [
+                LiveSampler(
+                    BatchSpec(T, len(part) * B),
+                    pool,
+                    config,
+                    seed,
+                    inner.discount,
+                    inner.journal_steps,
+                    server=RunnerServer(),
+                    first_slot=first_slot + part.start * B,
+                    total_slots=total,
+                )
+                for part, pool in zip(parts, self._pools)
+            ]
+        except BaseException:
+            self.runners.close()
+            raise
+        self.spec, self.info_keys = self.runners.spec, self.runners.info_keys
+        self.specs = self._lives[0].specs
+        """By policy id; of environments of one agent one, under `shared`."""
+        self._agent: Agent | None = None
+        self._last: SampleBatch | None = None
+        self._lag: dict[str, float] = {}
+        self.cut_slots: list[int] = []
+        """Slots whose open episode could not be restored by the last `load_state_dict`."""
+
+    def initialize(self, agents: Agents) -> dict[str, Any]:
+        """Takes the agents that will act, and sends each runner copies; returns examples of one step of one slot."""
+        shown = [live.initialize(agents, self._buffers) for live in self._lives]
+        given: Any = agents
+        if not isinstance(given, Mapping):
+            self._agent = together([given])
+        elif len(given) == 1:
+            self._agent = together([*given.values()])
+        else:
+            self._agent = together([given[policy] for policy in self.specs])
+        return shown[-1]
+
+    def evaluate_agent(
+        self,
+        itr: int,
+        episodes: int = 20,
+        deterministic: bool = True,
+        give_up: Callable[[], bool] | None = None,
+        slots: int = EVAL_SLOTS,
+        max_steps: int = EVAL_MAX_STEPS,
+    ) -> Episodes:
+        """As `LiveSampler.evaluate_agent`, played by the runners; one that loses a runner is played anew."""
+        while True:
+            try:
+                return self._lives[0].evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
+            except EvaluationBroken:  # one that breaks it again and again uses up the budget of replacements
+                continue
+
+    @property
+    def last_batch(self) -> AnyBatch:
+        """The buffer that the last `obtain_samples` returned."""
+        assert self._last is not None
+        return self._last
+
+    def blank_batch(self) -> AnyBatch:
+        """A batch of zeros in which every row is valid, for timing."""
+        return self._lives[0].blank_batch()
+
+    def metrics(self) -> dict[str, float]:
+        """`group/...` times, `sampler/lag` in training steps, faults, and the metrics of the runners' samplers."""
+        return {**self._lives[0].metrics(), **self._lag}
+
+    def shutdown(self) -> None:
+        """Ends the runners. A second call does nothing."""
+        self._agent = None
+        for live in self._lives:
+            live.shutdown()
+        self.runners.close()
+
+    @property
+    def _buffers(self) -> int:
+        """Batches that are in use at a time."""
+        return self._depth + 2 if self._depth else 1
+
+    def _acting(self) -> Agent:
+        """Raises ConfigError before `initialize` and after `shutdown`."""
+        if self._agent is None:
+            raise ConfigError("the sampler has no agent, or was shut down; call sampler.initialize(policy.agent) first")
+        return self._agent
+
+    def _measure(self, batch: SampleBatch, itr: int) -> None:
+        """Notes the lag of a batch; one without a valid row has none."""
+        self._lag |= lags([*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch], itr)
+
+
+class RoundsLive(RunnersLive):
+    """Batch k is fragment k of every runner, side by side; it starts when training on batch k - 1 - depth is finished.
+
+    It acts with the parameters of version k - depth (0 at first), as of an AsyncSampler with `weights="exact"`.
+    """
+
+    def __init__(
+        self, settings: RunnerSampler, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None
+    ) -> None:
+        super().__init__(settings, config, seed, first_slot, total_slots, [range(settings.runners)])
+        self._live, self._pool = self._lives[0], self._pools[0]
+        self._first = self._next = self._released = 0
+        self._ahead: dict[int, tuple[AnyBatch, Episodes]] = {}  # batches that a checkpoint had to wait for
+
+    def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
+        """Batch `itr`, valid until the next call, and the episodes that ended in it.
+
+        Raises:
+            EnvWorkerError: an environment raised or broke its contract, or runners were lost too often.
+        """
+        agent = self._acting()
+        if not self._released:
+            self._first = self._next = self._released = itr
+        if itr != self._next:
+            if self._depth:
+                raise ConfigError(
+                    f"obtain_samples({itr}) where batch {self._next} is next: runners work ahead, so batches are "
+                    "numbered one after the other"
+                )
+            self._released = itr
+        self.runners.welcome()
+        weights, begun = self.runners.publish(agent), time.perf_counter()
+        for k in range(self._released, itr + self._depth + 1):
+            calls = self._pool.requests[k] = {}
+            for i in self.runners.alive:  # in process the runner collects here, some hops above `env.step`
+                calls[i] = self.runners.backend.call(self.runners.handles[i], "fill", k, itr, weights)
+        self._pool.times["group/send_ms"] = (time.perf_counter() - begun) * 1e3
+        self._released = itr + self._depth + 1
+        if itr in self._ahead:
+            batch, episodes = self._ahead.pop(itr)
+        else:
+            batch, episodes = self._live.obtain_samples(itr, max(itr - self._depth, self._first))
+        self._next, self._last = itr + 1, batch
+        if self._depth:
+            self._measure(batch, itr)
+        return batch, episodes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything between two batches; with depth the batches ahead too, in the form of an AsyncSampler."""
+        self._acting()
+        if not self._depth:
+            return self._live.state_dict()
+        if not self._released:
+            return {"released": 0}
+        for itr in range(self._next, self._released):
+            if itr not in self._ahead:
+                self._ahead[itr] = self._live.obtain_samples(itr, max(itr - self._depth, self._first))
+        waiting = {
+            str(itr): {"rows": [x.copy() for x in batch_leaves(batch)], "episodes": episodes.to_plain()}
+            for itr, (batch, episodes) in sorted(self._ahead.items())
+        }
+        inner = self._live.state_dict()
+        return {
+            "released": self._released,
+            "next": self._next,
+            "inner": inner,
+            "waiting": waiting,
+            "opened": np.array(inner["pool"]["episode"], np.int64),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`, and of other samplers' of as many slots and the same depth."""
+        self._acting()
+        ahead = state["released"] - state["next"] if state.get("released") else 0
+        if state.get("released") == 0:
+            return
+        if ahead != self._depth:
+            raise CheckpointError(f"the checkpoint holds {ahead} batches ahead; this sampler has depth={self._depth}")
+        self._live.load_state_dict(state.get("inner", state))
+        self.cut_slots = self._live.cut_slots
+        if not self._depth:
+            return
+        self._next, self._released = state["next"], state["released"]
+        for name, kept in state["waiting"].items():
+            batch = self._live.buffer(int(name))
+            for x, y in zip(batch_leaves(batch), kept["rows"]):
+                x[...] = y
+            self._ahead[int(name)] = batch, Episodes(**kept["episodes"])
+        if self._ahead:
+            last = self._ahead[max(self._ahead)][0]
+            self._pool.follow([*last.values()] if isinstance(last, MultiAgentBatch) else [last])
+
+
+def batch_leaves(batch: AnyBatch) -> list[Any]:
+    """The arrays of a batch, of many agents of one policy's after the other."""
+    return tree_leaves([*batch.values()] if isinstance(batch, MultiAgentBatch) else batch)

@@ -1,0 +1,300 @@
+"""RunnerPool: runners as an EnvPool, and its Server; batch k is fragment k of each of them, side by side.
+
+The owner sends each runner its requests ahead, `depth` rounds of them, and every request carries the weights to act
+with; so what a runner does depends on the requests alone, and not on when they arrive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.agents.agent import Agent
+from penstock.core.batch import SampleBatch
+from penstock.core.noise import Noise
+from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
+from penstock.core.tree import Tree, tree_map
+from penstock.envs.pools.many.hosting import most_episodes
+from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
+from penstock.envs.seats import Seating
+from penstock.samplers.installed import last_row
+from penstock.samplers.runners.columns import after_standing_still, seated, stand_still
+from penstock.samplers.runners.evaluation import EvaluationRunners
+from penstock.samplers.runners.packing import together
+from penstock.samplers.runners.runner import unpack_fragment
+from penstock.samplers.runners.runners import Runners
+from penstock.workers.shares import columns
+
+_SAME_CLOCK_NS = 60 * 10**9
+"""A fragment that ended so long ago by its runner's clock ended by another clock."""
+
+
+class RunnerPool(EnvPool):
+    """Some of the runners, whose fragments fill the columns of a batch.
+
+    Args:
+        numbers: of these runners, which follow each other. whole: they are all there are, whose faults are the pool's.
+    """
+
+    def __init__(
+        self, runners: Runners, numbers: Sequence[int], whole: bool = True, seating: Seating | None = None
+    ) -> None:
+        self.seating, T = seating, runners.fragment.T
+        self.runners, self.numbers, self._whole = runners, list(numbers), whole
+        start = runners.slots[self.numbers[0]].start
+        self._slots = {i: slice(runners.slots[i].start - start, runners.slots[i].stop - start) for i in self.numbers}
+        B = self._slots[self.numbers[-1]].stop
+        self.specs, self.groups, self.log = seated(runners, B, seating, T)
+        self.info_keys, self.seats = runners.info_keys, (1,) if seating is None else seating.seats
+        self._columns = {i: [columns(slots, n) for n in self.seats] for i, slots in self._slots.items()}
+        self.takes_turns = seating is not None and seating.turns
+        self._most = T + 1 if seating is None else most_episodes(seating, T)
+        self.requests: dict[int, dict[int, Any]] = {}
+        """Calls in flight: of each batch by runner."""
+        self._taking_over: dict[int, Any] = {}  # calls of replacements that have not delivered yet
+        self._previous: Sequence[SampleBatch] | None = None
+        self._states: Tree = None
+        self._warmup: list[Any] = [([], [])] * B
+        self._opened = np.zeros(B, np.int64)  # number of each slot's episode
+        self._ticks = 0
+        self._runner_metrics: dict[int, dict[str, float]] = {}
+        self._gone: Counter[str] = Counter()  # faults inside runners that were lost
+        self._restored: Counter[str] = Counter()
+        self.times: dict[str, float] = {}
+        """Metrics of the last round, `group/..._ms`."""
+        rows = {i: of_another(f"runner {i}", i) for i in self.numbers}
+        self._rows = {i: row for i, row in rows.items() if row is not None}
+        self._collect = timed(WAIT, runners.collect)
+        runners.losses.append(self._lost)
+        runners.arrivals.append(self._take_over)
+
+    def follow(self, batches: Sequence[SampleBatch]) -> None:
+        """Makes these the batches whose last row comes before the next one."""
+        self._previous = batches
+
+    def fill(self, batches: Sequence[SampleBatch], itr: int) -> None:
+        """Waits for fragment `itr` of every runner, and writes it into the runner's columns of the batches."""
+        begun, copied, slowest_s = time.perf_counter(), 0.0, 0.0
+        arrived: set[int] = set()
+
+        def take(i: int, reply: dict[str, Any]) -> None:
+            nonlocal copied, slowest_s
+            start = time.perf_counter()
+            if i in self._taking_over:
+                self.runners.backend.result(self._taking_over.pop(i), self.runners.deadline_s)
+            unpack_fragment(reply["rows"], batches, self._columns[i], self.log, self._slots[i])
+            arrived.add(i)
+            slowest_s = max(slowest_s, reply["sample_s"])
+            self._runner_metrics[i] = reply["metrics"]
+            if reply["warmup"] is not None:
+                self._warmup[self._slots[i]] = reply["warmup"]
+            self.runners.warn(i, reply["warnings"])
+            if i in self._rows and reply["span"] is not None:
+                self._note(self._rows[i], *reply["span"])
+            copied += time.perf_counter() - start
+
+        self._collect(self.requests.pop(itr), then=take)
+        for i in self._columns:
+            if i not in arrived:
+                self._absent(i, batches)
+        self._opened += batches[0].first[1:].sum(0) if self.log is None else self.log.count
+        self._ticks += batches[0].spec.T
+        self._previous = batches
+        self.times |= {
+            "group/round_ms": (time.perf_counter() - begun) * 1e3,
+            "group/copy_ms": copied * 1e3,
+            "group/slowest_ms": slowest_s * 1e3,
+        }
+
+    def _note(self, row: Ring, started: int, stopped: int) -> None:
+        """Notes the span of a fragment; one of another machine's clock is shifted to end at its arrival."""
+        now = time.perf_counter_ns()
+        shift = 0 if 0 <= now - stopped < _SAME_CLOCK_NS else now - stopped
+        row.add(SAMPLE, started + shift, stopped + shift)
+
+    # The rest of a pool.
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        raise NotImplementedError  # a LiveSampler restarts pools of evaluations only
+
+    def bind(self, outs: Sequence[SampleBatch]) -> None: ...
+    def send(self, group: int, row: int) -> None: ...
+    def recv(self) -> int:
+        return 0
+
+    def get_state(self) -> PoolState:
+        """The state after the last fragment that was asked for; slots of runners that are lost reset next."""
+        whole = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()))
+        alive = [i for i in self.runners.alive if i in self._columns]
+        found = self.runners.collect(
+            {i: self.runners.call(i, "pool_state") for i in alive}, self.runners.start_timeout_s
+        )
+        for i, reply in found.items():
+            part, slots = PoolState.from_plain(reply["pool"]), self._slots[i]
+            part.began = [n + whole.tick - part.tick for n in part.began]
+            if part.episode:  # native batched environments know of none: all of their slots reset next
+                whole.put(slots, part)
+            found_states = reply["agent_states"]
+            ids = None if self.seating is None else self.seating.policies
+            for policy, (there, at) in enumerate(zip(self._states, self._columns[i])):
+                mine = found_states if ids is None else found_states[ids[policy]]
+                tree_map(lambda x, y, at=at: np.copyto(x[at], y), there, mine)
+            whole.restarts = max(whole.restarts, part.restarts)
+        return whole
+
+    def set_state(
+        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
+    ) -> list[int]:
+        self._opened[:], self._ticks = np.maximum(state.episode, 0), state.tick
+        self._restored, self._previous = Counter(state.faults), outs
+        self._gone.clear()
+        self._runner_metrics.clear()
+        if self._whole:
+            self.runners.faults.counts.clear()
+        calls = {}
+        for i, slots in self._slots.items():
+            if i in self.runners.alive:
+                part = state.of(slots)
+                part.restarts = state.restarts
+                calls[i] = self.runners.call(
+                    i,
+                    "go_on",
+                    self._rows_of(outs, i),
+                    self._states_of(i),
+                    part.to_plain(),
+                    [None if x is None else tuple(x) for x in journal[slots]],
+                )
+        found = self.runners.collect(calls, self.runners.start_timeout_s)
+        lost: list[int] = []
+        for i, slots in self._slots.items():  # without an answer it died, and the open episodes with it
+            mine = range(slots.start, slots.stop)
+            lost += [mine[b] for b in found[i]] if i in found else [b for b in mine if not state.ended[b]]
+        return sorted(lost)
+
+    def for_evaluation(self, B: int, first_slot: int = 0) -> EvaluationRunners:
+        """Slots of an evaluation, dealt among the runners that are alive."""
+        return EvaluationRunners(self.runners, B, self.seating)
+
+    def evaluation_slots(self, wanted: int) -> int:
+        fixed = self.runners.evaluation_slots
+        return wanted if fixed == 1 else fixed * len(self.runners.alive)
+
+    def warmup(self) -> list[tuple[list[Tree], list[float]]]:
+        return self._warmup
+
+    def metrics(self) -> dict[str, float]:
+        """`group/...` times of the last round, runners alive, faults of runners and inside them, and their waits."""
+        waits: dict[str, list[float]] = {}
+        for found in self._runner_metrics.values():
+            for name, value in found.items():
+                if not name.startswith(("faults/", "env/out_of_bounds")):
+                    waits.setdefault(name, []).append(value)
+        lost = waits.pop("env/lost_rewards", [])
+        return {
+            **{name: sum(values) / len(values) for name, values in waits.items()},
+            **({"env/lost_rewards": sum(lost)} if lost else {}),
+            **self.times,
+            "group/runners": float(sum(i in self._columns for i in self.runners.alive)),
+            **{f"faults/{name}": float(n) for name, n in self._faults().items()},
+        }
+
+    def close(self) -> None:
+        self.runners.close()
+
+    def keep_states(self, states: Tree) -> None:
+        """Takes the arrays [B, ...] of each policy in which recurrent states stand for checkpoints."""
+        self._states = states
+
+    def _faults(self) -> Counter[str]:
+        counts = self._restored + self._gone + (self.runners.faults.counts if self._whole else Counter())
+        for found in self._runner_metrics.values():
+            counts.update({name[len("faults/") :]: int(n) for name, n in found.items() if name.startswith("faults/")})
+        return counts
+
+    def _lost(self, i: int) -> None:
+        """Forgets what a lost runner owed; the episodes that it may have begun are not begun again."""
+        if i not in self._columns:
+            return
+        owed = sum(calls.pop(i, None) is not None for calls in self.requests.values())
+        self._opened[self._slots[i]] += (owed + 1) * self._most
+        metrics = self._runner_metrics.pop(i, {})
+        self._gone.update({k[len("faults/") :]: int(n) for k, n in metrics.items() if k.startswith("faults/")})
+
+    def _absent(self, i: int, batches: Sequence[SampleBatch]) -> None:
+        """The columns of a runner that takes no part: the last row of the batch before, and nothing valid."""
+        for policy, (batch, slots) in enumerate(zip(batches, self._columns[i])):
+            row = None if self._previous is None else last_row(self._previous[policy][:, slots])
+            lost = stand_still(batch[:, slots], row, self.specs[policy].null_action)
+            self.runners.faults.counts["lost_steps"] += lost
+        if self.log is not None:
+            self.log.count[self._slots[i]] = 0
+
+    def _rows_of(self, batches: Sequence[SampleBatch], i: int) -> Any:
+        """The last rows of a runner's slots, as `LiveSampler.go_on` takes them."""
+        return self._by_policy([last_row(batch[:, at]) for batch, at in zip(batches, self._columns[i])])
+
+    def _states_of(self, i: int) -> Any:
+        """The recurrent states of a runner's slots, in the same form."""
+        parts = zip(self._columns[i], self._states)
+        return self._by_policy([tree_map(lambda x, at=at: x[at].copy(), s) for at, s in parts])
+
+    def _by_policy(self, found: list[Any]) -> Any:
+        """The only one, or of environments of many agents one for each policy id."""
+        return found[0] if self.seating is None else dict(zip(self.seating.policies, found))
+
+    def _take_over(self, i: int) -> None:
+        """Has a replacement go on from the last row of its columns: every slot resets into its next episode."""
+        if i not in self._columns or self._previous is None:
+            return
+        slots = self._slots[i]
+        state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
+        row, unknown = self._rows_of(self._previous, i), [None] * len(state.episode)
+        if self.requests:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
+            for policy, mine in enumerate([row] if self.seating is None else row.values()):
+                after_standing_still(mine, self.specs[policy].null_action)
+        self._taking_over[i] = self.runners.call(i, "go_on", row, None, state.to_plain(), unknown)
+
+
+class RunnerServer:
+    """Fills batches with what runners have collected, in the place of the loop."""
+
+    remote = True
+    """Recurrent states are on the runners, and asked for by checkpoints."""
+    device: torch.device | None = torch.device("cpu")
+
+    def serve(
+        self,
+        pool: RunnerPool | EvaluationRunners,
+        agents: Sequence[Agent],
+        batches: Sequence[SampleBatch],
+        views: Any,
+        states: list[Tree],
+        noise: Noise | None,
+    ) -> None:
+        """Fills a batch; arguments as of `collect`."""
+        if isinstance(pool, RunnerPool):
+            assert noise is not None
+            pool.fill(batches, noise.batch)
+        else:
+            pool.fill(agents, batches, noise)
+
+    def place(
+        self, pool: Any, batches: list[SampleBatch], states: Tree, agents: Sequence[Agent]
+    ) -> tuple[list[SampleBatch], Tree]:
+        """Gives the runners the agent; buffers stay where they are, in this process."""
+        if isinstance(pool, RunnerPool):
+            pool.keep_states(states)
+            pool.runners.install(together(agents), pool.numbers)
+        return batches, states
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing besides the pool's."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing: runners end with their pool."""
