@@ -25,8 +25,6 @@ from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
 from penstock.envs.spaces import action_dtypes
 
-_CHECK_EVERY = 64
-
 
 class Halves(NamedTuple):
     """A step in two: `begin(actions)` starts it, `finish()` waits for it and returns the answer of `step`."""
@@ -213,7 +211,7 @@ class NativeEnv:
                     f"{self._where('step')}: an observation of {seen}; expected {x.dtype}{list(expected)}"
                 )
             x[row, self.slots] = y
-        if self._config.checks == "always" or self._tick < 2 or self._tick % _CHECK_EVERY == 0:
+        if self._config.checks == "always" or self._tick < 2 or self._tick % CHECK_EVERY == 0:
             self._check(obs)
 
     def _check(self, obs: Tree) -> None:

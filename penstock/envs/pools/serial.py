@@ -28,12 +28,9 @@ from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.messages import LARGEST_REWARD, check_values, fail, one_spec, refuse_obs, refuse_step, slot_at
 from penstock.envs.pools.pool import LEDGER_WORDS, EnvPool, Group, OpenEpisode, PoolState, row_views, small_rows
 from penstock.envs.pools.restoring import restore, snapshot, start, write_tree
-from penstock.envs.pools.settings import DEFAULTS, PoolSettings
+from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, FLAGS, NUMBERS, PoolSettings
 from penstock.envs.spaces import action_dtypes, env_spec
 
-_CHECK_EVERY = 64
-_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
-_FLAGS = frozenset([bool, np.bool_])
 _Array = np.ndarray
 MAKING, RESETTING, STEPPING, CLOSING = 1, 2, 3, 4
 """Values of `mark[1]`, the activity of the slot in `mark[0]`; 0: no environment is at work."""
@@ -176,12 +173,12 @@ class SerialPool(EnvPool):
                         self._violation(b, result, action, obs_row)
                     if copies:
                         copies[b] = obs_row[b].tobytes()
-                if reward.__class__ is not float and reward.__class__ not in _NUMBERS:
+                if reward.__class__ is not float and reward.__class__ not in NUMBERS:
                     refuse_step(self.where(b, "step"), result, action)
                     reward = float(reward)
                 rewards[b] = reward
                 if terminated is not False or truncated is not False:
-                    if terminated.__class__ not in _FLAGS or truncated.__class__ not in _FLAGS:
+                    if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
                         refuse_step(self.where(b, "step"), result, action)
                     if terminated or truncated:
                         ends = [(b, terminated, truncated)] if ends is None else [*ends, (b, terminated, truncated)]
@@ -206,7 +203,7 @@ class SerialPool(EnvPool):
         for b, terminated, truncated in ends or ():
             terminated_row[b], truncated_row[b] = terminated, truncated
             self.finish(b)
-        everyone = self.tick % _CHECK_EVERY == 0 or self._config.checks == "always"
+        everyone = self.tick % CHECK_EVERY == 0 or self._config.checks == "always"
         unsound = (everyone or 0 in self.episode) and not self.row_is_sound(obs_row)
         if unsound or not math.hypot(*rewards) < LARGEST_REWARD:
             check_values(self, obs_row, rewards, actions, everyone)

@@ -6,7 +6,14 @@ from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 Reset = Literal["next_step", "batch_end"]
+CHECK_EVERY = 64
+"""Ticks between looks at the values of all slots."""
+NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
+FLAGS = frozenset([bool, np.bool_])
+"""Classes of rewards and of ends that need no closer look."""
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,7 @@ from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import Group, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
 from penstock.envs.pools.serial import STEPPING, action_reader, row_checker
-from penstock.envs.pools.settings import DEFAULTS, PoolSettings
-
-_CHECK_EVERY = 64
+from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, PoolSettings
 
 
 class SimultaneousPool(AgentsPool):
@@ -249,7 +247,7 @@ class SimultaneousPool(AgentsPool):
             self._change(at, row, views)
         if host.limit:
             self._cut_long(at, views)
-        everyone = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
+        everyone = host.tick % CHECK_EVERY == 0 or host.config.checks == "always"
         look = everyone or 0 in host.episode
         for p, view in enumerate(views):
             sound = not look or self._sound[p](view.obs)
@@ -284,7 +282,7 @@ class SimultaneousPool(AgentsPool):
         return self.there.open(e, self._ahead.pop(e))
 
     def _change(self, at: int, row: Row, views: list[RowViews]) -> None:
-        """Writes what is not the same in every row `at`: seats that idle, agents that come and end, episodes that end."""
+        """Writes what differs from row to row `at`: seats that idle, agents that come and end, episodes that end."""
         for p, view in enumerate(views):
             if invalid := [b for q, b in row.invalid if q == p]:
                 view.valid[invalid] = False

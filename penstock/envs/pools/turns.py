@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import MASK_KEY
-from penstock.core.tree import tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
@@ -31,11 +31,7 @@ from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import Group, Ints, OpenEpisode, PoolState
 from penstock.envs.pools.restoring import write_tree
 from penstock.envs.pools.serial import STEPPING, action_reader, obs_writer
-from penstock.envs.pools.settings import DEFAULTS, PoolSettings
-
-_CHECK_EVERY = 64
-_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
-_FLAGS = frozenset([bool, np.bool_])
+from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, FLAGS, NUMBERS, PoolSettings
 
 
 class TurnPool(AgentsPool):
@@ -216,23 +212,15 @@ class TurnPool(AgentsPool):
         if found["env"] is not None and offers_state(env):
             env.set_state(found["env"])
         elif found["journal"] is None or not replay_turns(
-            env, self.there.journals[e], found["journal"], self._action_of, host.seating.agents
+            env, self.there.journals[e], found["journal"], self.there.action_of, host.seating.agents
         ):
             self.there.forget(e)
             return False
         self.account.restore(e, found["account"])
-        self.there.gone[e], self.there.agents[e] = {*found["gone"]}, list(env.agents)
         for column, (open_, closed) in zip(mine, found["columns"]):
             column.open, column.closed = open_, closed
         self._held += [(mine[i], leaves) for i, *leaves in found["held"]]
-        for agent, (i, *sums) in found["players"].items():
-            player = self.there.players[e][agent] = Player()
-            player.return_, player.discounted, player.weight, player.turns = sums
-            if i is not None:
-                player.column = column = mine[i]
-                seats = self.seats[column.policy]
-                host.seats[e].put(agent, column.policy, column.index - e * seats)
-        self.there.moves[e] = found["moves"]
+        self.there.restore(e, found, mine, self.seats)
         agent = env.agent_selection
         obs, _, _, _, info = env.last()
         if self._tell:
@@ -240,23 +228,17 @@ class TurnPool(AgentsPool):
         self._turn[e] = agent, self.there.players[e][agent], obs
         return True
 
-    def _action_of(self, agent: str, leaves: list[Any]) -> Any:
-        """An agent's action out of its leaves."""
-        policy = next(p for p, spec in enumerate(self.specs) if self.host.showing.fits(agent, spec))
-        return tree_unflatten(tree_structure(self.specs[policy].action), leaves)
-
     def _sweep(self) -> None:
         """Plays the turns that wait, and lets each of their environments run to its next one."""
         host, mark = self.host, self.host.mark
         host.tick += 1
-        self._look = host.tick % _CHECK_EVERY == 0 or host.config.checks == "always"
+        self._look = host.tick % CHECK_EVERY == 0 or host.config.checks == "always"
         chosen: list[Any] = [None] * len(self._waiting)
         for p, out in enumerate(self._outs):
             slots, rows = self.pending(p)
             if len(slots):
-                envs = (slots // self.seats[p]).tolist()
-                at = rows, slots
-                for e, action in zip(envs, self._to_env[p](tree_map(lambda x, at=at: x[at], out.action))):
+                actions = self._to_env[p](tree_map(lambda x, at=(rows, slots): x[at], out.action))
+                for e, action in zip((slots // self.seats[p]).tolist(), actions):
                     chosen[e] = action
         mark[1], mark[3], mark[5] = STEPPING, host.slots.start, self.evaluation
         for e, column in enumerate(self._waiting):
@@ -312,9 +294,9 @@ class TurnPool(AgentsPool):
             except (Exception, SystemExit) as error:
                 there.fail(e, error, result)
             if (
-                (reward.__class__ is not float and reward.__class__ not in _NUMBERS)
-                or (terminated.__class__ is not bool and terminated.__class__ not in _FLAGS)
-                or (truncated.__class__ is not bool and truncated.__class__ not in _FLAGS)
+                (reward.__class__ is not float and reward.__class__ not in NUMBERS)
+                or (terminated.__class__ is not bool and terminated.__class__ not in FLAGS)
+                or (truncated.__class__ is not bool and truncated.__class__ not in FLAGS)
                 or not -LARGEST_REWARD < reward < LARGEST_REWARD
                 or info.__class__ is not dict
             ):
@@ -376,8 +358,7 @@ class TurnPool(AgentsPool):
         """The episode of an environment is over. A worker that dies leaves it in the log with all rows, or neither."""
         self.there.close(e)
         self._mark_ends()
-        log = self.account.log
-        log.marked[e] = log.count[e]
+        self.account.log.marked[e] = self.account.log.count[e]
 
     def _mark_ends(self) -> None:
         for p, c, b in self._ends:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from penstock.core.tree import tree_structure, tree_unflatten
 from penstock.envs.pools.many.contract import agents_violation, turn_violation
 from penstock.envs.pools.many.hosting import Account, AgentEnvs
 from penstock.envs.pools.many.turn_columns import Column, Player
@@ -92,6 +93,26 @@ class TurnEnvs:
             "moves": self.moves[e],
             "gone": sorted(self.gone[e]),
         }  # fmt: skip
+
+    def restore(self, e: int, found: dict[str, Any], columns: Sequence[Column], seats: Sequence[int]) -> None:
+        """Inverse of `snapshot`, for an environment that has come to where it was.
+
+        Args:
+            seats: that an environment has of each policy.
+        """
+        self.gone[e], self.agents[e] = {*found["gone"]}, list(self.host.envs[e].agents)
+        for agent, (i, *sums) in found["players"].items():
+            player = self.players[e][agent] = Player()
+            player.return_, player.discounted, player.weight, player.turns = sums
+            if i is not None:
+                player.column = column = columns[i]
+                self.host.seats[e].put(agent, column.policy, column.index - e * seats[column.policy])
+        self.moves[e] = found["moves"]
+
+    def action_of(self, agent: str, leaves: list[Any]) -> Any:
+        """An agent's action out of its leaves."""
+        spec = next(x for x in self.host.seating.specs if self.host.showing.fits(agent, x))
+        return tree_unflatten(tree_structure(spec.action), leaves)
 
     def state(self, e: int, env: Any) -> Any:
         """The state that stands in every observation; None if none does."""
