@@ -23,6 +23,7 @@ from penstock.envs.contract import describe_violation, refused_values, value_lim
 from penstock.envs.ids import VECTORIZED
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
+from penstock.envs.pools.settings import CHECK_EVERY
 from penstock.envs.spaces import action_dtypes
 
 
