@@ -114,14 +114,15 @@ _WHERE = {
     "wrap_as_needed": "penstock.core.joining",
 }
 _MODULES = (
+    "actors",
     "agents",
     "algos",
     "core",
     "datasets",
-    "distributed",
     "envs",
     "learn",
     "ops",
+    "processes",
     "replay",
     "run",
     "samplers",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,28 @@ def test_imports_only_what_lies_below(layer: str) -> None:
                 if not names:
                     wrong.append(f"{path}:{line}: `import penstock` from inside hides which layer is meant")
     assert not wrong, "\n".join([*wrong, f"{layer} may import {sorted(allowed)}"])
+
+
+NAMED = {
+    "core/names/hints.py": "the text of an error about an unknown name, which looks through the settings of all layers",
+    "envs/builtin.py": "openings of names that a stranger's file may contain; nothing is imported by them",
+}
+
+
+@pytest.mark.parametrize("layer", sorted({layer_of(path) for path in FILES} - {*ENTRY, "cli"}))
+def test_no_layer_names_one_above_it_by_a_string(layer: str) -> None:
+    """A string that is a module or an object of the package is an import that is found at run time."""
+    wrong = []
+    for path in [x for x in FILES if layer_of(x) == layer and str(x.relative_to(ROOT)) not in NAMED]:
+        for node in ast.walk(parsed.tree(parsed.text_of(path))):
+            named = re.fullmatch(r"penstock\.(\w+)(\.\w+)*(:\w+)?", node.value) if is_text(node) else None
+            if named and named[1] in BELOW and named[1] not in BELOW[layer] | {layer}:
+                wrong.append(f"{path}:{node.lineno}: {layer} names {node.value}")
+    assert not wrong, "\n".join(wrong)
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def test_a_planted_edge_is_seen(tmp_path: Path) -> None:
