@@ -7,12 +7,12 @@ import pytest
 from penstock.actors.on_ray import _raised
 
 OURS = """\
-ray::ShippedRunner.fill() (pid=9363, ip=127.0.0.1, actor_id=6d27, repr=<ShippedRunner object>)
+ray::Runner.fill() (pid=9363, ip=127.0.0.1, actor_id=6d27, repr=<Runner object>)
   File "a.py", line 15, in do
     raise RuntimeError("boom")
 RuntimeError: boom
 The above exception was the direct cause of the following exception:
-ray::ShippedRunner.fill() (pid=9363, ip=127.0.0.1, actor_id=6d27, repr=<ShippedRunner object>)
+ray::Runner.fill() (pid=9363, ip=127.0.0.1, actor_id=6d27, repr=<Runner object>)
   File "messages.py", line 63, in fail
     raise EnvWorkerError(
 penstock.core.errors.EnvWorkerError: slot 0 of Some in step() at episode 3, step 3

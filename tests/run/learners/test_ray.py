@@ -87,17 +87,17 @@ def test_a_learner_that_is_killed_costs_no_bit_and_all_share_one_cluster(
         warnings.simplefilter("always")
         for it in run:
             if it.itr == 6 and not seen:
-                seen = {name: len(processes(name)) for name in ("ray::Learner", "ShippedRunner", "gcs_server")}
+                seen = {name: len(processes(name)) for name in ("ray::Learner", "ray::Runner", "gcs_server")}
                 processes("ray::Learner")[0].kill()
     said = [str(x.message) for x in caught if "go on from step" in str(x.message)]
-    assert seen == {"ray::Learner": 1, "ShippedRunner": 2, "gcs_server": 1}
+    assert seen == {"ray::Learner": 1, "ray::Runner": 2, "gcs_server": 1}
     assert len(said) == 1
     assert said[0].startswith("rank 1 ")
     assert "all 2 learners go on from step" in said[0]
     assert same_bits(run.policy, whole[0])
     assert rows(tmp_path / "run") == rows(whole[1])
     deadline = time.monotonic() + 20
-    while (left := processes("ray::Learner") + processes("ShippedRunner")) and time.monotonic() < deadline:
+    while (left := processes("ray::Learner") + processes("ray::Runner")) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
 
