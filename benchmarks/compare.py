@@ -9,8 +9,8 @@ both stay for `--looks` pairs, after one that warms up; then two fresh ones with
 process happens to lie in memory moves its rate as well.
 
 One process counts its CPU time, in which waiting for the CPU is left out, and is pinned to a CPU with the other. The cases
-of CpuSampler count wall time on all CPUs: its workers and the learner wait for each other by looking at counters, so CPU
-time would count waiting as work, and wall time is what there is to gain. They want a quiet machine.
+of CpuSampler, runners and learners count wall time on all CPUs: processes wait for each other by looking at counters, so
+CPU time would count waiting as work, and wall time is what there is to gain. They want a quiet machine.
 
 OLD against OLD shows what two equal states differ by here: benchmarks/results/compare.md. Only names that `penstock` exports
 are used, so that older checkouts have them.
@@ -45,6 +45,7 @@ class Case(NamedTuple):
     trains: bool = True
     """Iterations of a Trainer; else batches of its sampler."""
     clock: Callable[[], float] = time.process_time
+    learners: int = 1
 
 
 CARTPOLE, AGENTS = "CartPole-v1", "penstock.envs.toy:TeamBits"
@@ -53,6 +54,7 @@ OFF_POLICY = (
     "net=ps.Net(hidden=(256, 256), activation='relu'), learning_starts=500, replay=ps.ReplaySettings(capacity=100_000)"
 )
 SERIAL, CPU = "ps.SerialSampler(T=128, B=16)", "ps.CpuSampler(T=128, B=16, workers=2)"
+RUNNERS = "ps.RunnerSampler(2, ps.SerialSampler(T=128, B=8), backend='processes')"
 CASES = {
     "sampling-16": Case("SerialSampler, CartPole, B=16", CARTPOLE, PPO, SERIAL, False),
     "sampling-64": Case("SerialSampler, CartPole, B=64", CARTPOLE, PPO, "ps.SerialSampler(T=128, B=64)", False),
@@ -69,6 +71,10 @@ CASES = {
     "agents-ppo": Case("PPO, two agents at once, B=16", AGENTS, PPO, SERIAL),
     "cpu-sampling": Case("CpuSampler, 2 workers, CartPole, B=16, wall", CARTPOLE, PPO, CPU, False, time.perf_counter),
     "cpu-ppo": Case("PPO by CpuSampler, 2 workers, CartPole, B=16, wall", CARTPOLE, PPO, CPU, True, time.perf_counter),
+    "runners-sampling": Case(
+        "RunnerSampler, 2 processes, CartPole, B=16, wall", CARTPOLE, PPO, RUNNERS, False, time.perf_counter
+    ),
+    "learners-ppo": Case("PPO, 2 learners, CartPole, B=16, wall", CARTPOLE, PPO, SERIAL, True, time.perf_counter, 2),
 }
 """By name; `--only cpu` means all that begin so."""
 
@@ -85,7 +91,7 @@ def child(checkout: Path, case: Case, seed: int, seconds: float) -> None:
         raise SystemExit(f"penstock was imported from {ps.__file__}, not from {checkout}")
     torch.set_num_threads(1)
     scope = {"ps": ps}
-    run = ps.RunConfig(steps=10**9, seed=seed)
+    run = ps.RunConfig(steps=10**9, seed=seed, learners=case.learners)
     with ps.Trainer(ps.Experiment(case.env, eval(case.algo, scope), eval(case.sampler, scope), run)) as trainer:
         batches = iterations(trainer) if case.trains else samples(trainer.sampler)
         while case.trains and trainer.policy.updates < WARM_UPDATES:

@@ -66,6 +66,7 @@ IN_RATIO = "tests/replay/test_schedule.py"
 IN_MANY, IN_REPLAYS, IN_STATES = (
     "tests/learn/test_many_learners.py", "tests/learn/test_replay_learners.py", "tests/run/learners/test_states.py -k 'not async'"
 )  # fmt: skip
+STATES, IN_CHILD = "run/learners/states.py", "tests/processes/test_child.py"
 REDUCTION, COLUMNS, MINIBATCH, PEERS = (
     "learn/reduction.py", "learn/columns.py", "learn/minibatch.py", "replay/peers.py"
 )  # fmt: skip
@@ -238,9 +239,12 @@ MUTATIONS = (
     Mutation("learners: noise of the first units", PEERS, "is None else noise[index]", "is None else noise[: len(index)]", IN_REPLAYS),
     Mutation("learners: only own steps are collected", REPLAY, "added = int(peers.summed(np.array(added)))", "pass", IN_REPLAYS),
     Mutation("learners: R2D1's loss counts rows that it leaves out", R2D1, ", rows=valid.sum())", ")", IN_REPLAYS),
-    Mutation("learners: faults are restored on every rank", "run/learners/states.py", "pool if rank == 0 else", "pool if True else", IN_STATES),
-    Mutation("learners: every part is that of the first slots", "run/learners/states.py", '"journal": list(state["journal"])[own]',
+    Mutation("learners: faults are restored on every rank", STATES, "pool if rank == 0 else", "pool if True else", IN_STATES),
+    Mutation("learners: every part is that of the first slots", STATES, '"journal": list(state["journal"])[own]',
              '"journal": list(state["journal"])[: own.stop - own.start]', IN_STATES),
+    Mutation("children: a fork of the parent keeps them alive", "processes/tether.py", "os.close(self._held)", "pass", IN_CHILD),
+    Mutation("children: kept output grows", "processes/child.py", "os.ftruncate(self._output, 0)", "pass", IN_CHILD),
+    Mutation("children: what they left behind stays", "processes/child.py", "kill_marked(self.mark)", "pass", IN_CHILD),
 )  # fmt: skip
 
 

@@ -151,12 +151,12 @@ def test_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_WORKER", "above.")
     owner = Owner()
     tether = Tether(owner, lambda: None)
-    child = Child("some.module", "worker 3", tether, {"bell": 4, "slabs": [10, 11]}, {"index": 3})
+    child = Child("some.module", "worker 3", tether, {"bell": 904, "slabs": [910, 911]}, {"index": 3})
     assert asked["args"][1:] == ["-P", "-m", "penstock.processes.tie", "some.module", asked["args"][5], "worker 3"]
     boot = json.loads(asked["args"][5])
-    assert (boot["bell"], boot["slabs"], boot["index"], boot["parent"]) == (4, [10, 11], 3, os.getpid())
+    assert (boot["bell"], boot["slabs"], boot["index"], boot["parent"]) == (904, [910, 911], 3, os.getpid())
     assert boot["alive"] == tether.fd
-    assert sorted(asked["pass_fds"]) == sorted([4, 10, 11, boot["crash"], tether.fd]) == sorted(descriptors_of(boot))
+    assert sorted(asked["pass_fds"]) == sorted([904, 910, 911, boot["crash"], tether.fd]) == sorted(descriptors_of(boot))
     assert (asked["process_group"], asked["stdin"], asked["stdout"]) == (0, -3, None)
     assert {asked["env"][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}
     assert asked["env"]["PYTHONPATH"] == os.pathsep.join([str(Path(ps.__file__).parent.parent), "/theirs"])
