@@ -210,6 +210,8 @@ owner = Owner()
 ended = []
 tether = Tether(owner, ended.append, 1)
 child = Child("child_of_a_test", "the test", tether, {{}}, {{"do": "hang"}})
+while "in hang" not in child.stacks():  # it is tied by then
+    assert not child.exited
 if {forks} and os.fork() == 0:
     assert not tether.holds
     tether.close()
