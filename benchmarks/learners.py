@@ -143,7 +143,7 @@ def trained(folder: str, kills: int, seed: int) -> tuple[list[Any], list[bytes],
     def strike() -> None:
         rng, known = random.Random(seed), set[int]()
         while killed[0] < kills and not over.wait(rng.uniform(0.0, 4.0)):
-            ranks = [p for p in psutil.Process().children() if "penstock.run.learners.rank" in " ".join(p.cmdline())]
+            ranks = [p for p in psutil.Process().children() if p.cmdline()[-1:] == ["rank 1"]]
             for process in [p for p in ranks if p.pid not in known][:1]:
                 known.add(process.pid)
                 process.send_signal(signal.SIGKILL)
