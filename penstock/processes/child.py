@@ -10,7 +10,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from penstock.core.machine import oom_kills
 from penstock.processes.death import Death, death_of
@@ -20,15 +20,32 @@ from penstock.processes.limits import refusal
 from penstock.processes.python import module_command, one_thread_environment
 from penstock.processes.tether import Tether
 
-if TYPE_CHECKING:
-    from penstock.processes.forking import ForkedProcess, ForkServer
-
 REAP_S = 60.0
 """Longest wait for a process that was killed, which on a busy machine comes late to its end."""
 OUTPUT_BYTES, TAIL_BYTES = 1 << 20, 2000
 """Kept output is forgotten when there is more than this; and the end of it that is shown when the process dies."""
 _CRASH_BYTES = 1 << 16
 _LOOK_S = 0.05
+
+
+class Started(Protocol):
+    """A process that was started; the members of `subprocess.Popen` that a Child uses."""
+
+    args: Any
+    pid: int
+    returncode: int | None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Reaps the process, once it has ended within `timeout` seconds, and returns its exit status."""
+        ...
+
+
+class Forks(Protocol):
+    """Starts children by forks of another process."""
+
+    def fork(self, module: str, boot: dict[str, Any], environment: dict[str, str]) -> Started | None:
+        """Returns a process that runs `module.main()`; None where none can be forked."""
+        ...
 
 
 class Child:
@@ -62,7 +79,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         mark: str = "",
         output: Literal["inherited", "kept"] | int = "inherited",
-        forks: ForkServer | None = None,
+        forks: Forks | None = None,
         cure: str = "use fewer processes",
     ) -> None:
         self.name, self.mark = name, mark or new_mark()
@@ -92,9 +109,9 @@ class Child:
                 os.close(streams)
 
     def _start(
-        self, module: str, boot: dict[str, Any], streams: int | None, forks: ForkServer | None, session: bool
-    ) -> subprocess.Popen[bytes] | ForkedProcess:
-        forked = forks and forks.fork(module, boot, self.environment)
+        self, module: str, boot: dict[str, Any], streams: int | None, forks: Forks | None, session: bool
+    ) -> Started:
+        forked = None if forks is None else forks.fork(module, boot, self.environment)
         return forked or subprocess.Popen(
             module_command("penstock.processes.tie", module, json.dumps(boot), self.name),
             pass_fds=descriptors_of(boot),

@@ -34,7 +34,7 @@ class ForkedProcess:
         self._server, self.pid, self.args = server, pid, list(args)
         self.returncode: int | None = None
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Waits for its end, has it reaped, and returns its exit status.
 
         Raises:
@@ -49,8 +49,8 @@ class ForkedProcess:
             try:
                 poll = select.poll()
                 poll.register(fd, select.POLLIN)
-                if not poll.poll(timeout * 1e3):
-                    raise subprocess.TimeoutExpired(self.args, timeout)
+                if not poll.poll(None if timeout is None else timeout * 1e3):
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             finally:
                 os.close(fd)
             self.returncode = self._server.reap(self.pid)
