@@ -76,7 +76,7 @@ class SamplerShare:
             live.shutdown()
             raise ConfigError(
                 f"a runner with sampler {type(self.settings).__name__}; expected a synchronous one, e.g. "
-                "ps.CpuSampler(T=128, B=16, workers=2): rounds ahead are the group's `depth`"
+                "ps.CpuSampler(T=128, B=16, workers=2): rounds ahead are sampler.depth"
             )
         if live.pool.device is not None:
             live.shutdown()
