@@ -156,7 +156,9 @@ def test_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     boot = json.loads(asked["args"][5])
     assert (boot["bell"], boot["slabs"], boot["index"], boot["parent"]) == (904, [910, 911], 3, os.getpid())
     assert boot["alive"] == tether.fd
-    assert sorted(asked["pass_fds"]) == sorted([904, 910, 911, boot["crash"], tether.fd]) == sorted(descriptors_of(boot))
+    assert (
+        sorted(asked["pass_fds"]) == sorted([904, 910, 911, boot["crash"], tether.fd]) == sorted(descriptors_of(boot))
+    )
     assert (asked["process_group"], asked["stdin"], asked["stdout"]) == (0, -3, None)
     assert {asked["env"][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}
     assert asked["env"]["PYTHONPATH"] == os.pathsep.join([str(Path(ps.__file__).parent.parent), "/theirs"])

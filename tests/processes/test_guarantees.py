@@ -114,5 +114,6 @@ def test_restarts_have_a_budget(kind: str, backend: str, played: Any) -> None:
 @kinds([*HERE, *RAY])
 def test_nothing_is_left_behind(kind: str, backend: str, played: Any) -> None:
     first, second = played(kind, backend, "close")["held"]
-    assert first[0] == second[0] and first[1] == second[1]
-    assert first[2] == second[2] == 0
+    assert first[2] == second[2] == 0, "a process is left"
+    if backend != "ray":  # whose library keeps descriptors and threads of its own in this process
+        assert first[:2] == second[:2], "descriptors or threads are left"

@@ -242,7 +242,7 @@ def test_a_death_between_the_first_command_and_the_last_worker_that_hears_it(kin
     def harm() -> None:
         wait_for(lambda: block[control.DONE_COMMAND] == block[control.COMMAND] > commands, "command")
         os.kill(first, signal.SIGKILL)
-        wait_for(lambda: one.child.pid != first, "replacement")
+        wait_for(lambda: one.child is not None and one.child.pid != first, "replacement")
         os.kill(two.child.pid, signal.SIGCONT)
 
     os.kill(two.child.pid, signal.SIGSTOP)
