@@ -106,15 +106,11 @@ class _Subprocess:
     Popen, DEVNULL, TimeoutExpired = Forked, subprocess.DEVNULL, subprocess.TimeoutExpired
 
 
-STARTERS = (child,)
-
-
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Workers, runners and ranks begin as copies of this process. Those that start as users' do are in other tests."""
     monkeypatch.setattr(cpu, "ACTING", ())
-    for module in STARTERS:
-        monkeypatch.setattr(module, "subprocess", _Subprocess)
+    monkeypatch.setattr(child, "subprocess", _Subprocess)
     yield
     Forked.started.clear()
 
@@ -128,8 +124,7 @@ def launched(forked: None) -> None:
 def fork_from_here_on() -> None:
     """As the fixture, for the rest of this process's life."""
     cpu.ACTING = ()
-    for module in STARTERS:
-        module.subprocess = _Subprocess  # pyright: ignore
+    child.subprocess = _Subprocess  # pyright: ignore
 
 
 def forks_of(name: str) -> list[psutil.Process]:

@@ -29,11 +29,12 @@ class RunnerError(EnvWorkerError):
 
 
 class Look(NamedTuple):
-    """What is seen of a runner from outside."""
+    """A runner as its owner sees it while a call hangs."""
 
     words: Sequence[int] = ()
-    """Of its note (`penstock.actors.note`); none where it cannot be read."""
+    """The words of its note (`penstock.actors.note`); none where the note cannot be read."""
     stacks: str = ""
+    """Where its threads are; "" where it does not come to say so, or was not asked."""
 
 
 def cannot_travel(what: str) -> tuple[str, str]:
@@ -99,19 +100,8 @@ class Backend(Protocol):
         """
         ...
 
-    def note(self, runner: Any) -> int | None:
-        """Returns the number that the runner's code noted last (`penstock.actors.note`), also while a call hangs.
-
-        None where it does not answer.
-        """
-        ...
-
-    def look(self, runner: Any) -> Look:
-        """Returns all words of the runner's note, the first of which `note` returns, and its `stacks`."""
-        ...
-
-    def stacks(self, runner: Any) -> str:
-        """Returns where the runner's threads are now, also while a call hangs; "" where it does not come to say so."""
+    def look(self, runner: Any, stacks: bool = True) -> Look:
+        """Returns the runner's note and its stacks, also while a call hangs; without `stacks` the note alone."""
         ...
 
     def kill(self, runner: Any) -> None:

@@ -88,17 +88,9 @@ class InProcess:
             raise call.error
         return call.value
 
-    def note(self, runner: LocalHandle) -> int:
-        """Returns the number that this process noted last."""
-        return note.read()
-
-    def look(self, runner: LocalHandle) -> Look:
-        """Returns the words of this process's note."""
-        return Look(note.own())
-
-    def stacks(self, runner: LocalHandle) -> str:
-        """Returns "": a runner that hangs hangs the one who would ask."""
-        return ""
+    def look(self, runner: LocalHandle, stacks: bool = True) -> Look:
+        """Returns the note of this process and no stacks: a runner that hangs hangs the one who would ask."""
+        return Look(note.words())
 
     def kill(self, runner: LocalHandle) -> None:
         """Calls the object's `close`, if it has one, and forgets it."""

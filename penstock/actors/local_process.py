@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import penstock.actors.note as note
-from penstock.actors.backend import RunnerError, cannot_travel
+from penstock.actors.backend import Look, RunnerError, cannot_travel
 from penstock.actors.link import Argument, Lent, Place, Shared, receive, send
 from penstock.processes.child import Child
 from penstock.processes.death import Death
@@ -61,10 +61,11 @@ class LocalProcess:
         self._sent, self._hung_up = 0, False
         self.gone: RunnerError | None = None
         first = self._letter((cls, tuple(args)), f"{name}: {cls.__name__}()", args, path=True)
-        self._note_fd, words = note.opened()
-        self._note: note.Words | None = words
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.setblocking(False)
+        self._note_fd, words = note.opened()
+        self._note: note.Words | None = words
+        """None once the process is gone."""
         try:
             with theirs:
                 named = {"link": theirs.fileno(), "note": self._note_fd}
@@ -92,19 +93,11 @@ class LocalProcess:
             poll.register(self._link, select.POLLIN | (select.POLLOUT if self._outbox else 0))
         self._child.register(poll)
 
-    @property
-    def note(self) -> int:
-        """The number that it noted last; see `penstock.actors.note`."""
-        return 0 if self._note is None else int(self._note[0])
-
-    @property
-    def words(self) -> list[int]:
-        """All words of its note."""
-        return [] if self._note is None else self._note.tolist()
-
-    def stacks(self) -> str:
-        """Where its threads are now, "" if it does not come to say so."""
-        return self._child.stacks() if self.gone is None else ""
+    def look(self, stacks: bool) -> Look:
+        """Its note, and with `stacks` where its threads are now; nothing of a process that is gone."""
+        if self._note is None:
+            return Look()
+        return Look(self._note.tolist(), self._child.stacks() if stacks else "")
 
     def progress(self) -> None:
         """Sends what waits, takes in the answers that are there, and notices the end of the process."""

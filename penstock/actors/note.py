@@ -40,17 +40,12 @@ def write(number: int) -> None:
     _own[0] = number
 
 
-def read() -> int:
-    """The number that this process noted last."""
-    return int(_own[0])
-
-
 def watched() -> Words | None:
     """The note of this process if another one reads it, else None."""
     return _own if _watched else None
 
 
-def own() -> list[int]:
+def words() -> list[int]:
     """The words of this process's note."""
     return _own.tolist()
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.actors.backend import ROOM, DeathKind, Look, RunnerError, cannot_travel
 from penstock.actors.cluster import MIN_STORE_BYTES, start_ray
-from penstock.actors.watch import read_both, read_stacks, read_words, watched
+from penstock.actors.watch import seen, watched
 from penstock.core.errors import ConfigError
 from penstock.processes.python import ONE_THREAD
 
@@ -147,33 +147,19 @@ class Ray:
         except self._ray.exceptions.RayError as error:
             raise self._told(key, error, timeout_s) from None
 
-    def note(self, runner: Any) -> int | None:
-        """Returns the number that an actor noted last, by a task on its node."""
-        words = self._looked(runner, read_words)
-        return None if words is None else words[0]
-
-    def look(self, runner: Any) -> Look:
-        """Returns the words of an actor's note and its stacks, by one task on its node."""
-        return Look(*(self._looked(runner, read_both) or ()))
-
-    def stacks(self, runner: Any) -> str:
-        """Returns the stacks of an actor's process, by a task on its node."""
-        return self._looked(runner, read_stacks) or ""
-
-    def _looked(self, runner: Any, look: Any) -> Any:
-        """What `look` finds on the actor's node; None if the actor was not made yet, or its node does not answer."""
+    def look(self, runner: Any, stacks: bool = True) -> Look:
+        """Returns an actor's note and stacks, by a task on its node; nothing where it was not made, or is not there."""
         watch = self._watches.get(runner._actor_id.hex())
         if watch is None or not self._ray.is_initialized():
-            return None
-        kinds = self._ray.exceptions
+            return Look()
         strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
         try:
             node, *where = self._ray.get(watch, timeout=_WATCH_S)
             there = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-            task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(look)
-            return self._ray.get(task.remote(*where), timeout=_LOOK_S)
-        except (kinds.RayError, ValueError):
-            return None
+            task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(seen)
+            return Look(*self._ray.get(task.remote(*where, stacks), timeout=_LOOK_S))
+        except (self._ray.exceptions.RayError, ValueError):
+            return Look()
 
     def kill(self, runner: Any) -> None:
         """Ends an actor; the processes that it started follow it."""

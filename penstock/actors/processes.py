@@ -19,7 +19,7 @@ from penstock.processes.limits import require_linux, require_room
 from penstock.processes.tether import Tether
 
 DESCRIPTORS = 5
-"""Of one runner: link, note, output, and the crash report and end of its process."""
+"""File descriptors of one runner: link, note, output, crash report and end of its process."""
 INLINE_BYTES = 64 << 10
 """What is put and not longer travels inside each call, and longer in memory that all runners share."""
 
@@ -96,17 +96,9 @@ class Processes:
             raise RunnerError("exception", f"{name}.{call.method}() raised {error}", found["trace"], kind)
         return found["value"]
 
-    def note(self, runner: Handle) -> int:
-        """Returns the number that a process noted last."""
-        return self._processes[runner].note
-
-    def look(self, runner: Handle) -> Look:
-        """Returns the words of a process's note, and its stacks."""
-        return Look(self._processes[runner].words, self.stacks(runner))
-
-    def stacks(self, runner: Handle) -> str:
-        """Returns the stacks of a process, from its fault handler."""
-        return self._processes[runner].stacks()
+    def look(self, runner: Handle, stacks: bool = True) -> Look:
+        """Returns the words of a process's note, and its stacks from its fault handler."""
+        return self._processes[runner].look(stacks)
 
     def kill(self, runner: Handle) -> None:
         """Ends a process, its process group, and whatever else it started."""

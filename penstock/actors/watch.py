@@ -10,15 +10,12 @@ import faulthandler
 import importlib
 import os
 import signal
-import time
 from typing import Any
 
 import numpy as np
 
 import penstock.actors.note as note
-
-_CRASH_BYTES = 1 << 16
-_STACKS_S, _STEP_S = 2.0, 0.05
+from penstock.processes.stacks import stacks_of
 
 
 def watched(cls: type) -> type:
@@ -38,28 +35,8 @@ def watched(cls: type) -> type:
     return type(cls.__name__, (cls,), {"__init__": __init__, "watch_place": watch_place, "__module__": cls.__module__})
 
 
-def read_words(pid: int, note_fd: int, crash: int) -> list[int]:
-    """The words of the note of a process of this machine."""
+def seen(pid: int, note_fd: int, crash: int, stacks: bool) -> tuple[list[int], str]:
+    """The words of the note of a process of this machine, and with `stacks` where its threads are now."""
     with open(f"/proc/{pid}/fd/{note_fd}", "rb") as file:
-        return np.frombuffer(file.read(note.WORDS * 8), np.int64).tolist()
-
-
-def read_stacks(pid: int, note_fd: int, crash: int) -> str:
-    """The stacks of a process of this machine; "" if it does not come to write them."""
-    path = f"/proc/{pid}/fd/{crash}"
-    start = size = os.stat(path).st_size
-    os.kill(pid, signal.SIGUSR2)
-    until = time.monotonic() + _STACKS_S
-    while time.monotonic() < until:
-        time.sleep(_STEP_S)
-        before, size = size, os.stat(path).st_size
-        if size > start and size == before:
-            break
-    with open(path, "rb") as file:
-        file.seek(start)
-        return file.read(_CRASH_BYTES).decode(errors="replace").strip()
-
-
-def read_both(pid: int, note_fd: int, crash: int) -> tuple[list[int], str]:
-    """Words and stacks of a process of this machine."""
-    return read_words(pid, note_fd, crash), read_stacks(pid, note_fd, crash)
+        words = np.frombuffer(file.read(note.WORDS * 8), np.int64).tolist()
+    return words, stacks_of(pid, f"/proc/{pid}/fd/{crash}") if stacks else ""

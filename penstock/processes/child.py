@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -18,6 +17,7 @@ from penstock.processes.descriptors import read_all
 from penstock.processes.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.processes.limits import refusal
 from penstock.processes.python import module_command, one_thread_environment
+from penstock.processes.stacks import stacks_of
 from penstock.processes.tether import Tether
 
 REAP_S = 60.0
@@ -25,7 +25,6 @@ REAP_S = 60.0
 OUTPUT_BYTES, TAIL_BYTES = 1 << 20, 2000
 """Kept output is forgotten when there is more than this; and the end of it that is shown when the process dies."""
 _CRASH_BYTES = 1 << 16
-_LOOK_S = 0.05
 
 
 class Started(Protocol):
@@ -173,18 +172,8 @@ class Child:
         return os.pread(self._crash, _CRASH_BYTES, 0).decode(errors="replace").strip()
 
     def stacks(self, limit_s: float = 2.0) -> str:
-        """The stacks of a process that hangs, from its fault handler; "" if it does not come to write them in time."""
-        if self.exited or not catches(self.pid, signal.SIGUSR2):  # it is not settled yet, and the signal would end it
-            return self.crash()
-        os.kill(self.pid, signal.SIGUSR2)
-        deadline, before = time.monotonic() + limit_s, 0
-        while not self.exited and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-            size = os.fstat(self._crash).st_size
-            if size and size == before:
-                break
-            before = size
-        return self.crash()
+        """Where its threads are now, from its fault handler; "" if it does not come to write so in time."""
+        return "" if self.exited else stacks_of(self.pid, f"/proc/self/fd/{self._crash}", limit_s)
 
     def kill(self) -> int:
         """Kills the process and all that it has started, reaps it, and returns its exit status."""
@@ -215,13 +204,6 @@ class Child:
             if fd >= 0:
                 os.close(fd)
         self._crash = self._output = self._pidfd = -1
-
-
-def catches(pid: int, number: int) -> bool:
-    """True if the process has a handler for the signal."""
-    with open(f"/proc/{pid}/status") as file:
-        mask = next(line for line in file if line.startswith("SigCgt:")).split()[1]
-    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def descriptors_of(boot: Mapping[str, Any]) -> list[int]:

@@ -82,14 +82,14 @@ class ForkServer:
         """A new child that runs `module`; None if this process cannot be forked and says so.
 
         Raises:
-            OSError: the system grants no process. ChildProcessError, ConnectionError: the server has died twice.
+            OSError: the system grants no process. ChildProcessError, ConnectionError: the server has died.
             TimeoutError: it does not answer.
         """
         try:
             return self._forked(module, boot, environment)
         except (ChildProcessError, ConnectionError):
-            self.close()  # it died with a child, or a moment later: once more, of another one
-        return self._forked(module, boot, environment)
+            self.close()  # the next child is forked of another one
+            raise
 
     def _forked(self, module: str, boot: dict[str, Any], environment: dict[str, str]) -> ForkedProcess | None:
         if not self._started(environment):

@@ -16,7 +16,7 @@ from penstock.processes.shipping import unship, versions
 from penstock.replay.columns import Array, Rows
 
 PACKAGES = ("numpy",)
-"""Of which learner and shards must have the same versions, for equal samples."""
+"""Packages whose versions must be the same on learner and shards, for equal samples."""
 Zeros = Sequence[bool | None]
 """See `Storage.zeros`: over all shards, as one may know it of slots that another has not seen open an episode."""
 

@@ -203,7 +203,7 @@ class Shards:
             return self._backend.result(call, timeout_s)
         except RunnerError as error:
             place = f"replay shard {i} (slots {self._bounds[i]} to {self._bounds[i + 1] - 1}{self._where[i]})"
-            here = self._backend.stacks(self._actors[i]) if error.kind == "timeout" else ""
+            here = self._backend.look(self._actors[i]).stacks if error.kind == "timeout" else ""
             trace = f"\n{error.trace}" if error.trace else f"\nIt was here:\n{here}" if here else ""
             if error.kind != "exception":
                 self._backend.kill(self._actors[i])

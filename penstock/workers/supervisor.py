@@ -326,7 +326,6 @@ class Workers:
         assert child is not None
         if hang is not None:
             cause = Fault("timeout", f"{hang}\n{child.stacks()}")
-            child.kill()
         else:
             cause = fault_of(child.death(), worker.read_report())
         block = self.control.blocks[w]
@@ -340,7 +339,6 @@ class Workers:
 
     def condemn(self, w: int, message: str) -> None:
         """Replaces a worker whose environment broke the contract in a row that was found bad only afterwards."""
-        self.workers[w].release()
         self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
 
     def _replace(self, worker: WorkerProcess, fault: Fault) -> None:

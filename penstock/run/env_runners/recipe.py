@@ -75,7 +75,7 @@ class Recipe:
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """The run's seed."""
         return self.share.seed
 
     @property

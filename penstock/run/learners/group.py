@@ -18,7 +18,7 @@ from penstock.learn.policy_set import AnyPolicy, each
 from penstock.processes.shipping import CURE, ship
 from penstock.run.experiment import Experiment
 from penstock.run.learners.learner import Learner
-from penstock.run.learners.placement import Placement
+from penstock.run.learners.places import RankPlaces
 from penstock.run.learners.rank import READY, Rank
 from penstock.run.learners.rendezvous import FileMeeting, RayMeeting
 from penstock.run.learners.shared import shares
@@ -57,8 +57,8 @@ class LearnerGroup(Rank):
         without_display = replace(exp, run=replace(run, progress="off", trace=None, each=None))
         what = "the experiment cannot be sent to the processes of run.learners"
         shipped = ship((make, without_display, init), what, CURE)
-        self._placement = Placement(exp)
-        self._backend: Backend = self._placement.backend
+        self._places = RankPlaces(exp)
+        self._backend: Backend = self._places.backend
         self._calls: list[tuple[int, Any]] = []
         """Those that have not ended, each with its rank."""
         self._failed: list[tuple[int, RunnerError]] = []
@@ -68,8 +68,8 @@ class LearnerGroup(Rank):
         self._comm, self._entered = None, 0
         try:
             for rank in range(1, size):
-                args = (rank, size, shipped, self._placement.place(rank))
-                self._learners[rank] = self._placement.start(Learner, args, rank)
+                args = (rank, size, shipped, self._places.place(rank))
+                self._learners[rank] = self._places.start(Learner, args, rank)
             self._meeting = self._met_at()
             local = isinstance(self._meeting, FileMeeting)
             super().__init__(0, size, self._meeting.meet_as(0, size), run.learner_timeout_s, local, self._look)
@@ -138,13 +138,13 @@ class LearnerGroup(Rank):
         if self._meeting is not None:
             self._meeting.close()
             self._meeting = None
-        self._placement.close()
+        self._places.close()
 
     def _met_at(self) -> FileMeeting | RayMeeting:
         """The place to meet, once every process is up."""
         by_ray, until = self._backend.name == "ray", time.monotonic() + START_TIMEOUT_S
         calls = {rank: self._backend.call(x, "host", by_ray) for rank, x in self._learners.items()}
-        addresses = [self._placement.address()]
+        addresses = [self._places.address()]
         for rank, call in calls.items():
             try:
                 pid, address = self._backend.result(call, max(until - time.monotonic(), _ANSWER_S))
@@ -186,10 +186,11 @@ class LearnerGroup(Rank):
 
     def _note(self, rank: int) -> int:
         """The note of a rank, 0 if it does not answer."""
-        return self._backend.note(self._learners[rank]) or 0
+        words = self._backend.look(self._learners[rank], stacks=False).words
+        return words[0] if words else 0
 
     def _here(self, rank: int) -> str:
-        found = self._backend.stacks(self._learners[rank])
+        found = self._backend.look(self._learners[rank]).stacks
         return f", and was here:\n{found}" if found else ", and does not say where: it is stopped, or in native code"
 
     def _cause(self, error: errors.LearnerLostError) -> errors.PenstockError:
@@ -200,16 +201,8 @@ class LearnerGroup(Rank):
             found = [(rank, x) for rank, x in self._failed if x.error_type != "LearnerLostError"]
             if found or time.monotonic() > until or not self._calls:
                 break
-        raised = [(rank, x) for rank, x in found if x.kind == "exception"]
-        for rank, x in raised:
-            known = getattr(errors, x.error_type, None)
-            trace = "" if isinstance(known, type) and issubclass(known, errors.PenstockError) else f"\n{x.trace}"
-            kind = known or errors.LearnerError
-            return kind(f"rank {rank}: {_said(x)}{trace[-_TAIL:]}")
-        for rank, x in found:
-            label = self._labels.get(rank, f"rank {rank}")
-            said = f"; what is known of it:\n{x.trace[-_TAIL:]}" if x.trace else ""
-            return errors.LearnerLostError(f"{label}{str(x).removeprefix(f'rank {rank}')}{said}")
+        if found:  # what was raised says more than a death
+            return self._explained(*min(found, key=lambda x: x[1].kind != "exception"))
         behind = [rank for rank in self._learners if self._note(rank) < READY + self._entered]
         if behind:
             return errors.LearnerLostError(
@@ -217,6 +210,17 @@ class LearnerGroup(Rank):
                 f"run.learner_timeout_s={self._timeout_s:g} s{self._here(behind[0])}"
             )
         return error
+
+    def _explained(self, rank: int, error: RunnerError) -> errors.PenstockError:
+        """The error of this process that says what a rank raised, or how it was lost."""
+        if error.kind != "exception":
+            said = f"; what is known of it:\n{error.trace[-_TAIL:]}" if error.trace else ""
+            label = self._labels.get(rank, f"rank {rank}")
+            return errors.LearnerLostError(f"{label}{str(error).removeprefix(f'rank {rank}')}{said}")
+        kind = getattr(errors, error.error_type, None)
+        if isinstance(kind, type) and issubclass(kind, errors.PenstockError):
+            return kind(f"rank {rank}: {_said(error)}")
+        return errors.LearnerError(f"rank {rank}: {_said(error)}\n{error.trace[-_TAIL:]}")
 
 
 def _said(error: RunnerError) -> str:

@@ -96,4 +96,4 @@ class EvaluationRunners(EnvPool):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing: the runners close their environments with themselves."""
+        """Does nothing: runners close their environments when they end."""

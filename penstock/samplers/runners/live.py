@@ -113,7 +113,7 @@ class RunnersLive:
         slots: int = EVAL_SLOTS,
         max_steps: int = EVAL_MAX_STEPS,
     ) -> Episodes:
-        """As `LiveSampler.evaluate_agent`, played by the runners; one that loses a runner is played anew."""
+        """Has the runners play `LiveSampler.evaluate_agent`; an evaluation that loses a runner is played anew."""
         while True:
             try:
                 return self._lives[0].evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)

@@ -293,8 +293,8 @@ class RunnerServer:
         return batches, states
 
     def metrics(self) -> dict[str, float]:
-        """Nothing besides the pool's."""
+        """Returns none: the pool has all metrics of its runners."""
         return {}
 
     def close(self) -> None:
-        """Nothing: runners end with their pool."""
+        """Does nothing: runners end with their pool."""

@@ -29,7 +29,7 @@ class Maker(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """The run's seed."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Placement: the backend on which the learners of a run live, and on Ray the bundle of CPUs of each."""
+"""RankPlaces: the backend on which the learners of a run live, and on Ray the bundle of CPUs of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VISIBLE = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Leaves GPUs visible to an actor for which Ray counts none."""
 
 
-class Placement:
+class RankPlaces:
     """Where ranks 1 and up are started: processes of this machine, or actors of Ray, each in a bundle of one group.
 
     Rank 0 stays in the process of the run, which holds its directory, display and signals.
