@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+import penstock.actors.note as note
+
 
 class Echo:
     def __init__(self, *args: Any, fail: bool = False) -> None:
@@ -53,6 +55,17 @@ class Echo:
 
     def nothing_that_travels(self) -> Any:
         return threading.Lock()
+
+    def write_and_sleep(self, number: int, s: float) -> int:
+        note.write(number)
+        time.sleep(s)
+        return number
+
+    def lent(self, fd: int, data: bytes) -> int:
+        """Writes into a descriptor that was lent, and closes it; returns its number."""
+        os.write(fd, data)
+        os.close(fd)
+        return fd
 
     def sleep(self, s: float) -> float:
         time.sleep(s)

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.actors.backend import RunnerError
 from penstock.actors.in_process import InProcess
+from penstock.actors.link import Lent
 from penstock.actors.on_ray import INLINE_BYTES, Ray
 from penstock.actors.processes import Processes
 from penstock.core.errors import ConfigError
@@ -211,3 +212,38 @@ def test_close_leaves_no_runner_behind(backend: Any) -> None:
     backend.close()
     for pid in pids:
         until(lambda pid=pid: ended(pid))
+
+
+@apart
+def test_a_runner_is_looked_at_while_a_call_hangs(backend: Any) -> None:
+    busy, idle = (backend.start(Echo, (i,), f"runner {i}") for i in range(2))
+    backend.result(backend.call(idle, "write_and_sleep", 5, 0.0), PATIENCE_S)
+    call = backend.call(busy, "write_and_sleep", 7, 600.0)
+    until(lambda: list(backend.look(busy, stacks=False).words[:1]) == [7])
+    assert backend.look(busy, stacks=False).stacks == ""
+    assert "in write_and_sleep" in backend.look(busy).stacks
+    assert backend.look(idle).words[0] == 5, "each has a note of its own"
+    assert not backend.wait([call], 0.0), "it goes on"
+    backend.kill(busy)
+    assert "in write_and_sleep" not in backend.look(busy).stacks
+
+
+def test_a_descriptor_can_be_lent_to_several() -> None:
+    backend = Processes()
+    fd = os.memfd_create("test", os.MFD_CLOEXEC)
+    try:
+        runners = [backend.start(Echo, (), f"runner {i}") for i in range(2)]
+        for runner in runners:
+            backend.result(backend.call(runner, "lent", Lent(fd), b"ab"), PATIENCE_S)
+        assert os.pread(fd, 10, 0) == b"abab", "all write into one open file"
+    finally:
+        backend.close()
+        os.close(fd)
+
+
+def test_in_process_the_note_is_that_of_this_process() -> None:
+    backend = InProcess()
+    runner = backend.start(Echo, (), "runner 0")
+    backend.call(runner, "write_and_sleep", 9, 0.0)
+    assert backend.look(runner).words[0] == 9 and backend.look(runner).stacks == ""
+    backend.close()
