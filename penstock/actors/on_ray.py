@@ -189,7 +189,7 @@ class Ray:
         lines = [line for line in _COLOUR.sub("", str(error)).strip().splitlines() if line.strip(" ^~")]
         text, last = "\n".join(lines), _raised(lines) or type(error).__name__
         if isinstance(error, kinds.GetTimeoutError):
-            return RunnerError("timeout", f"{name}: no result within {timeout_s:g} s{self.crowded()}")
+            return RunnerError("timeout", f"{name}: no result within {timeout_s:.3g} s{self.crowded()}")
         if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):
             return RunnerError("exception", f"{name} raised {last}", text, last.partition(":")[0].rpartition(".")[2])
         if key in self._names and key not in self._runners:  # Ray may say that it died, whoever was first to see it

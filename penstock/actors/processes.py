@@ -85,7 +85,7 @@ class Processes:
         """Returns the result of a call."""
         name = call.process.name
         if not self.wait([call], timeout_s):
-            raise RunnerError("timeout", f"{name}: no result of {call.method}() within {timeout_s:g} s")
+            raise RunnerError("timeout", f"{name}: no result of {call.method}() within {timeout_s:.3g} s")
         if call.answer is None:
             assert call.error is not None
             raise call.error
