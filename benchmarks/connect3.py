@@ -25,7 +25,9 @@ def learn(algo: str, seed: int, steps: int | None, every: int) -> None:
     measured = {"run.eval_episodes": 1, "run.eval_exploitability": True, "run.tensorboard": False}
     exp = ps.override(exp, {**changes, **measured})
     trainer, due, started = ps.Trainer(exp), every, time.perf_counter()
-    for _ in trainer:
+    over = False
+    while not over:
+        trainer.train()
         over = trainer.env_steps >= exp.run.steps
         if trainer.env_steps >= due or over:
             due += every

@@ -37,6 +37,7 @@ def run(argv: list[str]) -> int:
     from penstock.core.spec import BatchSpec
     from penstock.run.bench.report import print_verdict, trace_sampler
     from penstock.run.bench.search import bench
+    from penstock.run.plan import Plan
     from penstock.run.presets import find_preset, with_preset
     from penstock.run.timeline import check_path
     from penstock.samplers import sized
@@ -59,11 +60,12 @@ def run(argv: list[str]) -> int:
         env_mask=exp.env_mask if args.env_mask is None else args.env_mask,
         run=replace(exp.run, device=args.device or exp.run.device),
     )
-    verdict = bench(exp, args.budget, say=_progress)
+    plan = Plan.with_usual_sampler(exp)
+    verdict = bench(plan, args.budget, say=_progress)
     _progress("")
     print_verdict(exp, verdict, _command(args, verdict.best.sampler))
     if args.trace is not None:
-        trace_sampler(exp, verdict, Path(args.trace))
+        trace_sampler(plan, verdict, Path(args.trace))
         print(f"timeline: {args.trace} (opens in https://ui.perfetto.dev), {Path(args.trace).with_suffix('.png')}")
     return 0
 

@@ -75,6 +75,7 @@ def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, 
     from penstock.run.bench.cache import auto_sampler
     from penstock.run.files.rundir import free_run_dir
     from penstock.run.loop import train
+    from penstock.run.plan import Plan
     from penstock.run.result import in_a_line
 
     def of_seed(seed: int) -> Experiment:
@@ -84,7 +85,8 @@ def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, 
     for seed in seeds:  # before the first begins, not hours later
         free_run_dir(of_seed(seed))
     if auto:
-        exp = replace(exp, sampler=auto_sampler(exp))
+        plan = Plan.with_usual_sampler(exp)
+        exp = plan.with_sampler(auto_sampler(plan)).exp
     lost, dirs = False, list[str]()
     for seed in seeds:
         result = train(of_seed(seed), init, trust=trust)

@@ -36,7 +36,7 @@ def begun(exp: Experiment, init: str | Path | None, trust: bool) -> Generator[Tr
     run_dir = free_run_dir(exp)
     _check_each(exp)
     with _built(exp, run_dir, init, trust) as trainer:
-        trainer.run_dir = run_dir = make_run_dir(exp, run_dir)
+        trainer.run_dir = run_dir = make_run_dir(run_dir, exp.run.dir is not None)
         with RunLock(run_dir):
             check_free(run_dir)  # again: another run may have come and gone while this one was being built
             write_config(trainer)

@@ -67,11 +67,11 @@ def headline(trainer: Trainer) -> str:
     """Spaces, parameters, rows and updates of an iteration, seed and directory, in a line; and one with the sampler."""
     T, B = trainer.sampler.batch_spec if trainer.learners is None else trainer.exp.sampler_settings.spec
     together = "" if trainer.learners is None else f", {trainer.learners.size} learners"
-    seating = trainer.env_config.seating
+    seating = trainer.plan.env.seating
     head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
     where = f"{described(trainer.exp.sampler_settings)}; learns on {trainer.exp.run.device}"
     tail = f"{end}{trainer.run_dir}\n  sampler {where}"
-    tail += "".join(f"\n  {note}" for note in (trainer.exp.env_config.note, trainer.report.note) if note)
+    tail += "".join(f"\n  {note}" for note in (trainer.exp.env_config.note, trainer.plan.report.note) if note)
     if seating is None:
         (policy,) = each(trainer.policy).values()
         said = _learning(policy, T, B, trainer.exp.run.steps)
@@ -129,7 +129,7 @@ def _learning(
 def remarks(trainer: Trainer, resumed: bool) -> list[str]:
     """Remarks that a reader of the run's numbers should know beforehand."""
     said: list[str] = []
-    if not trainer.report.reproducible:
+    if not trainer.plan.report.reproducible:
         said.append("the environment does not repeat itself from a seed and actions: a resumed run starts new episodes")
     if resumed and trainer.run_dir is not None and (changed := changes_since(trainer.run_dir)):
         said.append(f"since the run began: {', '.join(changed)}; the last bits may differ")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,18 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from penstock.agents.parameters import require_device
 from penstock.core.batch import MultiAgentBatch, SampleBatch, as_arrays
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
-from penstock.envs.check import EnvReport
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
 from penstock.learn.computing import compute
 from penstock.learn.policy_set import LoadedPolicy, agents_of
 from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.forking import end_ahead
-from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
@@ -32,16 +28,14 @@ from penstock.run.files.stored import CONFIG
 from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
 from penstock.run.learners.rank import Rank
 from penstock.run.memory import out_of_memory
+from penstock.run.plan import Plan
 from penstock.run.playing.best_response import exploitability, starts
-from penstock.run.playing.evaluator import Evaluator, check_fits
+from penstock.run.playing.evaluator import Evaluator
 from penstock.run.playing.sides import Side
-from penstock.run.suited import check_sources, reward_goals, seated, suited, with_discount
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
-from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.episodes import Episodes, join_episodes, metric_names
 from penstock.samplers.sampler import Sampler
-from penstock.workers.checking import check_apart
 
 S = TypeVar("S")
 _EVALUATED = ("eval/{stat}_{key}", "reward", "ep_length")
@@ -50,10 +44,10 @@ _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
 
 class Trainer:
-    """Builds sampler and policy of an experiment and trains them: iterate over it, or call `train()`.
+    """Builds sampler and policy of an experiment and trains them, a batch with each `train()`.
 
     Args:
-        exp: the experiment. run_dir: the directory that `save` writes to, needed for that alone.
+        made_from: an experiment, or its plan. run_dir: the directory that `save` writes to, needed for that alone.
         init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them.
         rank: of a learner that another one has started; None: with `run.learners` this one starts the others.
 
@@ -63,36 +57,19 @@ class Trainer:
 
     def __init__(
         self,
-        exp: Experiment,
+        made_from: Experiment | Plan,
         run_dir: Path | None = None,
         init: dict[str, Any] | None = None,
         *,
         rank: Rank | None = None,
     ) -> None:
-        settings = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
-        exp = replace(exp, sampler=settings)
-        self.exp, self.run_dir = exp, run_dir
-        require_device(exp.run.device, "run.device")
-        if isinstance(settings, CpuSampler) and exp.run.learners == 1:
-            settings.start_ahead()
-        try:
-            self.report: EnvReport = check_apart(exp.env_config, exp.run.seed, settings)
-        except BaseException:
-            end_ahead()
-            raise
-        self.algo, self.env_config, self.specs = suited(exp, self.report)
-        """The experiment's algorithm; in an environment of many agents one that knows who plays whom. And what it is
-        built for."""
-        self._held_out, report = exp.eval_env is not None or bool(exp.eval_env_kwargs), self.report
-        if self._held_out:
-            report = check_apart(exp.eval_env_config, exp.run.seed, settings)
-            self._eval_config, self._eval_specs = seated(self.algo, exp.eval_env_config, report)
-        else:
-            self._eval_config, self._eval_specs = self.env_config, self.specs
-        if exp.run.eval_episodes and self._eval_config.seating is None:  # else at the first evaluation
-            self._check_stop(metric_names(*_EVALUATED, self._eval_config.info_keys))
+        self.plan = plan = Plan.of(made_from, ahead=True)
+        self.exp, self.run_dir = plan.exp, run_dir
+        exp = plan.exp
+        if exp.run.eval_episodes and plan.eval_env.seating is None:  # else at the first evaluation
+            self._check_stop(metric_names(*_EVALUATED, plan.eval_env.info_keys))
         self._evaluator: Evaluator | None = None
-        self._agents = report.agents if exp.run.eval_exploitability else None
+        self._agents = (plan.held_out or plan.report).agents if exp.run.eval_exploitability else None
         """Those of the game whose positions evaluations walk over."""
         if exp.run.eval_exploitability and self._agents is None:
             raise ConfigError(
@@ -125,36 +102,30 @@ class Trainer:
 
     def _build(self) -> None:
         """Makes policy and sampler; of several learners those of this one, and starts the others."""
-        exp, settings, device = self.exp, self.exp.sampler_settings, self.exp.run.device
+        plan, exp, device = self.plan, self.exp, self.exp.run.device
         self._tracing: Tracing | None = None
-        self.learners = self._rank or (LearnerGroup(exp, self._init, Trainer) if exp.run.learners > 1 else None)
+        self.learners = self._rank or (LearnerGroup(plan, self._init, Trainer) if exp.run.learners > 1 else None)
         live: Sampler | None = None
         try:
             if self.learners is not None:
                 device = self.learners.device(device)
-            self.policy: LoadedPolicy = self.algo.build(self.specs, seed=exp.run.seed, device=device)
-            self.policy.set_progress(0.0)
-            if self._held_out:
-                check_fits(self._eval_config, self._eval_specs, self.policy)
+            self.policy: LoadedPolicy = plan.make_policy(device)
             compute(self.policy, exp.run.precision, exp.run.compile)
-            self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
-            reward_goals(self.policy, self.env_config, settings)
+            self._training_step: TrainingStepFn = getattr(plan.algo, "training_step", training_step)
             if self._init is not None:
                 self.policy.load_parameters(self._init)
-            check_sources(exp.algo, settings, self.policy)
             if self._agents is not None and self._rank is None:
                 self._exploitability(exp.run.eval_episodes)  # a game too large is refused before anything is trained
             self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
-            settings = with_discount(settings, getattr(exp.algo, "discount", None))
             if self.learners is None:
-                self.sampler = live = settings.build(self.env_config, exp.run.seed)
+                self.sampler = live = plan.make_sampler()
             else:
-                self.sampler = live = self.learners.sampler(settings, self.env_config, exp.run.seed, device)
+                self.sampler = live = self.learners.sampler(plan, device)
                 self._training_step = self.learners.join(self.policy, self._training_step)
             require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
             end_ahead()
             shown = self.sampler.initialize(agents_of(self.policy))
-            many = self.env_config.seating is not None
+            many = plan.env.seating is not None
             info = {name: own["info"] for name, own in shown.items()} if many else shown["info"]
             plan_whole(self.policy, self.sampler)
             self.policy.prepare(self.sampler.batch_spec, info)
@@ -227,10 +198,9 @@ class Trainer:
         """
         run, count = self.exp.run, episodes or self.exp.run.eval_episodes
         how: dict[str, Any] = {"give_up": give_up, "slots": run.eval_slots, "max_steps": run.eval_max_steps}
-        if self._held_out or self._stopped:
+        if self.plan.held_out is not None or self._stopped:
             if self._evaluator is None:
-                B = self.exp.sampler_settings.spec.B
-                self._evaluator = Evaluator(self._eval_config, run.seed, B)
+                self._evaluator = self.plan.make_evaluator()
             found = self._evaluator.play(self.policy, self.itr, count, **how)
             if self._stopped:
                 self._close_evaluator()
@@ -242,7 +212,7 @@ class Trainer:
         if self._agents is not None:
             metrics["eval/exploitability"] = self._exploitability(count)
         if len(found):
-            self._check_stop([*metrics, *metric_names(*_EVALUATED, self._eval_config.info_keys)])
+            self._check_stop([*metrics, *metric_names(*_EVALUATED, self.plan.eval_env.info_keys)])
             if cut := found.without_end(run.eval_max_steps):
                 metrics["eval/cut_episodes"] = float(cut)
             self.best_score = max(self.best_score, found.mean_return)
@@ -271,17 +241,6 @@ class Trainer:
             metrics.get(name, -math.inf) >= value and (full or not name.startswith("rollout/"))
             for name, value in stop.items()
         )
-
-    def __iter__(self) -> Iterator[ResultDict]:
-        """Yields the metrics of each iteration until `run.steps` or the stop rule; then closes the environments."""
-        try:
-            while self.env_steps < self.exp.run.steps and not self._stopped:
-                result = self.train()
-                yield result
-                if self.reached(result):
-                    break
-        finally:
-            self.stop()
 
     def stop(self) -> None:
         """Closes the environments. A second call does nothing."""

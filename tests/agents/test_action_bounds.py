@@ -118,7 +118,8 @@ def test_targets_beside_a_missing_bound_are_reached(low: Any, high: Any, target:
         env_kwargs={"low": low, "high": high, "target": target},
     )
     trainer = ps.Trainer(exp)
-    for _ in trainer:
-        pass
+    while trainer.env_steps < trainer.exp.run.steps:
+        trainer.train()
+    trainer.stop()
     action: Any = trainer.policy.predict(np.zeros(1, np.float32))  # pyright: ignore[reportAttributeAccessIssue]
     assert np.abs(action - np.asarray(target)).max() < near

@@ -18,7 +18,6 @@ from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.check import check_env
 from penstock.learn.policies import for_agents
 from penstock.learn.train_ops import train_one_step
-from penstock.run.suited import seated
 
 MOST, INF = float(np.finfo(np.float32).max), np.inf
 OBSERVATIONS: dict[str, gym.Space[Any]] = {
@@ -202,7 +201,9 @@ def train(name: str, obs: gym.Space[Any], action: gym.Space[Any], updates: int =
     if name in MANY:
         report = check_env(config, steps=3)
         algo = for_agents(algo, report.agents)
-        config, specs = seated(algo, config, report)
+        assert report.agents is not None
+        config = algo.seat(config, report.agents)
+        specs = dict(zip(config.seating.policies, config.seating.specs))
     sampler = ps.SerialSampler(T=2, B=2).build(config, seed=0)
     try:
         policy: Any = algo.build(specs if name in MANY else sampler.spec, seed=0)

@@ -264,8 +264,8 @@ def test_summary_of_a_run_without_an_episode_has_no_return_of_episodes(cli: Cli)
     assert "last episodes" not in said.out
 
 
-def _found_at_once(exp: Any, budget_s: float, same_device: bool = False) -> Verdict:
-    best = Row(with_settings(base_sampler(exp), {"name": "gpu", "workers": 2}), 1.0, 5.0)
+def _found_at_once(plan: Any, budget_s: float, same_device: bool = False) -> Verdict:
+    best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 1.0, 5.0)
     return Verdict(Costs(1.0, 1.0, {4: 1.0}, 1.0), (best,), best, "because", "", 0.0)
 
 

@@ -164,7 +164,9 @@ def test_no_two_instances_that_live_at_a_time_have_the_same_slot() -> None:
     run = ps.RunConfig(steps=64, progress="off", eval_episodes=3, eval_interval=32, tensorboard=False)
     exp = ps.Experiment(Ports, ps.PPO(), ps.SerialSampler(T=8, B=2), run, eval_env=lambda slot: Ports(slot))
     trainer = Trainer(exp)
-    for _ in trainer:
+    while trainer.env_steps < 64:
+        trainer.train()
         trainer.evaluate()
+    trainer.stop()
     trainer.evaluate()
     assert Ports.seen_slots == {0, 1, 2, -1, -2, -3} and not Ports.held

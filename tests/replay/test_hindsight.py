@@ -259,8 +259,9 @@ def trained(env: Any, reward_fn: Any, **settings: Any) -> Any:
     algo = ps.SAC(**CONTROL | {"replay": replace(MEMORY, reward_fn=f"{__name__}:{reward_fn.__name__}")})
     run = ps.RunConfig(steps=112, eval_episodes=0, progress="off")
     trainer = Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), run, **settings))
-    for _ in trainer:
-        pass
+    while trainer.env_steps < trainer.exp.run.steps:
+        trainer.train()
+    trainer.stop()
     _, shown = trainer.policy.replay_schedule.replay.sample(400, np.random.default_rng(0))  # type: ignore
     far = np.abs(shown.rows["next"].obs["achieved_goal"] - shown.rows["next"].obs["desired_goal"])[:, 0]
     return shown.rows["return"], far

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, LearnerError
 from penstock.envs.toy import Constant, Counter
 from penstock.run.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from penstock.run.suited import with_discount
+from penstock.run.plan import Plan
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
@@ -84,20 +84,6 @@ def test_schedules_follow_the_steps(trainer: Trainer) -> None:
     metrics = trainer.train()
     assert metrics["train/learning_rate"] == pytest.approx(1e-3 * (1 - steps / 640))
     assert trainer.policy.optimizers["all"].param_groups[0]["lr"] == metrics["train/learning_rate"]
-
-
-def test_iterating_ends_with_the_steps_and_closes() -> None:
-    trainer = Trainer(EXP)
-    results = list(trainer)
-    assert results[-1]["time/total_timesteps"] >= 640 > results[-2]["time/total_timesteps"]
-    assert list(trainer) == []
-    trainer.stop()
-
-
-def test_iterating_ends_with_the_stop_rule() -> None:
-    exp = replace(EXP, run=ps.RunConfig(steps=10**6, stop={"time/total_timesteps": 200}))
-    results = list(Trainer(exp))
-    assert 200 <= results[-1]["time/total_timesteps"] < 264
 
 
 @pytest.mark.parametrize(
@@ -263,8 +249,9 @@ def test_a_stop_metric_that_is_never_reported_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="'rollout/ep_rew_maen', which this run does not report; did you mean 'rollout/ep_rew_mean'"
     ):
-        for _ in ps.Trainer(exp):
-            pass
+        with ps.Trainer(exp) as trainer:
+            while True:
+                trainer.train()
 
 
 @pytest.mark.parametrize(("own", "logged"), [(None, 0.5), (0.9, 0.9)])
@@ -281,11 +268,12 @@ def test_the_logged_discount_is_the_algorithms_unless_the_sampler_has_its_own(ow
 
 
 def test_a_discount_is_given_to_the_sampler_inside() -> None:
+    plan = Plan.of(ps.Experiment("CartPole-v1", ps.PPO(discount=0.5)))
     asynchronous = ps.AsyncSampler(ps.SerialSampler(T=4, B=1), depth=0)
-    assert with_discount(asynchronous, 0.5).inner == ps.SerialSampler(T=4, B=1, discount=0.5)
+    assert plan.with_sampler(asynchronous).sampler.inner == ps.SerialSampler(T=4, B=1, discount=0.5)
     own = ps.CpuSampler(discount=0.9)
-    assert with_discount(own, 0.5) is own
-    assert with_discount(ps.CpuSampler(), None) == ps.CpuSampler()
+    assert plan.with_sampler(own).sampler is own
+    assert plan.with_sampler(asynchronous).exp.sampler is asynchronous  # which is what a run stores
 
 
 def test_rollout_metrics_follow_the_last_episodes(trainer: Trainer, tmp_path: Path) -> None:

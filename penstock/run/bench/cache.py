@@ -9,11 +9,10 @@ import platform
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.agents.parameters import require_device
 from penstock.core import VERSION
 from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError
@@ -31,27 +30,24 @@ from penstock.run.bench.search import (
     with_settings,
 )
 from penstock.run.experiment import Experiment
-from penstock.run.suited import suited
 from penstock.samplers.serial import SerialSampler
-from penstock.workers.checking import check_apart
+
+if TYPE_CHECKING:  # it asks for the fastest sampler
+    from penstock.run.plan import Plan
 
 BUDGET_S = 20.0
 """Longest duration of the measurement."""
 _SETTINGS = {"name", "workers", "groups"}
 
 
-def auto_sampler(exp: Experiment) -> Synchronous:
-    """The settings of the fastest sampler for an experiment here: from the cache, or measured and cached.
+def auto_sampler(plan: Plan) -> Synchronous:
+    """The settings of the fastest sampler for a plan here: from the cache, or measured and cached.
 
-    T, B and all else that concerns the batches are those of `exp.sampler`, or the algorithm's if that is "auto". Only
+    T, B and all else that concerns the batches are those of the plan's sampler. Only
     samplers that act where the agent learns are tried, so the choice changes nothing but speed.
     """
-    require_device(exp.run.device, "run.device")
-    base = base_sampler(exp)
-    algo, _, specs = suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
-    policy = algo.build(specs, seed=exp.run.seed, device=exp.run.device)
-    key = _key(exp, base, _network(policy))
-    del policy
+    exp, base = plan.exp, base_sampler(plan.exp)
+    key = _key(exp, base, _network(plan.make_policy()))
     found = None if key is None else _read(cache_path(key), key)
     if key is not None and found is not None:
         sampler, where = with_settings(base, found["sampler"]), cache_path(key)
@@ -59,7 +55,7 @@ def auto_sampler(exp: Experiment) -> Synchronous:
         return sampler
     _say(exp, f"sampler: measuring which is fastest here, {BUDGET_S:.0f} s at most ...")
     started = time.monotonic()
-    verdict = bench(exp, BUDGET_S, same_device=True)
+    verdict = bench(plan, BUDGET_S, same_device=True)
     kept = "" if key is None else _keep(cache_path(key), key, verdict)
     _say(
         exp,

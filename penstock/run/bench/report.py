@@ -15,10 +15,9 @@ from penstock.learn.policy_set import agents_of
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.search import Verdict, describe, run_threads
 from penstock.run.experiment import Experiment
+from penstock.run.plan import Plan
 from penstock.run.progress import print_summary
-from penstock.run.suited import suited
 from penstock.run.timeline import WARM_UP, WINDOW, Tracing
-from penstock.workers.checking import check_apart
 
 _LONGEST_TRACE_S = 60.0
 _TRACED_T = 32
@@ -52,17 +51,15 @@ def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
     print(command)  # in no frame, to be copied
 
 
-def trace_sampler(exp: Experiment, verdict: Verdict, path: Path) -> None:
+def trace_sampler(plan: Plan, verdict: Verdict, path: Path) -> None:
     """Trains some short batches with the recommended sampler and writes their timeline."""
     sampler = replace(verdict.best.sampler, max_decorrelation_steps=0, T=min(verdict.best.sampler.T, _TRACED_T))
-    algo, config, specs = suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
-    policy = algo.build(specs, seed=exp.run.seed, device=exp.run.device)
-    policy.set_progress(0.0)
+    policy = plan.make_policy()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(run_threads(exp))
+        stack.enter_context(run_threads(plan.exp))
         tracing = Tracing(path)
         stack.callback(tracing.close)
-        live = sampler.build(config, exp.run.seed)
+        live = plan.with_sampler(sampler).make_sampler()
         stack.callback(live.shutdown)
         stack.callback(tracing.close)
         live.initialize(agents_of(policy))

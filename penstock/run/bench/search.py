@@ -8,11 +8,10 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from penstock.agents.parameters import require_device
 from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.machine import Machine, counted, read_machine
@@ -22,12 +21,13 @@ from penstock.learn.policy_set import AnyPolicy, agents_of
 from penstock.run.affinity import default_workers
 from penstock.run.bench.costs import Costs, measure_acting, measure_env, measure_handshake
 from penstock.run.experiment import Experiment
-from penstock.run.suited import suited
 from penstock.samplers import SAMPLERS, find_sampler
 from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import GpuSampler
 from penstock.samplers.serial import SerialSampler
-from penstock.workers.checking import check_apart
+
+if TYPE_CHECKING:  # it asks for the fastest sampler
+    from penstock.run.plan import Plan
 
 Synchronous: TypeAlias = SerialSampler | CpuSampler | GpuSampler
 """Settings of the samplers that a benchmark compares."""
@@ -69,9 +69,9 @@ class Verdict:
 
 
 def bench(
-    exp: Experiment, budget_s: float, same_device: bool = False, say: Callable[[str], None] = lambda text: None
+    plan: Plan, budget_s: float, same_device: bool = False, say: Callable[[str], None] = lambda text: None
 ) -> Verdict:
-    """Finds the fastest synchronous sampler for an experiment on this machine, in about `budget_s` seconds.
+    """Finds the fastest synchronous sampler for a plan on this machine, in about `budget_s` seconds.
 
     Of each sampler the setting with the best prediction comes first, so that little time suffices; settings that no
     time is left for are listed as not measured. The best are measured twice, since other programs may disturb.
@@ -85,12 +85,10 @@ def bench(
     """
     started = time.monotonic()
     deadline = started + budget_s
-    require_device(exp.run.device, "run.device")
-    base, machine = base_sampler(exp), read_machine()
-    algo, config, specs = suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler))
+    exp, config, machine = plan.exp, plan.env, read_machine()
+    base = base_sampler(exp)
     with run_threads(exp):
-        policy = algo.build(specs, seed=exp.run.seed, device=exp.run.device)
-        policy.set_progress(0.0)
+        policy = plan.make_policy()
         native = makes_vector_env(config)
         costs = _measure_parts(config, exp.run.seed, base, policy, machine, budget_s, native, say)
         agents = agents_of(policy)

@@ -22,8 +22,8 @@ from penstock.learn.policy import Policy
 from penstock.learn.policy_set import LoadedPolicy, PolicySet
 from penstock.learn.train_ops import train_one_step
 from penstock.run.checkpoints.encoding import decode, encode
-from penstock.run.env_runners.recipe import Recipe
 from penstock.run.experiment import Experiment
+from penstock.run.plan import Plan
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.runners.packing import together
@@ -40,7 +40,7 @@ class EnvRunner:
     Environments of many agents are seated as `ps.Trainer` does.
 
     Args:
-        made_from: an experiment. index: of this runner among `runners` that have the experiment's sampler each.
+        made_from: an experiment, or its plan. index: of this runner among `runners` that have its sampler each.
         trains_on: T and B of the batches that its policies are to be trained on, where they are other runners'; it then
             makes environments of its own only if it is asked to sample or to evaluate.
 
@@ -50,15 +50,18 @@ class EnvRunner:
 
     def __init__(
         self,
-        made_from: Experiment | Recipe | bytes,
+        made_from: Experiment | Plan | bytes,
         index: int = 0,
         runners: int = 1,
         *,
         trains_on: BatchSpec | None = None,
     ) -> None:
-        recipe = received(made_from) if isinstance(made_from, bytes) else Recipe.of(made_from, index, runners)
-        self._recipe: Recipe = recipe
-        self._trains_on = recipe.fragment if trains_on is None else trains_on
+        if isinstance(made_from, bytes):
+            plan: Plan = received(made_from)
+        else:
+            plan = Plan.of(made_from).among(runners)[index]
+        self._plan = plan
+        self._trains_on = plan.fragment if trains_on is None else trains_on
         self._runner: Runner | None = None
         self._closed = False
         self._policy: LoadedPolicy | None = None
@@ -72,13 +75,13 @@ class EnvRunner:
     def policy(self) -> LoadedPolicy:
         """The algorithm's policy, of many agents the PolicySet; built when it is first asked for."""
         if self._policy is None:
-            recipe, seating = self._recipe, self._recipe.env.seating
-            policy: LoadedPolicy = recipe.algo.build(recipe.specs, seed=recipe.seed)
+            plan, seating = self._plan, self._plan.env.seating
+            policy: LoadedPolicy = plan.algo.build(plan.specs, seed=plan.seed)
             for one in policy.values() if isinstance(policy, PolicySet) else [policy]:
-                one.clock.begin(recipe.total_steps)
+                one.clock.begin(plan.exp.run.steps)
                 if isinstance(policy, PolicySet) and one not in policy.trained.values():
                     one.act_only()
-            shown = recipe.acting(self._trains_on, policy)[1]
+            shown = plan.acting(self._trains_on, policy)[1]
             policy.prepare(
                 self._trains_on, {name: own["info"] for name, own in shown.items()} if seating else shown["info"]
             )
@@ -88,7 +91,7 @@ class EnvRunner:
     @property
     def agent(self) -> Agent:
         """The policy's agent; of several a module list, in the order of the environment's seats."""
-        policy, seating = self.policy, self._recipe.env.seating
+        policy, seating = self.policy, self._plan.env.seating
         if seating is None:
             return policy.agent
         return together([policy[name].agent for name in seating.policies])
@@ -222,7 +225,7 @@ class EnvRunner:
             row: as `last_row` returns it, of many agents by policy id. itr: number of the fragment. episodes: that each
                 slot has begun, at most; the next one has the number after.
         """
-        B = self._recipe.fragment.B
+        B = self._plan.fragment.B
         self._acting.live.go_on(row, None, PoolState.resetting([episodes] * B), [None] * B)
         self._itr = itr
 
@@ -232,7 +235,7 @@ class EnvRunner:
         if self._closed:
             raise ConfigError("the runner was closed; make another")
         if self._runner is None:
-            self._runner = Runner(self._recipe)
+            self._runner = Runner(self._plan)
         return self._runner
 
     @property

@@ -14,8 +14,8 @@ from penstock.core.spec import BatchSpec
 from penstock.envs.pools.many.hosting import most_episodes
 from penstock.learn.policy_set import each
 from penstock.run.env_runners.env_runner import EnvRunner
-from penstock.run.env_runners.recipe import Recipe
 from penstock.run.experiment import Experiment
+from penstock.run.plan import Plan
 from penstock.samplers.runners.fragments import Fragments
 from penstock.samplers.runners.runners import Runners, late
 from penstock.workers.faults import FaultPolicy, Faults
@@ -30,7 +30,7 @@ class EnvRunnerGroup:
     Without remote workers nothing is started, no backend either, and the local worker samples.
 
     Args:
-        made_from: an experiment. backend: a name, or a Backend.
+        made_from: an experiment, or its plan. backend: a name, or a Backend.
         deadline_s: within which a runner must answer. start_timeout_s: the same while it starts.
         fault_policy: as of workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
         min_runners: below so many the group waits for a replacement.
@@ -43,7 +43,7 @@ class EnvRunnerGroup:
 
     def __init__(
         self,
-        made_from: Experiment,
+        made_from: Experiment | Plan,
         num_env_runners: int = 2,
         backend: BackendName | Backend = "ray",
         *,
@@ -61,8 +61,8 @@ class EnvRunnerGroup:
                 f"num_env_runners={num_env_runners} with min_runners={min_runners}; expected 0 or more runners, and "
                 "min_runners of at most as many"
             )
-        self._recipes = Recipe.of(made_from).among(max(num_env_runners, 1))
-        self.fragment: BatchSpec = self._recipes[0].fragment
+        self._plans = Plan.of(made_from).among(max(num_env_runners, 1))
+        self.fragment: BatchSpec = self._plans[0].fragment
         """T and B of one runner."""
         self._local: EnvRunner | None = None
         self._in_flight: dict[Any, int] = {}
@@ -78,7 +78,7 @@ class EnvRunnerGroup:
         self._runners: Runners | None = None
         if num_env_runners:
             self._runners = Runners(
-                self._recipes,
+                self._plans,
                 make_backend(backend, num_env_runners, **options) if isinstance(backend, str) else backend,
                 EnvRunner,
                 deadline_s=deadline_s,
@@ -96,7 +96,7 @@ class EnvRunnerGroup:
         if self._local is None:
             T, B = self.fragment
             many = len(self.remote_workers)
-            self._local = EnvRunner(self._recipes[0], trains_on=BatchSpec(T, B * many) if many else None)
+            self._local = EnvRunner(self._plans[0], trains_on=BatchSpec(T, B * many) if many else None)
         return self._local
 
     @property
@@ -283,7 +283,7 @@ class EnvRunnerGroup:
         """Has a replacement go on from the last row of its columns, in episodes that were not begun before."""
         row = None if self._fragments is None else self._fragments.last_row(i)
         if row is not None:
-            seating, T = self._recipes[i].env.seating, self.fragment.T
+            seating, T = self._plans[i].env.seating, self.fragment.T
             most = T + 1 if seating is None else most_episodes(seating, T)
             self._follows[i] = self.runners.call(i, "follow", row, self._asked[i], self._asked[i] * most)
 
@@ -291,6 +291,6 @@ class EnvRunnerGroup:
     def _whole(self) -> Fragments:
         """What joins fragments, made with the local worker's agents."""
         if self._fragments is None:
-            acting, _ = self._recipes[0].acting(self.fragment, self.local_worker.policy)
+            acting, _ = self._plans[0].acting(self.fragment, self.local_worker.policy)
             self._fragments = Fragments(acting, len(self._asked))
         return self._fragments

@@ -38,10 +38,15 @@ def free_run_dir(exp: Experiment) -> Path:
     else:
         name = "".join(c if c.isalnum() or c in "._-" else "-" for c in exp.env_config.name)
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{exp.run.seed}"
-        path = Path("runs") / name / exp.algo_name / stamp
-        path = next(p for i in itertools.count(2) for p in (path, path.with_name(f"{stamp}-{i}")) if not p.exists())
+        path = _unused(Path("runs") / name / exp.algo_name / stamp)
     check_free(path)
     return path
+
+
+def _unused(path: Path) -> Path:
+    """The path, or with the first number behind its name by which nothing stands there."""
+    numbered = (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))
+    return next(p for p in itertools.chain([path], numbered) if not p.exists())
 
 
 def check_free(path: Path) -> None:
@@ -61,17 +66,17 @@ def check_free(path: Path) -> None:
         ) from error
 
 
-def make_run_dir(exp: Experiment, path: Path) -> Path:
-    """Makes the run directory; a default name taken in the same second gets a number. Raises CheckpointError."""
+def make_run_dir(path: Path, given: bool) -> Path:
+    """Makes the run directory; one that was not given, and is taken by now, gets a number. Raises CheckpointError."""
     try:
         while True:
             try:
-                path.mkdir(parents=True, exist_ok=exp.run.dir is not None)
+                path.mkdir(parents=True, exist_ok=given)
                 return path
             except FileExistsError:
-                if exp.run.dir is not None:
+                if given:
                     raise
-                path = free_run_dir(exp)
+                path = _unused(path)
     except OSError as error:
         raise CheckpointError(
             f"cannot make run directory {path}: {error.strerror or error}; choose another run.dir"
@@ -114,7 +119,7 @@ def write_config(trainer: Trainer) -> None:
     """
     exp, run_dir = trainer.exp, trainer.run_dir
     assert run_dir is not None
-    config = config_bytes(to_plain(exp), specs_to_plain(trainer.specs))
+    config = config_bytes(to_plain(exp), specs_to_plain(trainer.plan.specs))
     meta = {
         "env": exp.env_config.name,
         "algo": exp.algo_name,
@@ -124,7 +129,7 @@ def write_config(trainer: Trainer) -> None:
         "host": socket.gethostname(),
         "git": _git(),
         **_fingerprint(),
-        "env_reproducible": trainer.report.reproducible,
+        "env_reproducible": trainer.plan.report.reproducible,
     }
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -16,12 +16,12 @@ from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
 from penstock.learn.policy_set import AnyPolicy, each
 from penstock.processes.shipping import CURE, ship
-from penstock.run.experiment import Experiment
 from penstock.run.learners.learner import Learner
 from penstock.run.learners.places import RankPlaces
 from penstock.run.learners.rank import READY, Rank
 from penstock.run.learners.rendezvous import FileMeeting, RayMeeting
 from penstock.run.learners.shared import shares
+from penstock.run.plan import Plan
 
 MOST_RESTARTS = 5
 """Restarts from one checkpoint, after which the run ends."""
@@ -51,12 +51,13 @@ class LearnerGroup(Rank):
         LearnerLostError: a rank did not come up.
     """
 
-    def __init__(self, exp: Experiment, init: dict[str, Any] | None, make: type) -> None:
-        size, run = exp.run.learners, exp.run
-        shares(exp.sampler_settings, size)  # refused before anything is started
+    def __init__(self, plan: Plan, init: dict[str, Any] | None, make: type) -> None:
+        exp, run = plan.exp, plan.exp.run
+        size = run.learners
+        shares(plan.sampler, size)  # refused before anything is started
         without_display = replace(exp, run=replace(run, progress="off", trace=None, each=None))
         what = "the experiment cannot be sent to the processes of run.learners"
-        shipped = ship((make, without_display, init), what, CURE)
+        shipped = ship((make, replace(plan, exp=without_display), init), what, CURE)
         self._places = RankPlaces(exp)
         self._backend: Backend = self._places.backend
         self._calls: list[tuple[int, Any]] = []

@@ -17,7 +17,7 @@ class Learner:
     """Rank `rank` of `size`: builds its share of an experiment, and takes part in what rank 0 calls on all of them.
 
     Args:
-        shipped: the class of its Trainer, the experiment and `init`, as `ship` made bytes of them.
+        shipped: the class of its Trainer, the plan and `init`, as `ship` made bytes of them.
         place: of the runners that it starts, see `place_runners`; None where they go anywhere.
     """
 
@@ -39,12 +39,14 @@ class Learner:
         Args:
             meeting: place on Ray, or the descriptor of a file that all ranks share.
         """
-        make, exp, init = unship(self._shipped, elsewhere=isinstance(meeting, RayMeeting))
+        make, plan, init = unship(self._shipped, elsewhere=isinstance(meeting, RayMeeting))
         at = FileMeeting(meeting) if isinstance(meeting, int) else meeting
         own_gpus = isinstance(meeting, int)
-        rank = Rank(self._rank, self._size, at.meet_as(self._rank, self._size), exp.run.learner_timeout_s, own_gpus)
+        rank = Rank(
+            self._rank, self._size, at.meet_as(self._rank, self._size), plan.exp.run.learner_timeout_s, own_gpus
+        )
         try:
-            self._trainer = make(exp, init=init, rank=rank)
+            self._trainer = make(plan, init=init, rank=rank)
         finally:
             if isinstance(at, FileMeeting):
                 at.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from penstock.learn.algorithm import TrainingStepFn
 from penstock.learn.comm import Comm, GroupComm
 from penstock.learn.policy_set import AnyPolicy
 from penstock.run.learners.shared import SharedSampler, shared_step, shares
-from penstock.samplers.sampler import SamplerSettings
+
+if TYPE_CHECKING:  # it makes ranks
+    from penstock.run.plan import Plan
 
 READY = 1
 """The note of a rank that waits to meet the others; of one that has entered collective k it is READY + k."""
@@ -57,12 +60,13 @@ class Rank:
             self._comm = GroupComm(group, self._timeout_s, where, entering=self._enter, looking=self._looking)
         return self._comm
 
-    def sampler(self, settings: SamplerSettings, env: Any, seed: int, device: str) -> SharedSampler:
+    def sampler(self, plan: Plan, device: str) -> SharedSampler:
         """The live sampler of this rank's slots. Raises ConfigError, as `shares`."""
-        own = shares(settings, self.size)
+        own = shares(plan.sampler, self.size)
         starts = np.cumsum([0, *(x.spec.B for x in own)]).tolist()
         slots = [slice(a, b) for a, b in zip(starts, starts[1:])]
-        live = own[self.rank].build(env, seed, first_slot=slots[self.rank].start, total_slots=starts[-1])
+        mine = replace(plan, sampler=own[self.rank], first_slot=slots[self.rank].start, total_slots=starts[-1])
+        live = mine.make_sampler()
         try:
             return SharedSampler(live, self.comm(device), slots)
         except BaseException:

@@ -23,7 +23,6 @@ from penstock.run.playing.evaluator import Evaluator, seated_for
 from penstock.run.playing.video import VideoWriter
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
-from penstock.workers.checking import check_apart
 
 
 def evaluate(
@@ -60,7 +59,7 @@ def evaluate(
     if env is None:
         raise ConfigError("evaluate(policy) without env; pass what to play, e.g. evaluate(policy, 'CartPole-v1')")
     config = with_added(as_env_config(env), env_kwargs, env_options)
-    policy, config = seated_for(policy, config, check_apart(config, seed or 0))
+    policy, config = seated_for(policy, config, seed or 0)
     how = _limits(slots, max_steps, EVAL_SLOTS, EVAL_MAX_STEPS)
     evaluator = Evaluator(config, seed or 0, how["slots"])
     try:
@@ -84,7 +83,7 @@ def evaluate_run(
 ) -> tuple[Episodes, int]:
     """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
     policy, step, exp, config = opened(run_dir, which, env, env_kwargs, trust, env_options)
-    policy, config = seated_for(policy, config, check_apart(config, exp.run.seed, exp.sampler_settings))
+    policy, config = seated_for(policy, config, exp.run.seed, exp.sampler_settings)
     how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
     evaluator = Evaluator(config, exp.run.seed if seed is None else seed, exp.sampler_settings.spec.B)
     try:
@@ -134,9 +133,8 @@ def record_video(
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
     policy, step, exp, config = opened(run_dir, which, env, kwargs, trust, env_options)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
-    report = check_apart(config, exp.run.seed, exp.sampler_settings)
-    if report.agents is not None:
-        policy, config = seated_for(policy, config, report)
+    policy, config = seated_for(policy, config, exp.run.seed, exp.sampler_settings)
+    if config.seating is not None:
         return _film(policy, config, exp, step, episodes, path)
     live = config.make()
     if isinstance(live, gymnasium.vector.VectorEnv):

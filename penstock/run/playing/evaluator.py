@@ -8,14 +8,15 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.core.spec import SHARED, EnvSpec, Specs, describe
-from penstock.envs.check import EnvReport
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
 from penstock.learn.policies import Policies
 from penstock.learn.policy_set import AnyPolicy, PolicySet, agents_of, specs_of
 from penstock.run.playing.opponents import WithoutState
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
+from penstock.workers.checking import check_apart
 
 
 class Evaluator:
@@ -57,11 +58,15 @@ class Evaluator:
         self._sampler.shutdown()
 
 
-def seated_for(policy: AnyPolicy, config: EnvConfig, report: EnvReport) -> tuple[AnyPolicy, EnvConfig]:
-    """The policy and the environment to play it in, with a seat for every agent where there are many.
+def seated_for(
+    policy: AnyPolicy, config: EnvConfig, seed: int, settings: SamplerSettings | None = None
+) -> tuple[AnyPolicy, EnvConfig]:
+    """The policy, and the environment to play it in, checked, with a seat for every agent where there are many.
 
-    One policy, of a run in an environment of one agent or one of several, then plays them all.
+    One policy, of a run in an environment of one agent or one of several, then plays them all. Errors as of
+    `check_apart`, whose limits the sampler's settings are.
     """
+    report = check_apart(config, seed, settings)
     if report.agents is None:
         return policy, config
     if not isinstance(policy, PolicySet):

@@ -75,7 +75,7 @@ def _report(tune: Any, it: Iteration, exp: Experiment, checkpoint: bool) -> None
         return
     it.run.save()
     with tempfile.TemporaryDirectory() as folder:
-        fork_run(it.run.run_dir, Path(folder) / "run", exp, specs_to_plain(it.run.trainer.specs))
+        fork_run(it.run.run_dir, Path(folder) / "run", exp, specs_to_plain(it.run.trainer.plan.specs))
         tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(Path(folder) / "run"))
 
 

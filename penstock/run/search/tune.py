@@ -15,15 +15,15 @@ from rich.console import Console
 from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import require_name
-from penstock.core.spec import Specs, specs_to_plain
+from penstock.core.spec import specs_to_plain
 from penstock.learn.policy_set import parameters
-from penstock.run.bench.cache import auto_sampler
 from penstock.run.entry import load
 from penstock.run.experiment import Experiment
 from penstock.run.files.lock import RunLock
 from penstock.run.files.stored import undamaged
 from penstock.run.launch.launcher import Display, Launcher
 from penstock.run.launch.slots import check_backend, make_slots
+from penstock.run.plan import Plan
 from penstock.run.search.display import SearchDisplay
 from penstock.run.search.pictures import draw_search
 from penstock.run.search.queue import SearchQueue, make_queue, open_search
@@ -31,8 +31,6 @@ from penstock.run.search.report import FoundTrial, SearchResult, has_word, numbe
 from penstock.run.search.search import Mode, SearchSettings
 from penstock.run.search.space import check_explored, check_init, check_space, read_space
 from penstock.run.search.stored import ADVICE, STATE, read_state, require_same, settings_of
-from penstock.run.suited import suited
-from penstock.workers.checking import check_apart
 
 
 def tune(
@@ -105,7 +103,7 @@ def prepared(exp: Experiment) -> Experiment:
             f"{lost} cannot be stored, and each trial is a process of its own; move it to the top of a module that "
             "can be imported, or name it module:qualname"
         )
-    sampler = auto_sampler(exp) if exp.sampler == "auto" else exp.sampler_settings
+    sampler = Plan.of(exp).exp.sampler if exp.sampler == "auto" else exp.sampler_settings
     quiet = "plain" if exp.run.progress in ("auto", "live") else exp.run.progress
     return replace(exp, sampler=sampler, run=replace(exp.run, dir=None, progress=quiet))
 
@@ -182,13 +180,13 @@ def opened(
                 # Whether rungs wait until they are complete was settled when the search began.
                 settings = replace(settings, synchronous=settings_of(plain).synchronous)
                 require_same(folder, plain, settings, exp)
-                queue = make_queue(folder, exp, specs_to_plain(_spec_of(exp)), settings, **given)
+                queue = make_queue(folder, exp, specs_to_plain(Plan.of(exp).specs), settings, **given)
                 queue.restore(plain)
             queue.begin()  # again: it may have been killed while it began, or have another metric now
             yield queue
         return
     _require_empty(folder)
-    spec = _spec_of(exp)
+    spec = Plan.of(exp).specs
     queue = make_queue(folder, exp, specs_to_plain(spec), settings, **given)
     if settings.scheduler == "pbt":
         check_explored(queue.search.space, exp, spec)
@@ -264,11 +262,6 @@ def result_of(queue: SearchQueue, stopped: int | None = None) -> SearchResult:
         confirmed={c.seed: c.score for c in queue.study},
         stopped_by="trials" if stopped is None else signal.Signals(stopped).name,
     )
-
-
-def _spec_of(exp: Experiment) -> Specs:
-    """What the policies are built for; the environment is checked in a process of its own. Raises EnvWorkerError."""
-    return suited(exp, check_apart(exp.env_config, exp.run.seed, exp.sampler_settings))[2]
 
 
 def _unstorable(plain: Any) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from penstock.actors.backend import Backend
@@ -11,7 +11,7 @@ from penstock.actors.make import BackendName, make_backend
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, NotNegative, Positive, Whole, check_settings
-from penstock.core.spec import BatchSpec
+from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.runners.live import RoundsLive
@@ -108,13 +108,23 @@ class RunnerSampler:
             self.runners,
             address=self.address,
             num_cpus=self.num_cpus,
-            object_store_mb=self.store_mb(config, seed),
+            object_store_mb=self.object_store_mb if self._has_store else self._store_mb(self._specs(config, seed)),
         )
 
-    def store_mb(self, config: EnvConfig, seed: int) -> int:
-        """MB of shared memory that a local cluster needs for the fragments of this environment; 0 where it is none."""
-        if self.backend != "ray" or self.address != "local" or self.object_store_mb:
-            return self.object_store_mb
-        row = sum(leaf.null().nbytes for leaf in tree_leaves(check_apart(config, seed, self.inner).spec.obs))
+    def fitted(self, specs: Iterable[EnvSpec]) -> RunnerSampler:
+        """The settings with the shared memory that fragments need, by the specs of an environment's policies."""
+        return self if self._has_store else replace(self, object_store_mb=self._store_mb(specs))
+
+    @property
+    def _has_store(self) -> bool:
+        """The cluster's memory is another's, or given."""
+        return self.backend != "ray" or self.address != "local" or self.object_store_mb > 0
+
+    def _store_mb(self, specs: Iterable[EnvSpec]) -> int:
+        row = sum(leaf.null().nbytes * max(spec.agents, 1) for spec in specs for leaf in tree_leaves(spec.obs))
         rounds = 2 * (self.depth + 2)
         return 128 + (rounds * self.runners * self.inner.spec.size * (row + 64) >> 20)
+
+    def _specs(self, config: EnvConfig, seed: int) -> Iterable[EnvSpec]:
+        """Those of an environment that no `Plan` has looked at yet."""
+        return [check_apart(config, seed, self.inner).spec] if config.seating is None else config.seating.specs

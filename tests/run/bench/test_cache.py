@@ -16,12 +16,17 @@ from penstock.run.bench.search import (
     base_sampler,
     with_settings,
 )
+from penstock.run.plan import Plan
 from tests.run.bench.short import BASE, ENV, QUIET, costs, experiment
 
 # auto
 
 
 pytestmark = pytest.mark.usefixtures("nothing_left_set")
+
+
+def chosen(exp: ps.Experiment) -> object:
+    return auto_sampler(Plan.with_usual_sampler(exp))
 
 
 @pytest.fixture
@@ -35,10 +40,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Benchmarks that were made; each finds gpu with 2 workers at once."""
     found: list[Any] = []
 
-    def stand_in(exp: ps.Experiment, budget_s: float, same_device: bool = False) -> Verdict:
-        found.append(exp)
+    def stand_in(plan: Plan, budget_s: float, same_device: bool = False) -> Verdict:
+        found.append(plan)
         assert same_device
-        best = Row(with_settings(base_sampler(exp), {"name": "gpu", "workers": 2}), 1.0, 5.0)
+        best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 1.0, 5.0)
         return Verdict(costs(1, 1, 1), (best,), best, "because", "", 0.0)
 
     monkeypatch.setattr(bench_cache, "bench", stand_in)
@@ -49,10 +54,10 @@ def test_auto_is_measured_once_for_each_question(
     cache: Path, asked: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     exp = experiment(progress="plain")
-    first = auto_sampler(exp)
+    first = chosen(exp)
     assert first == ps.GpuSampler(T=8, B=4, workers=2)
     assert "kept in" in capsys.readouterr().out
-    assert auto_sampler(exp) == first
+    assert chosen(exp) == first
     said = capsys.readouterr().out
     assert "as measured" in said
     assert str(cache) in said
@@ -63,10 +68,10 @@ def test_auto_is_measured_once_for_each_question(
         replace(exp, env_kwargs={"terminate_at": 9}), replace(exp, algo=ps.A2C(net=ps.Net(hidden=(8,)))),
     ):  # fmt: skip
         before = len(asked)
-        auto_sampler(other)
+        chosen(other)
         assert len(asked) == before + 1
     assert len(list(cache.iterdir())) == 5
-    auto_sampler(replace(exp, algo=ps.A2C(lr=1e-5), run=replace(exp.run, seed=7)))
+    chosen(replace(exp, algo=ps.A2C(lr=1e-5), run=replace(exp.run, seed=7)))
     assert len(asked) == 5
 
 
@@ -75,21 +80,21 @@ def test_auto_of_many_agents_is_one_question_for_each_way_to_seat_them(cache: Pa
     mapping = {"agent_0": "a", "agent_1": "b"}
     two = replace(shared, algo=ps.Policies({"a": ps.A2C(), "b": ps.A2C()}, policy_mapping_fn=mapping))
     for exp in (shared, two, shared, two):
-        assert auto_sampler(exp) == ps.GpuSampler(T=8, B=4, workers=2)
+        assert chosen(exp) == ps.GpuSampler(T=8, B=4, workers=2)
     assert len(asked) == len(list(cache.iterdir())) == 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"key": 1, "sampler": {"name": "os:system"}}', "\xff"])
 def test_a_damaged_answer_is_measured_again(cache: Path, asked: list[Any], text: str) -> None:
-    auto_sampler(experiment())
+    chosen(experiment())
     path = next(cache.iterdir())
     path.write_text(text)
-    assert auto_sampler(experiment()) == ps.GpuSampler(T=8, B=4, workers=2)
+    assert chosen(experiment()) == ps.GpuSampler(T=8, B=4, workers=2)
     assert len(asked) == 2
     answer = json.loads(path.read_text())
     answer["sampler"]["name"] = "os:system"
     path.write_text(json.dumps(answer))
-    auto_sampler(experiment())
+    chosen(experiment())
     assert len(asked) == 3
 
 
@@ -98,7 +103,7 @@ def test_a_cache_that_cannot_be_written_is_no_failure(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    auto_sampler(experiment(progress="plain"))
+    chosen(experiment(progress="plain"))
     assert "not kept" in capsys.readouterr().out
 
 
@@ -106,8 +111,8 @@ def test_a_lambda_has_no_name_to_keep_it_by(cache: Path, asked: list[Any]) -> No
     from penstock.envs.toy import Counter
 
     exp = replace(experiment(), env=lambda: Counter())
-    auto_sampler(exp)
-    auto_sampler(exp)
+    chosen(exp)
+    chosen(exp)
     assert len(asked) == 2
     assert not cache.exists()
 

@@ -9,6 +9,7 @@ import pytest
 import penstock as ps
 from penstock.run.bench.report import print_verdict, trace_sampler
 from penstock.run.bench.search import Row, Verdict
+from penstock.run.plan import Plan
 from tests.run.bench.short import BASE, ENV, costs, experiment
 
 pytestmark = pytest.mark.usefixtures("nothing_left_set")
@@ -32,7 +33,7 @@ def test_the_tables_name_every_part_and_sampler(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("env", [ENV, pytest.param("penstock.envs.toy:TeamBits", marks=pytest.mark.slow)])
 def test_the_recommended_sampler_leaves_a_timeline(env: str, tmp_path: Path) -> None:
-    trace_sampler(replace(experiment(), env=env), VERDICT, tmp_path / "t.json")
+    trace_sampler(Plan.with_usual_sampler(replace(experiment(), env=env)), VERDICT, tmp_path / "t.json")
     names = {event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]}
     assert {"step", "act", "learn"} <= names
     assert (tmp_path / "t.png").stat().st_size > 0

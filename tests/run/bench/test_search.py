@@ -21,6 +21,7 @@ from penstock.run.bench.search import (
     settings_of,
     with_settings,
 )
+from penstock.run.plan import Plan
 from tests.run.bench.short import BASE, costs, experiment
 
 pytestmark = pytest.mark.usefixtures("nothing_left_set")
@@ -116,7 +117,7 @@ def test_says_why(sampler: Any, parts: Costs, words: str) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_benchmark_measures_what_it_has_time_for_and_leaves_nothing_set() -> None:
-    verdict = bench(experiment(), 1.0)
+    verdict = bench(Plan.with_usual_sampler(experiment()), 1.0)
     assert verdict.best.steps_per_s > 0
     assert verdict.rows[0].steps_per_s >= verdict.best.steps_per_s
     for row in verdict.rows:
@@ -124,7 +125,7 @@ def test_a_benchmark_measures_what_it_has_time_for_and_leaves_nothing_set() -> N
 
 
 def test_one_sampler_is_measured_however_late_it_is() -> None:
-    verdict = bench(experiment(), 1e-3)
+    verdict = bench(Plan.with_usual_sampler(experiment()), 1e-3)
     assert verdict.best.sampler == BASE
     assert {row.note for row in verdict.rows[1:]} == {"no time left"}
 
@@ -138,7 +139,7 @@ TWO = ps.Policies({"a": ps.A2C(), "b": ps.DQN()}, policy_mapping_fn={"agent_0": 
     ids=["at once", "in turn"],
 )
 def test_many_agents_are_measured_in_environment_steps(env: str, algo: Any) -> None:
-    verdict = bench(replace(experiment(), env=f"penstock.envs.toy:{env}", algo=algo), 1e-3)
+    verdict = bench(Plan.with_usual_sampler(replace(experiment(), env=f"penstock.envs.toy:{env}", algo=algo)), 1e-3)
     assert verdict.best.sampler == BASE
     assert verdict.best.steps_per_s > 0
     assert verdict.costs.step_us > 0
@@ -149,4 +150,4 @@ def test_many_agents_are_measured_in_environment_steps(env: str, algo: Any) -> N
 def test_an_environment_that_fails_is_the_error() -> None:
     exp = replace(experiment(), env="penstock.envs.toy:FaultEnv", env_kwargs={"fault": "raise_in_init"})
     with pytest.raises(ps.PenstockError):
-        bench(exp, 1.0)
+        bench(Plan.with_usual_sampler(exp), 1.0)

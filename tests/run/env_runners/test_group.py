@@ -16,7 +16,7 @@ import torch
 import penstock as ps
 from penstock.actors.backend import RunnerError
 from penstock.core.errors import ConfigError
-from penstock.run.env_runners.recipe import Recipe
+from penstock.run.plan import Plan
 from penstock.testing.samplers import bits
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
@@ -244,7 +244,7 @@ def test_set_weights_are_acted_with_and_stamped() -> None:
 
 
 def test_runners_of_an_experiment_have_its_slots_one_after_the_other() -> None:
-    shares = [Recipe.of(EXP, i, 3).share for i in range(3)]
+    shares = Plan.of(EXP).among(3)
     assert [(x.first_slot, x.total_slots) for x in shares] == [(0, 6), (2, 6), (4, 6)]
     whole = serial(1, 6)[0]
     runners = [ps.EnvRunner(EXP, i, 3) for i in range(3)]
@@ -328,8 +328,8 @@ def test_asynchronous_fragments_are_of_the_newest_weights() -> None:
 
 @pytest.mark.parametrize(
     ("made", "says"),
-    [(lambda: ps.EnvRunnerGroup("CartPole-v1"), r"runners are made from 'CartPole-v1'; expected an experiment"),
-     (lambda: ps.EnvRunner("CartPole-v1"), r"runners are made from 'CartPole-v1'; expected an experiment"),
+    [(lambda: ps.EnvRunnerGroup("CartPole-v1"), r"'CartPole-v1' .str.; expected an experiment"),
+     (lambda: ps.EnvRunner("CartPole-v1"), r"'CartPole-v1' .str.; expected an experiment"),
      (lambda: ps.EnvRunnerGroup(EXP, num_workers=2), "has no 'num_workers'")],
 )  # fmt: skip
 def test_what_makes_no_group(made: Any, says: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant, RepeatPrevious
-from penstock.run import trainer
+from penstock.run import plan
 from penstock.run.checkpoints.checkpoint import find_checkpoint
-from penstock.run.playing import evaluation
+from penstock.run.playing import evaluation, evaluator
 from penstock.run.playing.evaluation import evaluate_run, record_video
 from penstock.workers.checking import check_apart
 
@@ -216,7 +216,7 @@ def test_every_environment_is_checked_before_it_is_made_here(
         checked.append(config.kwargs["max_episode_steps"])
         return check_apart(config, *args)
 
-    for module in (trainer, evaluation):
+    for module in (plan, evaluator):
         monkeypatch.setattr(module, "check_apart", noted)
     ps.Trainer(replace(EXP, env_kwargs={"max_episode_steps": 7}, eval_env_kwargs={"max_episode_steps": 8})).stop()
     for which, steps in ((run, 9), (policy, 10)):
@@ -285,7 +285,9 @@ def test_a_held_out_environment_of_its_own(tmp_path: Path) -> None:
     assert ps.evaluate(run, RepeatPrevious, 1, env_kwargs={"length": 4, "symbols": 3}).length.tolist() == [4]
 
 
-def test_a_trainer_evaluates_after_its_loop() -> None:
+def test_a_trainer_evaluates_once_it_is_stopped() -> None:
     trainer = ps.Trainer(replace(EXP, run=replace(RUN, steps=64)))
-    inside = [trainer.evaluate(3)[1].return_.tolist() for _ in trainer]
-    assert trainer.evaluate(3)[1].return_.tolist() == inside[-1]
+    trainer.train()
+    inside = trainer.evaluate(3)[1].return_.tolist()
+    trainer.stop()
+    assert trainer.evaluate(3)[1].return_.tolist() == inside

@@ -12,8 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run import plan
 from penstock.run.launch.launcher import Launcher
-from penstock.run.search import tune as tunes
 from penstock.run.search.queue import open_search
 from penstock.run.search.schedulers import Decision
 from penstock.run.search.stored import BASE, SETTINGS, STATE
@@ -120,13 +120,13 @@ def test_another_metric_leaves_the_search_ones_own(odd: Path, monkeypatch: pytes
 
 
 def test_two_that_begin_in_one_folder_do_not_overwrite_each_other(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = tunes.check_apart
+    checked = plan.check_apart
 
     def slow(*given: Any) -> Any:
         begun(odd)
         return checked(*given)
 
-    monkeypatch.setattr(tunes, "check_apart", slow)
+    monkeypatch.setattr(plan, "check_apart", slow)
     with pytest.raises(ConfigError, match="another search has begun in it"):
         with opened(prepared(EXP), settings(suggest="tpe"), odd):
             pass

@@ -1,0 +1,225 @@
+"""Plan: an experiment resolved on this machine, of which policy, sampler and evaluator are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+from penstock.agents.parameters import require_device
+from penstock.agents.preparation import RewardScaler
+from penstock.core.errors import ConfigError
+from penstock.core.spec import BatchSpec, EnvSpec, Specs
+from penstock.envs.check import EnvReport
+from penstock.envs.make import EnvConfig
+from penstock.learn.policies import for_agents
+from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, PolicySet, agents_of, each
+from penstock.processes.forking import end_ahead
+from penstock.replay.hindsight import HindsightTransitions
+from penstock.run.bench.cache import auto_sampler
+from penstock.run.experiment import Experiment
+from penstock.run.playing.evaluator import Evaluator, check_fits
+from penstock.samplers.cpu import CpuSampler
+from penstock.samplers.installed import Installed
+from penstock.samplers.live import LiveSampler
+from penstock.samplers.offline import check_teacher
+from penstock.samplers.runners.settings import RunnerSampler
+from penstock.samplers.runners.share import SamplerShare
+from penstock.samplers.sampler import Sampler, SamplerSettings
+from penstock.workers.checking import check_apart
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment whose sampler is chosen, and whose environments are checked and seated; it can be pickled.
+
+    Whoever is given one checks nothing again. For a runner it is a `Maker` of its sampler.
+    """
+
+    exp: Experiment
+    """With settings of a sampler, neither None nor "auto"."""
+    report: EnvReport
+    """Of `ps.check_env` on the environment of training."""
+    algo: Any
+    """The experiment's algorithm; in an environment of many agents one that knows who plays whom."""
+    env: EnvConfig
+    """The environment of training, with a seat for every agent where there are many."""
+    specs: Specs
+    """What policies are built for: an EnvSpec, or {policy id: EnvSpec}."""
+    sampler: SamplerSettings
+    """Those of the experiment, with what they leave to the algorithm and the environment."""
+    held_out: EnvReport | None
+    """Of the environment of evaluations, where that is another."""
+    eval_env: EnvConfig
+    """The environment of evaluations, seated."""
+    eval_specs: Specs
+    first_slot: int = 0
+    """Number of the first slot among those of the whole run."""
+    total_slots: int | None = None
+    """Of the whole run, over which ladders of epsilon are spread; None for those of this sampler."""
+
+    @classmethod
+    def of(cls, made_from: Experiment | Plan, ahead: bool = False) -> Plan:
+        """The plan of an experiment; a plan stays as it is.
+
+        Args:
+            ahead: meanwhile the process that workers are forked of starts, for a sampler that is made next.
+
+        Raises:
+            ConfigError, EnvContractError, EnvWorkerError: as `ps.check_env`; or the settings contradict each other.
+        """
+        if isinstance(made_from, Plan):
+            return made_from
+        if not isinstance(made_from, Experiment):
+            raise ConfigError(
+                f"{made_from!r:.60} ({type(made_from).__name__}); expected an experiment, e.g. "
+                'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
+            )
+        settings = made_from.sampler_settings
+        if ahead and isinstance(settings, CpuSampler) and made_from.run.learners == 1:
+            settings.start_ahead()
+        try:
+            plan = cls.with_usual_sampler(made_from)
+            if made_from.sampler == "auto":
+                plan = plan.with_sampler(auto_sampler(plan))
+            return plan
+        except BaseException:
+            end_ahead()
+            raise
+
+    @classmethod
+    def with_usual_sampler(cls, exp: Experiment) -> Plan:
+        """The plan with the sampler that the experiment names, for "auto" a SerialSampler; errors as of `of`."""
+        require_device(exp.run.device, "run.device")
+        settings, seed = exp.sampler_settings, exp.run.seed
+        report = check_apart(exp.env_config, seed, settings)
+        algo = for_agents(exp.algo, report.agents)
+        env, specs = _seated(algo, exp.env_config, report)
+        held_out, eval_env, eval_specs = None, env, specs
+        if exp.eval_env is not None or exp.eval_env_kwargs:
+            held_out = check_apart(exp.eval_env_config, seed, settings)
+            eval_env, eval_specs = _seated(algo, exp.eval_env_config, held_out)
+        sampler = _fitted(settings, getattr(exp.algo, "discount", None), specs)
+        exp = exp if exp.sampler is settings else replace(exp, sampler=settings)
+        return cls(exp, report, algo, env, specs, sampler, held_out, eval_env, eval_specs)
+
+    def with_sampler(self, settings: SamplerSettings) -> Plan:
+        """The plan with another sampler."""
+        sampler = _fitted(settings, getattr(self.exp.algo, "discount", None), self.specs)
+        return replace(self, exp=replace(self.exp, sampler=settings), sampler=sampler)
+
+    def among(self, runners: int) -> list[Plan]:
+        """This plan for each of so many runners that have its sampler, whose slots begin where its own do."""
+        first, B = self.first_slot, self.fragment.B
+        total = max(self.total_slots or 0, first + runners * B)
+        return [replace(self, first_slot=first + i * B, total_slots=total) for i in range(runners)]
+
+    def make_policy(self, device: str | None = None) -> LoadedPolicy:
+        """A new policy on a device, by default the run's, at the start of its schedules.
+
+        Raises:
+            ConfigError: it does not learn from what the sampler collects, or the environment of evaluations has other
+                spaces.
+        """
+        policy: LoadedPolicy = self.algo.build(self.specs, seed=self.seed, device=device or self.exp.run.device)
+        policy.set_progress(0.0)
+        if self.held_out is not None:
+            check_fits(self.eval_env, self.eval_specs, policy)
+        for own in each(policy).values():  # in the slot after those that train and that of an evaluator
+            view = None if own.replay_schedule is None else own.replay_schedule.replay.view
+            if isinstance(view, HindsightTransitions):
+                view.play_in(partial(self.env.make, self.sampler.spec.B + 1))
+        _check_sources(self.exp.algo, self.sampler, policy)
+        return policy
+
+    def make_sampler(self) -> Sampler:
+        """A live sampler of the plan's slots."""
+        return self.sampler.build(self.env, self.seed, first_slot=self.first_slot, total_slots=self.total_slots)
+
+    def make_evaluator(self) -> Evaluator:
+        """Environments of evaluations, in this process."""
+        return Evaluator(self.eval_env, self.seed, self.sampler.spec.B)
+
+    def make(self) -> LiveSampler:
+        """The live sampler of one runner, whose activity another process can read."""
+        return SamplerShare(self.sampler, self.env, self.seed, self.first_slot, self.total_slots).make()
+
+    def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[Installed, dict[str, Any]]:
+        """The policy's agents as they act for batches of this T and B; and what `Installed.take` returned of them."""
+        specs = self.specs
+        spec = specs if isinstance(specs, EnvSpec) else next(iter(specs.values()))
+        keys = tuple(dict.fromkeys((*self.env.info_keys, "is_success")))
+        acting = Installed(spec, batch, keys, self.first_slot, self.total_slots, self.env.seating)
+        return acting, acting.take(agents_of(policy))
+
+    @property
+    def seed(self) -> int:
+        """The run's."""
+        return self.exp.run.seed
+
+    @property
+    def fragment(self) -> BatchSpec:
+        """T and B of one batch of the sampler."""
+        return self.sampler.spec
+
+
+def _seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig, Specs]:
+    """The environment with a seat for every agent, and {policy id: EnvSpec}; of one agent as it is, and its EnvSpec."""
+    if report.agents is None:
+        return config, report.spec
+    if config.seating is None:
+        config = algo.seat(config, report.agents)
+    assert config.seating is not None
+    return config, dict(zip(config.seating.policies, config.seating.specs))
+
+
+def _fitted(settings: SamplerSettings, discount: float | None, specs: Specs) -> SamplerSettings:
+    """The settings, with what they leave to an experiment: discount of logged returns, shared memory of a cluster."""
+    own: Any = settings
+    if hasattr(own, "inner"):
+        own = replace(own, inner=_fitted(own.inner, discount, specs))
+        if isinstance(own, RunnerSampler):
+            own = own.fitted([specs] if isinstance(specs, EnvSpec) else specs.values())
+        return cast(SamplerSettings, own)
+    follows = discount is not None and getattr(own, "discount", 0.0) is None
+    return replace(own, discount=discount) if follows else settings
+
+
+def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:
+    """Raises ConfigError for an algorithm that does not learn from the batches of its sampler.
+
+    Of several policies each that learns is looked at; the message names the one.
+    """
+    algos: Mapping[str, Any] = getattr(algo, "algos", {}) if isinstance(policy, PolicySet) else {}
+    for name, own in each(policy).items():
+        try:
+            check_teacher(algos.get(name, algo), settings, own.replay_schedule is not None)
+            _check_stale(algos.get(name, algo), settings, own)
+        except ConfigError as error:
+            raise ConfigError(f"policy {name!r}: {error}" if name else str(error)) from None
+
+
+def _check_stale(algo: Any, settings: Any, policy: Policy) -> None:
+    """Raises ConfigError for an algorithm that does not learn from the stale batches or fragments of its sampler."""
+    depth, name = getattr(settings, "depth", 0), type(algo).__name__
+    if getattr(settings, "mode", "rounds") == "ready":
+        why, instead = "", "mode='rounds', or IMPALA or APPO"
+        if not getattr(algo, "takes_fragments", False):
+            why = f"{name} learns from whole batches, whose slots follow each other from one to the next"
+        elif policy.replay_schedule is not None:
+            why = f"{name} keeps a replay, whose slots follow each other from one batch to the next"
+            instead = "mode='rounds'"
+        elif any(isinstance(module, RewardScaler) for module in policy.agent.modules()):
+            why = "net.normalize_reward keeps a running return of each slot from one batch to the next"
+            instead = "mode='rounds', or net.normalize_reward=False"
+        if why:
+            raise ConfigError(
+                f"sampler.mode='ready' makes a batch of the runner that is ready first, and {why}; use {instead}"
+            )
+    elif depth and not getattr(algo, "takes_stale", False):
+        raise ConfigError(
+            f"sampler.depth={depth} with {name}, which learns from nothing but batches of its present policy; use "
+            "depth=0, a synchronous sampler, or PPO, APPO or IMPALA"
+        )
