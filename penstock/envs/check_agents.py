@@ -26,6 +26,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pettingzoo import takes_turns
 from penstock.envs.pools.many.hosting import seating_of
 from penstock.envs.pools.simultaneous import SimultaneousPool
+from penstock.envs.pools.slot_envs import offers_state
 from penstock.envs.pools.turns import TurnPool
 from penstock.envs.seats import AgentSpecs, seat_agents
 
@@ -127,7 +128,7 @@ def _twice(config: EnvConfig, seed: int, steps: int) -> tuple[list[SampleBatch],
     pool = cls(config, seed, slice(0, 1))
     try:
         first = _play(pool, seed, steps)
-        has_state = all(callable(getattr(pool.host.envs[0], name, None)) for name in ("get_state", "set_state"))
+        has_state = offers_state(pool.host.envs[0])
     finally:
         pool.close()
     pool = cls(config, seed + _OTHER, slice(0, 1))

@@ -15,7 +15,6 @@ from penstock.core.batch import SampleBatch
 from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.pools.making import LocalPool
-from penstock.envs.pools.serial import SerialPool
 from penstock.samplers.collector import views_of
 from penstock.samplers.traced import loop
 from penstock.workers import control
@@ -65,7 +64,7 @@ class Actor:
 
             states.append(tree_map(padded, mine))
         first = slots.first_slot
-        seed = slots.seed if isinstance(slots, SerialPool) else slots.host.seed
+        seed = slots.host.seed
         noise = None if mode == DETERMINISTIC else Noise(seed, Purpose(mode), itr, first)
         self._collect(self._pool, self._agents, self._batches[buffer], views, states, noise)
         for view, mine, after in zip(views, self._states, states):

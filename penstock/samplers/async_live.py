@@ -21,7 +21,7 @@ from penstock.core.wire import decode
 from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
-from penstock.envs.pools.serial import STEPPING
+from penstock.envs.pools.settings import STEPPING
 from penstock.processes.descriptors import read_all
 from penstock.samplers.accounts.lag import lags
 from penstock.samplers.accounts.slots import EpisodeStats, Journal

@@ -19,7 +19,7 @@ from penstock.envs.closing import close_env
 from penstock.envs.ids import entry_to_ship, take_shipped
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.messages import last
-from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
+from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING, STEPPING
 from penstock.envs.seats import AgentSpecs
 from penstock.processes.limits import require_linux
 from penstock.processes.shipping import ship, unship

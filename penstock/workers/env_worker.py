@@ -18,8 +18,8 @@ from penstock.core.slab import view
 from penstock.core.tree import tree_map
 from penstock.envs.ids import take_shipped
 from penstock.envs.pools.making import LocalPool, pool_for
+from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.pool import PoolState
-from penstock.envs.pools.serial import SerialPool
 from penstock.envs.pools.settings import PoolSettings
 from penstock.workers import control
 from penstock.workers.control import fence
@@ -191,7 +191,7 @@ class SamplingProcess(Host):
         ]
         for pool, slots in zip(pools, mail.shares):
             if pool is not None:
-                (pool if isinstance(pool, SerialPool) else pool.host).ledger = ledger[slots]
+                pool.host.ledger = ledger[slots]
         self.pools[mail.pool], self.shares[mail.pool] = pools, mail.shares
         spec = next((pool.specs[0] for pool in pools if pool is not None), None)
         return None if spec is None else spec.to_plain()
@@ -213,7 +213,7 @@ class SamplingProcess(Host):
             account: Account = view(fd, mail.account)
             self.turns[mail.pool] = [None if slots is None else account.turns[slots] for slots in shares]
             for pool, slots in zip(pools, shares):
-                if pool is not None and not isinstance(pool, SerialPool):
+                if isinstance(pool, AgentsPool):
                     pool.account.log = tree_map(lambda x, s=slots: x[s], account.log)
         if mail.acting is not None and shares[0] is not None:
             actor, mine = import_object(mail.acting.actor), [buffer[0] for buffer in self.batches[mail.pool]]

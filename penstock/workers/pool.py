@@ -26,8 +26,7 @@ from penstock.envs.ids import entry_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState, lost_rewards
-from penstock.envs.pools.serial import STEPPING
-from penstock.envs.pools.settings import Reset
+from penstock.envs.pools.settings import STEPPING, Reset
 from penstock.workers import control
 from penstock.workers.batches import SharedBatches
 from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver

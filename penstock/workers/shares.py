@@ -14,7 +14,7 @@ from penstock.core.tree import Tree, struct, tree_assign, tree_leaves
 from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.messages import last, slot_at
 from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog
-from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING
+from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING
 from penstock.envs.seats import Seating
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from penstock.core.placement import pin
 from penstock.core.slab import open_slab
 from penstock.envs.closing import is_of_closing, warn_of_closing
-from penstock.envs.pools.serial import CLOSING, RESETTING, STEPPING
+from penstock.envs.pools.settings import CLOSING, RESETTING, STEPPING
 from penstock.processes.descriptors import hold_standard_streams
 from penstock.processes.forking import ForkServer
 from penstock.processes.killing import new_mark

@@ -12,8 +12,8 @@ from penstock.algos.ppo import PPO
 from penstock.core.errors import CheckpointError, EnvWorkerError
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.restoring import has_state
 from penstock.envs.pools.settings import Reset
+from penstock.envs.pools.slot_envs import offers_state
 from penstock.envs.toy import Counter, FaultEnv, SeedEcho, TMaze
 from penstock.run.checkpoints.encoding import decode, encode
 from penstock.samplers.live import LiveSampler
@@ -200,9 +200,9 @@ def test_the_state_below_a_wrapper_is_not_used_since_it_lacks_the_wrappers_own()
     sampler = live(config)
     sampler.obtain_samples(0)
     assert sampler.state_dict()["pool"]["snapshot"] == [None] * 4
-    assert has_state(Carrying())
-    assert not has_state(SimpleNamespace(get_state=dict))
-    assert not has_state(SimpleNamespace(set_state=dict))
+    assert offers_state(Carrying())
+    assert not offers_state(SimpleNamespace(get_state=dict))
+    assert not offers_state(SimpleNamespace(set_state=dict))
 
 
 def test_an_environment_that_is_not_reproducible_is_cut_and_counted():
@@ -334,7 +334,7 @@ def test_faults_after_resume_name_episode_and_step_as_if_there_had_been_no_cut(e
             sampler = live(config, T=4, B=2, max_decorrelation_steps=3)
             sampler.load_state_dict(state)
         pool: Any = sampler.pool
-        faulty = pool.envs[1]
+        faulty = pool.host.envs[1]
         faulty.fault, faulty.at = "raise_in_step", faulty.steps + 2
         with pytest.raises(EnvWorkerError, match="the arm fell off") as caught:
             for itr in range(6, 9):

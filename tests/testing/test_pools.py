@@ -172,19 +172,23 @@ class KeepsInfoOfTheBatchBefore(Broken):
 
 
 class ReseedsByInstance(Broken):
-    def _env_seed(self, b: int) -> int:
-        return 100 * b + self.episode[b]
+    period = 1000
+
+    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        super().restart(seed, episodes)
+        seeds: Any = [[100 * b + k % self.period for k in range(1000)] for b in range(B)]
+        self.host._seeds = seeds  # pyright: ignore[reportPrivateUsage]
 
 
-class RepeatsItsSeeds(Broken):
-    def _env_seed(self, b: int) -> int:
-        return 100 * b + self.episode[b] % 4
+class RepeatsItsSeeds(ReseedsByInstance):
+    period = 4
 
 
 class SkipsAnEpisode(Broken):
-    def reset_env(self, b: int, again: bool = False) -> Any:
-        self.episode[b] += self.episode[b] == 2
-        return super().reset_env(b, again)
+    def send(self, group: int, row: int) -> None:
+        for b, over in enumerate(self.host.over):
+            self.host.episode[b] += over and self.host.episode[b] == 2
+        super().send(group, row)
 
 
 class WritesActions(Broken):
@@ -264,7 +268,7 @@ class Restarts(Broken):
 
     def spoil(self, t: int) -> None:
         for b in range(B):
-            self.ended[b] |= SeedEcho.place_of(self.out.obs[t + 1, b])[1] == 3
+            self.host.over[b] |= SeedEcho.place_of(self.out.obs[t + 1, b])[1] == 3
 
 
 def broken() -> Iterator[tuple[type[Broken], str]]:
@@ -334,7 +338,7 @@ def test_an_idle_slot_must_repeat_its_observation_and_wait_for_the_batch_to_end(
 
         def send(self, group: int, row: int) -> None:
             if self.early and row == 4:
-                self.idle = [False] * B
+                self.host.idle = [False] * B
             super().send(group, row)
             out = self._out
             assert out is not None

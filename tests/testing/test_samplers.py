@@ -107,7 +107,7 @@ class CountsInvalidSteps(Broken):
 
 class EvaluatesInItsTrainingEnvironments(Broken):
     def evaluate_agent(self, itr: int, episodes: int = 20, deterministic: bool = True) -> Episodes:
-        self.pool.envs[0].reset(seed=0)  # pyright: ignore
+        self.pool.host.envs[0].reset(seed=0)  # pyright: ignore
         return super().evaluate_agent(itr, episodes, deterministic)
 
 

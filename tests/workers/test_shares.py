@@ -18,7 +18,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
-from penstock.envs.pools.serial import MAKING, RESETTING, STEPPING
+from penstock.envs.pools.settings import MAKING, RESETTING, STEPPING
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.workers.shares import at_work, carry_columns, cut, even_split, mark_ends, part_of
 from tests.workers.first_batches import TWO_KINDS, no_process_is_left, refuse

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, words_of
 from penstock.core.spec import EnvSpec, LeafSpec, describe
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree
 from penstock.envs.contract import LARGEST_REWARD, Values, describe_step_violation, describe_violation
-
-
-class Watched(Protocol):
-    """The part of a pool that a check of its last row reads."""
-
-    spec: EnvSpec
-    refused: Values
-    episode: list[int]
-    began: list[int]
-    tick: int
-
-    def row_is_sound(self, row: Tree, /) -> bool: ...
-    def where(self, b: int, phase: str) -> str: ...
-
-
-def check_values(pool: Watched, obs_row: Tree, rewards: list[Any], actions: Sequence[Any], everyone: bool) -> None:
-    """Raises for a reward that is not finite or a refused value in a row, first episodes only unless `everyone`."""
-    if not math.hypot(*rewards) < LARGEST_REWARD:
-        for b, reward in enumerate(rewards):
-            refuse_reward(pool.where(b, "step"), reward, actions[b])
-    if pool.row_is_sound(obs_row):
-        return
-    for b, episode in enumerate(pool.episode):
-        if everyone or episode == 0:
-            phase, action = ("step", actions[b]) if pool.tick > pool.began[b] else ("reset", None)
-            obs = tree_map(lambda x, b=b: x[b], obs_row)
-            refuse_obs(pool.where(b, phase), obs, pool.spec.obs, action, pool.refused)
 
 
 def fail(

@@ -1,8 +1,7 @@
-"""Slot start-up: decorrelation before the first batch; snapshot, and restoring by replay, in a resumed run."""
+"""Slot start-up: decorrelation before the first batch; in a resumed run restoring, by a state or by replay."""
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,54 +16,39 @@ from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.pools.pool import OpenEpisode, PoolState
+from penstock.envs.pools.slot_envs import SlotEnvs, offers_state
+from penstock.envs.pools.values import write_tree
 
 _DIGESTED = 1024
 """Elements of an observation's array that are digested at most; of larger ones every nth is."""
-
-
-def has_state(env: Any) -> bool:
-    """True if the outermost wrapper can save and restore its state; one below it would lack the wrapper's own."""
-    return callable(getattr(env, "get_state", None)) and callable(getattr(env, "set_state", None))
 
 
 class Slots(Protocol):
     """Slots that can be stepped one by one, outside a batch."""
 
     spec: EnvSpec
-    envs: list[Any]
-    ended: list[bool]
-    idle: list[bool]
-    left: list[Any]
-    episode: list[int]
-    began: list[int]
-    tick: int
-
-    @property
-    def reset_ahead(self) -> frozenset[int]: ...
-
+    host: SlotEnvs
     to_env: Callable[[Tree], Sequence[Any]]
 
     def open_row_0(self, out: SampleBatch, b: int) -> None: ...
     def reset_env(self, b: int, again: bool = False) -> Any: ...
     def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]: ...
     def write_checked(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None: ...
-    def finish(self, b: int) -> None: ...
 
 
-def start(
-    pool: Slots, out: SampleBatch, seed: int, first_slot: int, limit: int
-) -> list[tuple[list[Tree], list[float]]]:
+def start(pool: Slots, out: SampleBatch, limit: int) -> list[tuple[list[Tree], list[float]]]:
     """Row 0 of the first batch: a reset of every slot that takes part, then up to `limit` random steps if it is not 0.
 
     Returns:
         for each slot the random actions of its open episode and their rewards.
     """
-    before: list[tuple[list[Tree], list[float]]] = [([], [])] * len(pool.envs)
-    for b in range(len(pool.envs)):
-        if not pool.idle[b]:
+    host = pool.host
+    before: list[tuple[list[Tree], list[float]]] = [([], [])] * len(host.envs)
+    for b, idle in enumerate(host.idle):
+        if not idle:
             pool.open_row_0(out, b)
             if limit:
-                before[b] = random_steps(pool, out, b, seed, first_slot + b, limit)
+                before[b] = random_steps(pool, out, b, host.seed, host.slots.start + b, limit)
     return before
 
 
@@ -84,7 +68,7 @@ def random_steps(
     actions: list[Tree] = []
     rewards: list[float] = []
     for noise in u[1 : 2 + int(u[0, 0] * limit)]:
-        if pool.ended[b]:
+        if pool.host.over[b]:
             pool.open_row_0(out, b)
             actions, rewards = [], []
             continue
@@ -98,40 +82,22 @@ def random_steps(
         tree_assign(out.prev_action, (0, b), action, 0)
         out.first[0, b], out.prev_reward[0, b] = False, reward
         if terminated or truncated:
-            pool.finish(b)
+            pool.host.finish(b)
     return actions, rewards
 
 
-def snapshot(pool: Slots) -> PoolState:
-    """The state of every slot between two batches, with that of its environment where it offers one."""
-    ahead = pool.reset_ahead
-    states = [env.get_state() if has_state(env) and b not in ahead else None for b, env in enumerate(pool.envs)]
-    return PoolState(
-        episode=[n - (b in ahead) for b, n in enumerate(pool.episode)],
-        ended=list(pool.ended),
-        idle=list(pool.idle),
-        left=[None if left == math.inf else left for left in pool.left],
-        began=list(pool.began),
-        snapshot=states,
-        tick=pool.tick,
-    )
-
-
 def restore(pool: Slots, state: PoolState, row: SampleBatch, journal: Sequence[OpenEpisode | None]) -> list[int]:
-    """The inverse of `snapshot`; see `EnvPool.set_state`."""
-    pool.episode, pool.ended, pool.idle = list(state.episode), list(state.ended), list(state.idle)
-    pool.left = [math.inf if left is None else left for left in state.left]
-    pool.tick = state.tick
-    lost: list[int] = []
-    for b, env in enumerate(pool.envs):
+    """See `EnvPool.set_state`."""
+    host, lost = pool.host, list[int]()
+    host.set_state(state)
+    for b, env in enumerate(host.envs):
         target = tree_map(lambda x, b=b: x[-1, b], row.obs)
-        if state.snapshot[b] is not None and has_state(env):
+        if state.snapshot[b] is not None and offers_state(env):
             pool.reset_env(b, again=True)
             env.set_state(state.snapshot[b])
-        elif not pool.ended[b] and ((episode := journal[b]) is None or not replay(pool, b, episode, target)):
+        elif not state.ended[b] and ((episode := journal[b]) is None or not replay(pool, b, episode, target)):
             lost.append(b)
-            pool.ended[b] = True  # the next row of this slot resets into its next episode
-    pool.began = list(state.began)
+    host.set_state(state, lost)
     return lost
 
 
@@ -176,16 +142,3 @@ def thinned(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def checksums(views: Sequence[npt.NDArray[Any]], before: Sequence[int]) -> list[int]:
     """The digest of one slot with the next row added, by `thinned` views [1, 1, n] of observation and reward."""
     return [zlib.crc32(view.tobytes(), n) for view, n in zip(views, before)]
-
-
-def write_tree(row: Tree, b: int, obs: Any) -> bool:
-    """Writes one slot's observation, known to be sound, into a row [B, *O]."""
-    if isinstance(row, dict):
-        for key, below in row.items():
-            write_tree(below, b, obs[key])
-    elif isinstance(row, tuple):
-        for below, part in zip(row, obs):
-            write_tree(below, b, part)
-    else:
-        row[b] = obs
-    return True

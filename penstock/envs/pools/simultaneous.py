@@ -19,44 +19,32 @@ from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
-from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.many.lockstep import Row, RowViews, row_views_of
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
-from penstock.envs.pools.many.refusals import FLAGS, NUMBERS, check_values, real_rewards, refuse_flags, write_unusual
-from penstock.envs.pools.many.replaying import ParallelJournal, offers_state, replay_parallel
+from penstock.envs.pools.many.refusals import check_values, real_rewards, refuse_flags, write_unusual
+from penstock.envs.pools.many.replaying import ParallelJournal, replay_parallel
 from penstock.envs.pools.many.rows import row_writer
 from penstock.envs.pools.messages import fail
-from penstock.envs.pools.pool import Group, OpenEpisode, PoolState
-from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import STEPPING, action_reader, row_checker
-from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, PoolSettings
+from penstock.envs.pools.pool import OpenEpisode, PoolState
+from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, FLAGS, NUMBERS, STEPPING, PoolSettings
+from penstock.envs.pools.slot_envs import offers_state
+from penstock.envs.pools.values import row_checker, write_tree
 
 
 class SimultaneousPool(AgentsPool):
-    """An `EnvPool` of one group for each policy; once all were sent, every environment steps.
+    """Once all groups were sent, every environment steps.
 
     A row is an environment step. A seat whose agent has ended or is not there idles. The row after the end of an
     environment's episode is the reset row of all its seats.
-
-    Args:
-        config: with its seating. slots: numbers of the environments among those of all samplers of the run.
     """
 
     def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
-        self.host = host = AgentEnvs(config, slots, settings, turns=False)
-        seating, E = host.seating, len(host.envs)
-        self.settings, self.evaluation, self._batch_end = settings, settings.evaluation, settings.reset == "batch_end"
-        self.specs, self.seats, self.info_keys = seating.specs, seating.seats, host.info_keys
-        self._columns = [E * n for n in seating.seats]
-        self.groups = tuple(Group(p, slice(0, B)) for p, B in enumerate(self._columns))
-        self.account = Account(E, seating.agents, self.info_keys, settings.discount)
-        self.there = ParallelEnvs(host)
-        self._steps = [env.step for env in host.envs]
-        self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
+        super().__init__(config, slots, settings)
+        self._columns = [group.slots.stop for group in self.groups]
+        self.there = ParallelEnvs(self.host)
         self._writers = [row_writer(spec.obs, B) for spec, B in zip(self.specs, self._columns)]
-        self._sound = [row_checker(spec.obs, host.refused) for spec in self.specs]
-        self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
-        self._outs: Sequence[SampleBatch] = ()
+        self._sound = [row_checker(spec.obs, self.host.refused) for spec in self.specs]
         self._rows: list[list[RowViews]] = []
         self.restart(seed, settings.episodes)
 
@@ -65,13 +53,10 @@ class SimultaneousPool(AgentsPool):
         self.host.restart(seed, episodes)
         self.account.restart()
         self.there.restart()
-        self.idle = [left <= 0 for left in self.host.left]
-        """Environments that take no part for now."""
         self._sums = [np.zeros((4, B)) for B in self._columns]
         """Return, discounted, weight of the next, tick of opening."""
         self._unsummed = 0
         """Row of the batch from which on rewards are not in the sums yet."""
-        self._ahead: dict[int, Any] = {}
         self._journal = ParallelJournal(self.seats, len(self.host.envs), self.settings.journal_steps)
         self._sent, self._given = 0, -1
         self._unstarted = True
@@ -82,16 +67,7 @@ class SimultaneousPool(AgentsPool):
         Every environment resets into its next episode in the row that comes next.
         """
         self.host.take_over()
-        self.idle = [left <= 0 for left in self.host.left]
         self._unstarted, self._outs, self._rows = previous is None, previous or (), []
-
-    def prepare(self) -> None:
-        """With `batch_end`: resets ended environments before the next batch is asked for, while others compute."""
-        if self._batch_end:
-            for e, over in enumerate(self.host.over):
-                if over and self.host.left[e] > 0 and e not in self._ahead:
-                    self._ahead[e] = self.host.reset(e)
-                    self.host.over[e] = True
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         previous, self._outs = self._outs, outs
@@ -110,8 +86,7 @@ class SimultaneousPool(AgentsPool):
             out.first[1:] = False
             for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else ():
                 column.fill(np.nan)
-        if self._batch_end:
-            self.idle = [left <= 0 for left in self.host.left]
+        self.host.begin_batch()
         self._sent = self._unsummed = 0
 
     def send(self, group: int, row: int) -> None:
@@ -123,29 +98,14 @@ class SimultaneousPool(AgentsPool):
                 self._sum_up(row + 1)
                 self._journal.record(self._outs)
 
-    def recv(self) -> int:
-        self._given = (self._given + 1) % len(self.groups)
-        return self._given
-
     def get_state(self) -> PoolState:
-        ahead, host = self._ahead, self.host
-        return PoolState(
-            episode=[n - (e in ahead) for e, n in enumerate(host.episode)],
-            ended=list(host.over),
-            idle=list(self.idle),
-            left=host.left_or_none(),
-            began=list(host.began),
-            snapshot=[None if host.over[e] else self._snapshot(e) for e in range(len(host.envs))],
-            tick=host.tick,
-        )
+        return self.host.get_state([None if over else self._snapshot(e) for e, over in enumerate(self.host.over)])
 
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
         host = self.host
         self._unstarted, self._outs, self._rows = False, outs, []
-        self._ahead.clear()
-        self.idle = list(state.idle)
         host.set_state(state)
         lost = [e for e, found in enumerate(state.snapshot) if not host.over[e] and not self._restore(e, found)]
         for e in lost:
@@ -191,14 +151,14 @@ class SimultaneousPool(AgentsPool):
         mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
         e, result, chosen = 0, None, dict[str, Any]()
-        flags, results = list[Any](), list[Any]([None]) * len(self._steps)
+        flags, results = list[Any](), list[Any]([None]) * len(host.steps)
         try:
             for e, env, step, names, own, full in zip(
-                range(len(self._steps)), host.envs, self._steps, there.alive, there.own, there.full
+                range(len(host.steps)), host.envs, host.steps, there.alive, there.own, there.full
             ):
                 if not names:
                     row.partly.append(e)
-                    row.seat(e, [] if self.idle[e] else self._open(e, at + 1), self.seats, views)
+                    row.seat(e, [] if host.idle[e] else self._open(e, at + 1), self.seats, views)
                     continue
                 mark[0] = e
                 chosen = dict(zip(names, own(actions)))
@@ -273,13 +233,9 @@ class SimultaneousPool(AgentsPool):
             sums[2] = weights[-1]
 
     def _open(self, e: int, row: int) -> list[AgentStep]:
-        """Resets an environment, unless it has been in advance; `row` is the first of its episode."""
-        host = self.host
+        """Opens the next episode of an environment; `row` is its first."""
         self._journal.open(e, row)
-        if e not in self._ahead:
-            return self.there.open(e, host.reset(e))
-        host.over[e], host.began[e], host.ledger[e, 2] = False, host.tick, host.tick
-        return self.there.open(e, self._ahead.pop(e))
+        return self.there.open(e, self.host.reset(e))
 
     def _change(self, at: int, row: Row, views: list[RowViews]) -> None:
         """Writes what differs from row to row `at`: seats that idle, agents that come and end, episodes that end."""
@@ -315,7 +271,6 @@ class SimultaneousPool(AgentsPool):
     def _close(self, e: int, at: int) -> None:
         """The episode of environment e is over, in this row."""
         self.account.close(e, self.host.tick - self.host.began[e], at)
-        self.idle[e] = self._batch_end or self.host.left[e] <= 0
 
     def _begin(self, p: int, columns: list[int]) -> None:
         self._sums[p][:, columns] = [[0.0], [0.0], [1.0], [self.host.tick]]
@@ -341,7 +296,7 @@ class SimultaneousPool(AgentsPool):
             tree_map(lambda x: x[0].fill(0), out.obs)
             tree_assign(out.prev_action, 0, spec.null_action)
         for e in range(len(self.host.envs)):
-            if not self.idle[e]:
+            if not self.host.idle[e]:
                 self._put_row_0(e, self._open(e, 0), {})
                 if self.settings.max_decorrelation_steps:
                     self._random_steps(e)
@@ -377,7 +332,7 @@ class SimultaneousPool(AgentsPool):
         u = uniform(host.seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), limit + 1, n * len(names))[:, 0]
         for noise in u[1 : 2 + int(u[0, 0] * limit)]:
             if host.over[e]:
-                host.left[e] += 1
+                host.left[e], host.idle[e] = host.left[e] + 1, False
                 self.account.forget(e)
                 self._put_row_0(e, self._open(e, 0), {})
                 continue

@@ -20,27 +20,23 @@ from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import NO_CHOICE
-from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
-from penstock.envs.pools.many.replaying import offers_state
+from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.many.rows import turns_writer
 from penstock.envs.pools.many.turn_columns import Column, Player, begin_batch, idle_rest
 from penstock.envs.pools.many.turn_envs import TurnEnvs
 from penstock.envs.pools.many.turn_journal import replay_turns
 from penstock.envs.pools.many.turn_source import last_turn
 from penstock.envs.pools.messages import fail
-from penstock.envs.pools.pool import Group, Ints, OpenEpisode, PoolState
-from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import STEPPING, action_reader, obs_writer
-from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, FLAGS, NUMBERS, PoolSettings
+from penstock.envs.pools.pool import Ints, OpenEpisode, PoolState
+from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, FLAGS, NUMBERS, STEPPING, PoolSettings
+from penstock.envs.pools.slot_envs import offers_state
+from penstock.envs.pools.values import obs_writer, write_tree
 
 
 class TurnPool(AgentsPool):
-    """An `EnvPool` of one group for each policy. In a sweep every environment that is not out of room takes one turn.
+    """In a sweep every environment that is not out of room takes one turn.
 
     An environment is out of room where the agent whose turn it is has no row left; it goes on in the next batch.
-
-    Args:
-        config: with its seating. slots: numbers of the environments among those of all samplers of the run.
 
     Raises:
         ConfigError: `reset="batch_end"` or random first steps, which are of lockstep.
@@ -59,20 +55,11 @@ class TurnPool(AgentsPool):
                 f"sampler.max_decorrelation_steps={settings.max_decorrelation_steps} with {config.name}, whose agents "
                 "take turns: random first moves would belong to agents that have not moved; use 0"
             )
-        self.host = host = AgentEnvs(config, slots, settings, turns=True)
-        seating, E = host.seating, len(host.envs)
-        self.settings, self.evaluation = settings, settings.evaluation
-        self.specs, self.seats, self.info_keys = seating.specs, seating.seats, host.info_keys
-        self.groups = tuple(Group(p, slice(0, E * n)) for p, n in enumerate(seating.seats))
-        self.account = Account(E, seating.agents, self.info_keys, settings.discount)
-        self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
+        super().__init__(config, slots, settings)
         self._writers = [obs_writer(spec.obs) for spec in self.specs]
         self._turns_writers = [turns_writer(spec.obs) for spec in self.specs]
-        self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
         self._nulls = [tree_leaves(spec.null_action) for spec in self.specs]
-        self._tell = host.showing.anything
-        self._steps = [env.step for env in host.envs]
-        self._outs: Sequence[SampleBatch] = ()
+        self._tell = self.host.showing.anything
         self.restart(seed, settings.episodes)
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
@@ -109,9 +96,6 @@ class TurnPool(AgentsPool):
         """
         self.host.take_over()
         self._outs, self._first_batch = previous or (), previous is None
-
-    def prepare(self) -> None:
-        """Nothing: an environment that is out of room has reset already."""
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         previous, self._outs = self._outs, outs
@@ -155,24 +139,11 @@ class TurnPool(AgentsPool):
             self._sent = 0
             self._sweep()
 
-    def recv(self) -> int:
-        self._given = (self._given + 1) % len(self.groups)
-        return self._given
-
     def finished(self, group: int) -> bool:
         return self._whole
 
     def get_state(self) -> PoolState:
-        host, E = self.host, len(self._waiting)
-        return PoolState(
-            episode=list(host.episode),
-            ended=list(host.over),
-            idle=[over and left <= 0 for over, left in zip(host.over, host.left)],
-            left=host.left_or_none(),
-            began=list(host.began),
-            snapshot=[self._snapshot(e) for e in range(E)],
-            tick=host.tick,
-        )
+        return self.host.get_state([self._snapshot(e) for e in range(len(self._waiting))])
 
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
@@ -262,7 +233,7 @@ class TurnPool(AgentsPool):
         self.there.journals[e].add(self.host.index[agent], action)
         self._turn[e] = self._waiting[e] = None
         try:
-            self._steps[e](action)
+            self.host.steps[e](action)
         except (Exception, SystemExit) as error:
             fail(self.host.where(e, "step", agent), error, action)
         if self.there.gone[e] or self._look or not self.host.episode[e]:

@@ -209,7 +209,7 @@ def test_faults_of_an_evaluation_say_so():
     made = FaultEnv("raise_in_step", at=4)
     sampler.evaluate_agent(0, 3)
     pool: Any = sampler._evaluation.pool  # pyright: ignore
-    pool._steps[2] = made.step
+    pool.host.steps[2] = made.step
     made.reset(seed=0)
     with pytest.raises(
         EnvWorkerError, match=r"^evaluation slot 2 of .* in step\(\) at episode 0, step 4, seed \d+: Val"

@@ -13,9 +13,10 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import OpenEpisode
-from penstock.envs.pools.restoring import has_state, random_steps, replay, restore, snapshot
+from penstock.envs.pools.restoring import random_steps, replay
 from penstock.envs.pools.serial import SerialPool
 from penstock.envs.pools.settings import PoolSettings
+from penstock.envs.pools.slot_envs import offers_state
 from penstock.envs.toy import Counter, Echo
 
 
@@ -42,38 +43,40 @@ def step(pool: SerialPool, out: Any, rows: range, action: int = 1) -> None:
 
 
 def test_a_state_needs_both_methods_of_the_outermost_wrapper() -> None:
-    assert has_state(Echo())
-    assert not has_state(Counter())
-    assert not has_state(Bare())
+    assert offers_state(Echo())
+    assert not offers_state(Counter())
+    assert not offers_state(Bare())
 
 
 def test_a_snapshot_has_every_slot_and_the_state_of_its_environment() -> None:
     pool, out = a_pool(Echo, episodes=[5, 0])
     step(pool, out, range(3))
-    state = snapshot(pool)
+    state = pool.get_state()
     assert state.episode == [0, -1]
     assert state.idle == [False, True]
-    assert state.left == pool.left
-    assert state.tick == pool.tick == 3
+    assert state.left == pool.host.left
+    assert state.tick == pool.host.tick == 3
     assert state.snapshot[0] == {"episode": 0, "t": 3}
-    for name in ("episode", "ended", "idle", "left", "began"):
-        assert getattr(state, name) is not getattr(pool, name), "a view would go on with the pool"
+    for name in ("episode", "over", "idle", "left", "began"):
+        mine = state.ended if name == "over" else getattr(state, name)
+        assert mine is not getattr(pool.host, name), "a view would go on with the pool"
     unlimited, _ = a_pool(Counter)
-    assert unlimited.left == [math.inf] * 2
-    assert snapshot(unlimited).left == [None] * 2, "JSON knows no infinity"
-    assert snapshot(unlimited).snapshot == [None] * 2
+    assert unlimited.host.left == [math.inf] * 2
+    assert unlimited.get_state().left == [None] * 2, "JSON knows no infinity"
+    assert unlimited.get_state().snapshot == [None] * 2
 
 
 @pytest.mark.parametrize("env", [Echo, Counter])
 def test_what_was_snapped_is_restored_by_state_or_by_replay(env: Any) -> None:
     pool, out = a_pool(lambda: Echo() if env is Echo else Counter(terminate_at=9))
     step(pool, out, range(4))
-    state = snapshot(pool)
+    state = pool.get_state()
     other, again = a_pool(lambda: Echo() if env is Echo else Counter(terminate_at=9))
     again.obs[-1] = out.obs[-1]
     actions = [OpenEpisode(np.ones(4, np.int64))] * 2
-    assert restore(other, state, again, [None, None] if env is Echo else actions) == []
-    assert (other.tick, other.episode, other.began, other.left) == (4, pool.episode, pool.began, pool.left)
+    assert other.set_state(state, [again], [None, None] if env is Echo else actions) == []
+    one, two = pool.host, other.host
+    assert (two.tick, two.episode, two.began, two.left) == (4, one.episode, one.began, one.left)
     for each, batch in ((pool, out), (other, again)):
         each.bind([batch])
         step(each, batch, range(2))
@@ -88,22 +91,22 @@ def test_what_was_snapped_is_restored_by_state_or_by_replay(env: Any) -> None:
 def test_a_slot_that_cannot_be_replayed_is_lost_and_the_others_are_not(actions: Any) -> None:
     pool, out = a_pool(lambda: Counter(terminate_at=9))
     step(pool, out, range(4))
-    state = snapshot(pool)
+    state = pool.get_state()
     other, _ = a_pool(lambda: Counter(terminate_at=9))
     episode = None if actions is None else OpenEpisode(actions)
-    assert restore(other, state, out, [OpenEpisode(np.ones(4, np.int64)), episode]) == [1]
-    assert other.ended == [False, True], "it resets into its next episode"
-    assert other.episode == state.episode
+    assert other.set_state(state, [out], [OpenEpisode(np.ones(4, np.int64)), episode]) == [1]
+    assert other.host.over == [False, True], "it resets into its next episode"
+    assert other.host.episode == state.episode
 
 
 def test_a_slot_that_waits_for_its_reset_needs_no_replay() -> None:
     pool, out = a_pool(lambda: Counter(terminate_at=4))
     step(pool, out, range(4))
-    state = snapshot(pool)
+    state = pool.get_state()
     assert state.ended == [True] * 2
     other, _ = a_pool(lambda: Counter(terminate_at=4))
-    assert restore(other, state, out, [None, None]) == []
-    assert other.ended == [True] * 2
+    assert other.set_state(state, [out], [None, None]) == []
+    assert other.host.over == [True] * 2
 
 
 def test_an_environment_that_fails_in_a_replay_is_lost() -> None:

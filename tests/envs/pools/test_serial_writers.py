@@ -7,8 +7,7 @@ from gymnasium import spaces
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.contract import describe_violation
-from penstock.envs.pools.restoring import write_tree
-from penstock.envs.pools.serial import action_reader, obs_writer, row_checker
+from penstock.envs.pools.values import action_reader, obs_writer, row_checker, write_tree
 from penstock.envs.spaces import space_to_spec
 
 INT64, UINT64 = np.iinfo(np.int64), np.iinfo(np.uint64)

@@ -2,131 +2,65 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
-from penstock.core.noise import EpisodeSeeds
+from penstock.core.errors import ConfigError, EnvContractError
 from penstock.core.spec import MASK_KEY
-from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.conform.values import NOT_YOURS
-from penstock.envs.contract import Values, refused_values
-from penstock.envs.make import EnvConfig, factory_slot
-from penstock.envs.pools.messages import fail, last, refuse_obs, slot_at
-from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog, PoolState
-from penstock.envs.pools.serial import CLOSING, MAKING, RESETTING, STEPPING
+from penstock.envs.make import EnvConfig
+from penstock.envs.pools.messages import fail, last, refuse_obs
+from penstock.envs.pools.pool import EpisodeLog
 from penstock.envs.pools.settings import PoolSettings
+from penstock.envs.pools.slot_envs import SlotEnvs
 from penstock.envs.seats import Seating, Seats
 from penstock.envs.shown import Showing, check_shown
 
 
-class AgentEnvs:
-    """E environments of many agents: made, seeded, reset and closed; every message names slot, agent and episode.
+class AgentEnvs(SlotEnvs):
+    """E environments of many agents, with the seats of each; messages name the agent too.
 
     Args:
-        config: with its seating. slots: numbers of the environments among those of all samplers of the run.
-        turns: its agents take turns.
+        config: with its seating. turns: its agents take turns.
     """
 
     def __init__(self, config: EnvConfig, slots: slice, settings: PoolSettings, turns: bool) -> None:
-        E = slots.stop - slots.start
-        self.config, self.slots, self.evaluation = config, slots, settings.evaluation
-        self.seating = seating_of(config)
-        self.mark = [0] * 6 if settings.mark is None else settings.mark
-        self.ledger = np.zeros((E, LEDGER_WORDS), np.int64) if settings.ledger is None else settings.ledger
-        self.envs, self.tick, self.seed = list[Any](), 0, 0
-        self.episode = [-1] * E
-        self.step_of: Callable[[int], int] | None = None
-        """Moves that were made in an environment's episode, where `tick` does not count them."""
-        self.refused: Values = refused_values(config.checks)
+        self.seating, self._turns = seating_of(config), turns
+        self._fitting = set[tuple[str, int]]()
         self._said_lost = False
-        try:
-            for e in range(E):
-                self.note(e, MAKING)
-                self.envs.append(self._made(e))
-                check_shown(self.envs[-1], self.seating, config.name)
-            if self.seating.turns != turns:
-                raise ConfigError(
-                    f"{config.name}: agents {'take turns' if self.seating.turns else 'act at once'}, which is not what "
-                    "this pool is for; `pool_for` makes the right one"
-                )
-            dealt = self.seating.deal(0, 0)
-            specs = {agent: self.seating.specs[p] for agent, p in zip(self.seating.agents, dealt)}
-            self.showing = Showing(self.envs[0], specs, config.state, config.mask_key or MASK_KEY)
-            self._fitting = set[tuple[str, int]]()
-            self._check_fit(dict(zip(self.seating.agents, dealt)))
-        except BaseException:
-            self.close()
-            raise
-        self.mark[1] = 0
+        super().__init__(config, slots, settings)
         self.index = {agent: k for k, agent in enumerate(self.seating.agents)}
         self.seats = [Seats(self.seating) for _ in self.envs]
-        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
 
-    def restart(self, seed: int, episodes: Sequence[int] | None) -> None:
-        """Forgets every episode."""
-        E, self.seed, self.tick = len(self.envs), seed, 0
-        self.episode = [-1] * E
-        self.began = [0] * E
-        self.left = [math.inf if episodes is None else episodes[e] for e in range(E)]
-        self.over = [True] * E
-        """The environment resets next."""
-        self.limit = int(self.ledger[0, 3])
-        """Steps after which an episode is cut; 0: none is."""
-        self._seeds = [EpisodeSeeds(seed, self.slots.start + e, self.evaluation) for e in range(E)]
-        self.ledger[:, 0], self.ledger[:, 1] = -1, [-1 if left == math.inf else left for left in self.left]
+    def make(self, slot: int) -> Any:
+        return self.config.make(slot)
 
-    def left_or_none(self) -> list[int | None]:
-        """Episodes that each environment has yet to play; None for no limit."""
-        return [None if left == math.inf else int(left) for left in self.left]
+    def examine(self) -> None:
+        """Raises ConfigError for environments that the seating does not fit, or that another pool is for."""
+        config, seating = self.config, self.seating
+        for env in self.envs:
+            check_shown(env, seating, config.name)
+        if seating.turns != self._turns:
+            raise ConfigError(
+                f"{config.name}: agents {'take turns' if seating.turns else 'act at once'}, which is not what "
+                "this pool is for; `pool_for` makes the right one"
+            )
+        self.specs, dealt = seating.specs, dict(zip(seating.agents, seating.deal(0, 0)))
+        specs = {agent: seating.specs[p] for agent, p in dealt.items()}
+        self.showing = Showing(self.envs[0], specs, config.state, config.mask_key or MASK_KEY)
+        self._check_fit(dealt)
 
-    def set_state(self, state: PoolState, lost: Sequence[int] = ()) -> None:
-        """Goes on where a pool was whose state this is, but for `lost` environments, which reset next."""
-        self.episode, self.began = list(state.episode), list(state.began)
-        self.over = [ended or e in lost for e, ended in enumerate(state.ended)]
-        self.left = [math.inf if left is None else left for left in state.left]
-        self.tick = state.tick
-        self.ledger[:, 2] = self.began
-        self.ledger[:, 0], self.ledger[:, 1] = self.episode, [-1 if left == math.inf else left for left in self.left]
-
-    def take_over(self) -> None:
-        """Goes on from the ledger of a pool whose worker died: every environment resets into its next episode."""
-        self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
-        self.left = [math.inf if n < 0 else n for n in left]
-        self.over = [True] * len(self.envs)
-        self.limit = int(self.ledger[0, 3])
-
-    def reset(self, e: int, again: bool = False) -> Any:
-        """Resets environment e into its next episode, or the same one `again`, and opens its seats."""
-        self.episode[e] += 0 if again else 1
-        self.began[e] = self.tick
-        self.ledger[e, 0], self.ledger[e, 2] = self.episode[e], self.tick
-        before = self.note(e, RESETTING)
-        seed = self._seeds[e][self.episode[e]]
-        try:
-            result = self.envs[e].reset(seed=seed)
-        except (Exception, SystemExit) as error:
-            fail(self.where(e, "reset"), error, None)
-        self.mark[1] = before
+    def opened(self, e: int, seed: int) -> None:
+        """Opens the seats of environment e."""
         try:
             self.seats[e].open(self.episode[e], seed)
         except ConfigError as error:
             raise ConfigError(f"{self.where(e, 'reset')}: {error}") from error
         if not self.seating.fixed:
             self._check_fit(self.seats[e].policy)
-        self.over[e] = False
-        return result
-
-    def finish(self, e: int) -> None:
-        """The episode of environment e is over."""
-        self.over[e] = True
-        self.left[e] -= 1
-        if self.left[e] != math.inf:
-            self.ledger[e, 1] = self.left[e]
 
     def sit(self, e: int, agent: str, phase: str) -> tuple[int, int]:
         """Policy and column of an agent that comes."""
@@ -135,36 +69,6 @@ class AgentEnvs:
             raise ConfigError(f"{self.where(e, phase)}: {self.seats[e].why_none(agent)}")
         policy, seat = found
         return policy, e * self.seating.seats[policy] + seat
-
-    def note(self, e: int, doing: int) -> int:
-        """Writes the activity of environment e into `mark`; returns the one before."""
-        mark, before = self.mark, self.mark[1]
-        mark[0], mark[1], mark[2], mark[3] = e, doing, mark[2] + 1, self.slots.start
-        mark[4], mark[5] = self.tick, self.evaluation
-        return before
-
-    def step(self, e: int, action: Any) -> Any:
-        """One step outside a batch."""
-        self.began[e] -= 1
-        self.ledger[e, 2] -= 1
-        before = self.note(e, STEPPING)
-        try:
-            result = self.envs[e].step(action)
-        except (Exception, SystemExit) as error:
-            fail(self.where(e, "step"), error, action)
-        self.mark[1] = before
-        return result
-
-    def where(self, e: int, phase: str, agent: str | None = None) -> str:
-        """Start of every message: slot, environment, method, episode, step, seed and agent."""
-        taken = self.tick - self.began[e] if self.step_of is None else self.step_of(e)
-        if phase == "reset" or not taken:  # what is seen before any step is what the reset led to
-            phase, taken = "reset", 1
-        step = taken - 1  # counted from 0
-        episode = self.episode[e]
-        slot = self.slots.start + e
-        text = slot_at(self.config.name, self.evaluation, slot, phase, episode, step, self._seeds[e][max(episode, 0)])
-        return text if agent is None else f"{text}, agent {agent!r}"
 
     def refuse(self, e: int, phase: str, agent: str | None, message: str, action: Any = None) -> NoReturn:
         """Raises for a break of the contract."""
@@ -212,25 +116,6 @@ class AgentEnvs:
             return self.showing.show(agent, obs, info, state, over)
         except EnvContractError as error:
             self.refuse(e, phase, agent, str(error))
-
-    def close(self) -> None:
-        """Ends the environments. A second call does nothing."""
-        envs, self.envs = self.envs, []
-        said: list[str] = []
-        for e, env in enumerate(envs):
-            self.note(e, CLOSING)
-            said += try_close(env, self._slot(e))
-        self.mark[1] = 0
-        warn_of_closing(said)
-
-    def _made(self, e: int) -> Any:
-        try:
-            return self.config.make(factory_slot(self.slots.start + e, self.evaluation))
-        except EnvWorkerError as error:
-            raise type(error)(f"{self._slot(e)} in its construction: {error}") from (error.__cause__ or error)
-
-    def _slot(self, e: int) -> str:
-        return f"{'evaluation slot' if self.evaluation else 'slot'} {self.slots.start + e} of {self.config.name}"
 
     def _check_fit(self, policies: Mapping[str, int]) -> None:
         for agent, policy in policies.items():

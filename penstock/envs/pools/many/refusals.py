@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import Tree
 from penstock.envs.conform.values import NOT_YOURS, conform_flag
@@ -15,11 +13,8 @@ from penstock.envs.pools.many.contract import NO_CHOICE
 from penstock.envs.pools.many.parallel import ParallelEnvs
 from penstock.envs.pools.many.rows import column_of
 from penstock.envs.pools.messages import refuse_reward
-from penstock.envs.pools.restoring import write_tree
-
-NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
-"""Types of most rewards."""
-FLAGS = frozenset([bool, np.bool_])
+from penstock.envs.pools.settings import FLAGS
+from penstock.envs.pools.values import write_tree
 
 
 def refuse_flags(there: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, Any]]]) -> NoReturn:

@@ -13,12 +13,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import PenstockError
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
-from penstock.envs.pools.restoring import write_tree
-
-
-def offers_state(env: Any) -> bool:
-    """True if the outermost wrapper itself saves and restores its state; PettingZoo's pass on what lies below."""
-    return all(callable(getattr(type(env), name, None)) for name in ("get_state", "set_state"))
+from penstock.envs.pools.values import write_tree
 
 
 class ParallelJournal:
