@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -118,22 +118,24 @@ _shipped: dict[str, Any] = {}
 """Entries of ids that another process knows, where nothing in this one registers them."""
 
 
-def entry_to_ship(id_: str) -> Any:
-    """The id's entry in Gymnasium's registry, or None; a class of the script itself stands in it, not its name.
+def entries_to_ship(*ids: str) -> tuple[Any, ...]:
+    """The ids' entries in Gymnasium's registry; a class of the script itself stands in one, not its name.
 
     In another process that name would mean something else. `take_shipped` is for that process.
     """
-    entry = gym.registry.get(id_, _shipped.get(id_))
-    if entry is None or not str(entry.entry_point).startswith("__main__:"):
-        return entry
-    entry = copy.copy(entry)
-    entry.entry_point = import_object(str(entry.entry_point))
-    return entry
+    found: list[Any] = []
+    for id_ in dict.fromkeys(ids):
+        entry = gym.registry.get(id_, _shipped.get(id_))
+        if entry is not None and str(entry.entry_point).startswith("__main__:"):
+            entry = copy.copy(entry)
+            entry.entry_point = import_object(str(entry.entry_point))
+        found += [] if entry is None else [entry]
+    return tuple(found)
 
 
-def take_shipped(entry: Any) -> None:
-    """Has an id mean here what it means where its entry comes from, unless a module that is imported registers it."""
-    if entry is not None:
+def take_shipped(entries: Iterable[Any]) -> None:
+    """Has ids mean here what they mean where their entries come from, unless a module that is imported registers them."""
+    for entry in entries:
         _shipped[entry.id] = entry
 
 

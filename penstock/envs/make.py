@@ -108,6 +108,8 @@ class EnvConfig:
     """Of an environment of many agents, who plays whom; `Policies.seat(env)` fills it in. None for one agent."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Given to every `reset(options=...)`, evaluations included; plain data, which is stored with the run."""
+    evaluation: EnvConfig | None = None
+    """What a sampler's evaluations play in, with the same spaces and policies; a run fills it in. None: this one."""
 
     def __post_init__(self) -> None:
         refuse_made(self.env)
@@ -188,6 +190,16 @@ class EnvConfig:
                 "expected; use SerialSampler (--sampler serial) or GpuSampler, or AlternatingSampler for two groups"
             )
         return env
+
+    @property
+    def all_info_keys(self) -> tuple[str, ...]:
+        """`info_keys`, and `is_success`, which always is recorded where an environment gives it."""
+        return tuple(dict.fromkeys((*self.info_keys, "is_success")))
+
+    @property
+    def for_evaluation(self) -> EnvConfig:
+        """The settings of environments of evaluations."""
+        return self if self.evaluation is None else self.evaluation
 
     @property
     def note(self) -> str:

@@ -45,7 +45,10 @@ class Plan:
     algo: Any
     """The experiment's algorithm; in an environment of many agents one that knows who plays whom."""
     env: EnvConfig
-    """The environment of training, with a seat for every agent where there are many."""
+    """The environment of training, with a seat for every agent where there are many.
+
+    Its `evaluation` is `eval_env`, where a sampler can play that in its own place.
+    """
     specs: Specs
     """What policies are built for: an EnvSpec, or {policy id: EnvSpec}."""
     sampler: SamplerSettings
@@ -101,6 +104,8 @@ class Plan:
         if exp.eval_env is not None or exp.eval_env_kwargs:
             held_out = check_apart(exp.eval_env_config, seed, settings)
             eval_env, eval_specs = _seated(algo, exp.eval_env_config, held_out)
+            if _ours(settings) and _alike(report, env, held_out, eval_env):
+                env = replace(env, evaluation=eval_env)
         sampler = _fitted(settings, getattr(exp.algo, "discount", None), specs)
         exp = exp if exp.sampler is settings else replace(exp, sampler=settings)
         return cls(exp, report, algo, env, specs, sampler, held_out, eval_env, eval_specs)
@@ -150,8 +155,7 @@ class Plan:
         """The policy's agents as they act for batches of this T and B; and what `Installed.take` returned of them."""
         specs = self.specs
         spec = specs if isinstance(specs, EnvSpec) else next(iter(specs.values()))
-        keys = tuple(dict.fromkeys((*self.env.info_keys, "is_success")))
-        acting = Installed(spec, batch, keys, self.first_slot, self.total_slots, self.env.seating)
+        acting = Installed(spec, batch, self.env.all_info_keys, self.first_slot, self.total_slots, self.env.seating)
         return acting, acting.take(agents_of(policy))
 
     @property
@@ -173,6 +177,18 @@ def _seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig,
         config = algo.seat(config, report.agents)
     assert config.seating is not None
     return config, dict(zip(config.seating.policies, config.seating.specs))
+
+
+def _ours(settings: Any) -> bool:
+    """True for samplers that know of `EnvConfig.evaluation`: not for a user's own."""
+    inner = getattr(settings, "inner", None)
+    return type(settings).__module__.partition(".")[0] == "penstock" and (inner is None or _ours(inner))
+
+
+def _alike(report: EnvReport, env: EnvConfig, held_out: EnvReport, eval_env: EnvConfig) -> bool:
+    """True if pools of one kind play both: none is batched, and agents move at once in both or one by one."""
+    turns = [config.seating is not None and config.seating.turns for config in (env, eval_env)]
+    return report.steps > 0 and held_out.steps > 0 and turns[0] == turns[1]
 
 
 def _fitted(settings: SamplerSettings, discount: float | None, specs: Specs) -> SamplerSettings:

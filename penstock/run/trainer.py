@@ -198,7 +198,8 @@ class Trainer:
         """
         run, count = self.exp.run, episodes or self.exp.run.eval_episodes
         how: dict[str, Any] = {"give_up": give_up, "slots": run.eval_slots, "max_steps": run.eval_max_steps}
-        if self.plan.held_out is not None or self._stopped:
+        elsewhere = self.plan.held_out is not None and self.plan.env.evaluation is None
+        if elsewhere or self._stopped:
             if self._evaluator is None:
                 self._evaluator = self.plan.make_evaluator()
             found = self._evaluator.play(self.policy, self.itr, count, **how)

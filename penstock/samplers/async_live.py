@@ -18,7 +18,7 @@ from penstock.core.slab import places, share, view
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
-from penstock.envs.ids import entry_to_ship
+from penstock.envs.ids import entries_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.settings import STEPPING
@@ -71,7 +71,9 @@ class AsyncLive:
         self.batch_spec, self._depth, self._exact = inner.spec, settings.depth, settings.weights == "exact"
         self._workers, self._name, self._env_name = workers, f"{type(inner).__name__} on {config.name}", config.name
         self._seed, self._evaluation_seed = seed, seed
-        self._make = MakeInner(inner, config, seed, first_slot, total_slots, entry_to_ship(config.name))
+        self._make = MakeInner(
+            inner, config, seed, first_slot, total_slots, entries_to_ship(config.name, config.for_evaluation.name)
+        )
         self._block = workers.control.blocks[0]
         self._attached: AttachInner | None = None
         self._continues: SetInner | None = None

@@ -42,7 +42,7 @@ class MakeInner:
     seed: int
     first_slot: int
     total_slots: int | None
-    entry: Any = None
+    entries: tuple[Any, ...] = ()
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
 
 
@@ -133,7 +133,7 @@ class AsyncHost(Host):
         if isinstance(message, MakeInner):
             mark = self.block[control.MARK : control.MARK + control.MARK_WORDS]
             slabs = self.boot.slabs
-            take_shipped(message.entry)
+            take_shipped(message.entries)
             shared = Shared(slabs[BATCHES], mark, (slabs[LEDGERS[0]], slabs[LEDGERS[1]]))
             self.inner = message.inner.build(
                 message.config,

@@ -207,16 +207,30 @@ class LiveSampler:
             raise ConfigError(
                 f"evaluate_agent(episodes={episodes}, slots={slots}, max_steps={max_steps}); expected 1 or more of each"
             )
-        agents = self._installed.agents
+        purpose = Purpose.EVALUATE_GREEDILY if deterministic else Purpose.EVALUATE
+        noisy = not deterministic or any(agent.evaluates_with_noise for agent in self._installed.agents)
+        how = episodes, slots, max_steps, purpose if noisy else None, give_up or (lambda: False)
+        while (found := self._evaluated(itr, *how)) is None:
+            pass  # who breaks it again and again uses up the budget of replacements
+        return found
+
+    def _evaluated(
+        self,
+        itr: int,
+        episodes: int,
+        slots: int,
+        max_steps: int,
+        purpose: Purpose | None,
+        give_up: Callable[[], bool],
+    ) -> Episodes | None:
+        """The episodes of an evaluation; None if some were lost with a worker, since those left would be others."""
         B = self.pool.evaluation_slots(min(episodes, slots))
         own = self.evaluation_buffers(B)
         batches = own.filled(0)
         seed, left = evaluation_seed(self._seed, itr), [episodes // B + (b < episodes % B) for b in range(B)]
-        purpose = Purpose.EVALUATE_GREEDILY if deterministic else Purpose.EVALUATE
-        noisy = not deterministic or any(agent.evaluates_with_noise for agent in agents)
         found, chunk, again = Episodes(), 0, 0
         while sum(left):
-            seating = self._config.seating
+            seating = self._config.for_evaluation.seating
             if seating is None:
                 play = Play(left, self._sums(own.pool, B), max_steps)
             else:
@@ -225,31 +239,35 @@ class LiveSampler:
             own.pool.restart(seed + (again << 20), left)
             own.set_states(None)
             while not play.over:
-                self.fill_evaluation(Noise(seed, purpose, (itr << 24) + chunk) if noisy else None)
+                self.fill_evaluation(None if purpose is None else Noise(seed, purpose, (itr << 24) + chunk))
+                if own.pool.broken:
+                    return None
                 for bounds, batch in zip(self._bounds, batches):
                     bounds.look(batch, training=False)
                 play.add(batches)
                 chunk += 1
-                if give_up is not None and give_up():
+                if give_up():
                     return join_episodes([found, play.found])
             found, left, again = join_episodes([found, play.found]), play.left, again + 1
         return found
 
     def evaluation_buffers(self, B: int, first_slot: int = 0) -> Buffers:
-        """The buffers of evaluations with B slots; kept between them, since making environments takes long.
+        """The buffers of evaluations with B slots; kept until one breaks, since making environments takes long.
 
         Args:
             first_slot: number of their first slot among those of several samplers that evaluate together.
         """
         agents = self._installed.agents
-        if self._evaluation is None or self._evaluation_slots != (B, first_slot):
-            if self._evaluation is not None:
-                stale, self._evaluation = self._evaluation, None  # making the next one may fail
-                stale.pool.close()
-            pool = self.pool.for_evaluation(B, first_slot) if first_slot else self.pool.for_evaluation(B)
-            self._evaluation = Buffers(pool, agents, BatchSpec(EVAL_T, B), self._server, policies=self._ids)
-            self._evaluation_slots = B, first_slot
-        return self._evaluation
+        kept = self._evaluation
+        if kept is not None and not kept.pool.broken and self._evaluation_slots == (B, first_slot):
+            return kept
+        self._evaluation = None  # making the next one may fail
+        if kept is not None:
+            kept.pool.close()
+        pool = self.pool.for_evaluation(B, first_slot) if first_slot else self.pool.for_evaluation(B)
+        self._evaluation = made = Buffers(pool, agents, BatchSpec(EVAL_T, B), self._server, policies=self._ids)
+        self._evaluation_slots = B, first_slot
+        return made
 
     @property
     def evaluation_pool(self) -> EnvPool:

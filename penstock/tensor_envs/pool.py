@@ -63,7 +63,7 @@ class TensorPool(EnvPool):
         env: Any = None,
     ) -> None:
         self.groups = (Group(0, slice(0, B)),)
-        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        self.info_keys = config.all_info_keys
         self.evaluation = evaluation
         self._config, self._B, self._first_slot = config, B, first_slot
         self._training_slots = B if training_slots is None else training_slots

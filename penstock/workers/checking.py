@@ -16,7 +16,7 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import EnvReport, check_env
 from penstock.envs.closing import close_env
-from penstock.envs.ids import entry_to_ship, take_shipped
+from penstock.envs.ids import entries_to_ship, take_shipped
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.messages import last
 from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING, STEPPING
@@ -67,7 +67,7 @@ def _checked(config: EnvConfig, seed: int, settings: Any) -> EnvReport:
     except ConfigError as error:
         return _here(config, seed, str(error).partition(":")[0])
     try:
-        parts = ship((config, entry_to_ship(config.name)), "it", path=False)
+        parts = ship((config, entries_to_ship(config.name)), "it", path=False)
     except ConfigError as error:
         cause = error.__cause__
         return _here(config, seed, f"it cannot be sent to another process ({type(cause).__name__}: {cause})")

@@ -167,7 +167,7 @@ class SamplingProcess(Host):
         for pool in self.pools.pop(mail.pool, []):
             if pool is not None:
                 pool.close()
-        take_shipped(mail.entry)
+        take_shipped(mail.entries)
         ledger = view(self.boot.slabs[mail.slab], mail.ledger)
         mark: Any = self.block[control.MARK : control.MARK + control.MARK_WORDS]
         pools: list[LocalPool | None] = [

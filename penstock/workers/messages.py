@@ -62,7 +62,7 @@ class MakePool:
     """Number of the batch's first slot among those of all samplers of the run."""
     keep: bool = False
     """True for a replacement: it goes on from the ledger instead of clearing it."""
-    entry: Any = None
+    entries: tuple[Any, ...] = ()
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
     discount: float = 0.99
     """Of the episodes that a pool of many agents logs."""

@@ -22,7 +22,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.slab import share
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
-from penstock.envs.ids import entry_to_ship
+from penstock.envs.ids import entries_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState, lost_rewards
@@ -73,7 +73,7 @@ class ProcessPool(EnvPool):
         self.evaluation, self._first_slot = number == EVALUATION, first_slot
         self._reset: Reset = reset
         self._decorrelate, self._exclusive = max_decorrelation_steps, exclusive
-        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        self.info_keys = config.all_info_keys
         self._B, starts = B, np.cumsum([0, *even_split(B, groups)]).tolist()
         self._parts = [slice(a, b) for a, b in zip(starts, starts[1:])]
         seating = config.seating
@@ -83,8 +83,12 @@ class ProcessPool(EnvPool):
             Group(policy, columns(slots, n)) for slots in self._parts for policy, n in enumerate(self.seats)
         )
         """Of one part after the other; in each of one policy after the other."""
-        self.shares = [[part_of(slots, workers.count, w) for slots in self._parts] for w in range(workers.count)]
-        """Slots of each worker in each part."""
+        there = workers.live if self.evaluation else list(range(workers.count))
+        self.shares = [
+            [part_of(slots, len(there), there.index(w)) if w in there else None for slots in self._parts]
+            for w in range(workers.count)
+        ]
+        """Slots of each worker in each part; evaluations have none where a worker was dropped."""
         self._owners = [w for w in range(workers.count) if any(self.shares[w])]
         # As before every first episode: a worker may die before it has written its own lines.
         self._ledger_places, self.ledger = share(
@@ -145,6 +149,7 @@ class ProcessPool(EnvPool):
         return at_work(self._config.name, self.seed, mark, self.ledger[slot].tolist(), action)
 
     def lost(self, w: int) -> None:
+        self.broken = self.broken or self.evaluation
         if w not in self._active:
             return
         self._active.discard(w)
@@ -185,7 +190,7 @@ class ProcessPool(EnvPool):
         return ProcessPool(
             self._workers,
             EVALUATION,
-            self._config,
+            self._config.for_evaluation,
             self.seed,
             B,
             groups=min(len(self._parts), B),
@@ -444,6 +449,6 @@ class ProcessPool(EnvPool):
             2 * n + 1,
             self._first_slot,
             keep,
-            entry_to_ship(self._config.name),
+            entries_to_ship(self._config.name),
             *self._account_of,
         )

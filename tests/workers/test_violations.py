@@ -86,8 +86,7 @@ def test_an_evaluation_has_exact_counts_though_a_worker_dies(kind: str, tmp_path
         found = sampler.evaluate_agent(0, 12)
         assert np.bincount(found.slot, minlength=12).tolist() == [1] * 12
         assert sampler.metrics()["faults/signal"] == 1
-        same = found.return_ == undisturbed.return_[np.argsort(undisturbed.slot)][found.slot]
-        assert 6 <= same.sum() < 12, "the slots of one worker play other episodes, and no others"
+        assert found.return_.tolist() == undisturbed.return_.tolist()
         sampler.obtain_samples(1)
     finally:
         sampler.shutdown()

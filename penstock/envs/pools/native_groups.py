@@ -53,7 +53,7 @@ class NativeGroups(EnvPool):
             raise ConfigError(f"groups={groups} of sampler.B={B} slots; expected 1 to {B}")
         edges = [g * B // groups for g in range(groups + 1)]
         self.groups = tuple(Group(0, slice(a, b)) for a, b in zip(edges, edges[1:]))
-        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        self.info_keys = config.all_info_keys
         self.evaluation, self.remote = evaluation, groups > 1
         self.wait_s = 0.0
         """Seconds spent waiting for environments."""

@@ -177,6 +177,8 @@ class EnvPool(Protocol):
     """The account of the episodes that ended since `bind`, of environments of many agents; None for those of one."""
     evaluation: bool = False
     """Episodes have evaluation seeds, which no training episode uses."""
+    broken: bool = False
+    """Environments of an evaluation were lost, as what stepped them died: it is to be played anew, by another pool."""
     device: Any | None = None
     """The torch device on which its batches lie as tensors, as `place` returns them; None for numpy arrays."""
 

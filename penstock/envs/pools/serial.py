@@ -74,7 +74,7 @@ class SerialPool(EnvPool):
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> SerialPool:
         host, slots = self.host, slice(first_slot, first_slot + B)
-        return SerialPool(host.config, host.seed, slots, self.settings.for_evaluation(B, host.mark))
+        return SerialPool(host.config.for_evaluation, host.seed, slots, self.settings.for_evaluation(B, host.mark))
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         (out,) = outs

@@ -42,7 +42,7 @@ class SlotEnvs:
         self.mark = [0] * 6 if settings.mark is None else settings.mark
         self.ledger = np.zeros((E, LEDGER_WORDS), np.int64) if settings.ledger is None else settings.ledger
         self.refused: Values = refused_values(config.checks)
-        self.info_keys = tuple(dict.fromkeys((*config.info_keys, "is_success")))
+        self.info_keys = config.all_info_keys
         self.envs, self.tick, self.seed = list[Any](), 0, 0
         self.step_of: Callable[[int], int] | None = None
         """Moves that were made in an environment's episode, where `tick` does not count them."""

@@ -5,21 +5,22 @@ from __future__ import annotations
 from penstock.core.batch import SampleBatch
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves
+from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.pool import EpisodeLog, Group
-from penstock.envs.seats import Seating
 from penstock.samplers.runners.runners import Runners
 from penstock.workers.shares import cut
 
 
 def seated(
-    runners: Runners, B: int, seating: Seating | None, T: int
+    runners: Runners, config: EnvConfig, B: int, T: int
 ) -> tuple[tuple[EnvSpec, ...], tuple[Group, ...], EpisodeLog | None]:
     """Specs and groups of the policies of B slots, and of many agents the log of batches of T rows."""
+    seating = config.seating
     if seating is None:
         return (runners.spec,), (Group(0, slice(0, B)),), None
     groups = tuple(Group(policy, slice(0, B * n)) for policy, n in enumerate(seating.seats))
-    log = EpisodeLog.allocate(B, most_episodes(seating, T), len(seating.agents), runners.info_keys)
+    log = EpisodeLog.allocate(B, most_episodes(seating, T), len(seating.agents), config.all_info_keys)
     return seating.specs, groups, log
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import Noise
+from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
-from penstock.envs.seats import Seating
 from penstock.samplers.live import EVAL_T
 from penstock.samplers.runners.columns import seated
 from penstock.samplers.runners.packing import together
@@ -19,19 +18,16 @@ from penstock.samplers.runners.runners import Runners
 from penstock.workers.shares import columns, even_split
 
 
-class EvaluationBroken(EnvWorkerError):
-    """A runner was lost in an evaluation; played anew it has the same episodes."""
-
-
 class EvaluationRunners(EnvPool):
     """B evaluation slots, dealt among the runners that are alive when an evaluation begins."""
 
     evaluation = True
 
-    def __init__(self, runners: Runners, B: int, seating: Seating | None) -> None:
+    def __init__(self, runners: Runners, config: EnvConfig, B: int) -> None:
+        seating = config.seating
         self._runners, self._B = runners, B
-        self.specs, self.groups, self.log = seated(runners, B, seating, EVAL_T)
-        self.info_keys, self.seats = runners.info_keys, (1,) if seating is None else seating.seats
+        self.specs, self.groups, self.log = seated(runners, config, B, EVAL_T)
+        self.info_keys, self.seats = config.all_info_keys, (1,) if seating is None else seating.seats
         self.takes_turns = seating is not None and seating.turns
         self._slots: dict[int, slice] = {}
         self._limit: int | None = None
@@ -45,8 +41,7 @@ class EvaluationRunners(EnvPool):
         alive, start, fixed = self._runners.alive, 0, self._runners.evaluation_slots
         if fixed > 1:  # natively batched environments have so many each, and one more runner may have come up
             alive = alive[: self._B // fixed]
-            if len(alive) * fixed < self._B:
-                raise EvaluationBroken(f"{self._B // fixed - len(alive)} runners were lost before an evaluation")
+            self.broken = len(alive) * fixed < self._B
         self._slots.clear()
         for i, n in zip(alive, even_split(self._B, len(alive))):
             if n:
@@ -68,13 +63,15 @@ class EvaluationRunners(EnvPool):
         address = None if noise is None else (noise.seed, int(noise.purpose), noise.batch)
         calls = {i: self._runners.call(i, "fill_evaluation", address, weights) for i in self._slots}
         for i, rows in self._all(calls).items():
+            self.broken = self.broken or rows is None  # it has lost workers of its own
+            if rows is None:
+                continue
             slots = self._slots[i]
             unpack_fragment(rows, batches, [columns(slots, n) for n in self.seats], self.log, slots)
 
     def _all(self, calls: dict[int, Any]) -> dict[int, Any]:
         found = self._runners.collect(calls, self._runners.start_timeout_s)
-        if len(found) < len(calls):
-            raise EvaluationBroken(f"{len(calls) - len(found)} of {len(calls)} runners were lost in an evaluation")
+        self.broken = self.broken or len(found) < len(calls)
         return found
 
     def bind(self, outs: Sequence[SampleBatch]) -> None: ...

@@ -21,7 +21,6 @@ from penstock.envs.make import EnvConfig
 from penstock.samplers.accounts.lag import lags
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
-from penstock.samplers.runners.evaluation import EvaluationBroken
 from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.pool import RunnerPool, RunnerServer
 from penstock.samplers.runners.runners import Runners
@@ -65,7 +64,7 @@ class RunnersLive:
         """The actors, for `foreach` and the like."""
         self.batch_spec, self._depth = settings.spec, settings.depth
         try:
-            self._pools = [RunnerPool(self.runners, part, self._whole, config.seating) for part in parts]
+            self._pools = [RunnerPool(self.runners, part, config, self._whole) for part in parts]
             self._lives = [
                 LiveSampler(
                     BatchSpec(T, len(part) * B),
@@ -113,12 +112,8 @@ class RunnersLive:
         slots: int = EVAL_SLOTS,
         max_steps: int = EVAL_MAX_STEPS,
     ) -> Episodes:
-        """Has the runners play `LiveSampler.evaluate_agent`; an evaluation that loses a runner is played anew."""
-        while True:
-            try:
-                return self._lives[0].evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
-            except EvaluationBroken:  # one that breaks it again and again uses up the budget of replacements
-                continue
+        """Has the runners play `LiveSampler.evaluate_agent`."""
+        return self._lives[0].evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
 
     @property
     def last_batch(self) -> AnyBatch:

@@ -19,9 +19,9 @@ from penstock.core.batch import SampleBatch
 from penstock.core.noise import Noise
 from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_map
+from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
-from penstock.envs.seats import Seating
 from penstock.samplers.installed import last_row
 from penstock.samplers.runners.columns import after_standing_still, seated, stand_still
 from penstock.samplers.runners.evaluation import EvaluationRunners
@@ -41,15 +41,14 @@ class RunnerPool(EnvPool):
         numbers: of these runners, which follow each other. whole: they are all there are, whose faults are the pool's.
     """
 
-    def __init__(
-        self, runners: Runners, numbers: Sequence[int], whole: bool = True, seating: Seating | None = None
-    ) -> None:
-        self.seating, T = seating, runners.fragment.T
+    def __init__(self, runners: Runners, numbers: Sequence[int], config: EnvConfig, whole: bool = True) -> None:
+        self._config, T = config, runners.fragment.T
+        self.seating = seating = config.seating
         self.runners, self.numbers, self._whole = runners, list(numbers), whole
         start = runners.slots[self.numbers[0]].start
         self._slots = {i: slice(runners.slots[i].start - start, runners.slots[i].stop - start) for i in self.numbers}
         B = self._slots[self.numbers[-1]].stop
-        self.specs, self.groups, self.log = seated(runners, B, seating, T)
+        self.specs, self.groups, self.log = seated(runners, config, B, T)
         self.info_keys, self.seats = runners.info_keys, (1,) if seating is None else seating.seats
         self._columns = {i: [columns(slots, n) for n in self.seats] for i, slots in self._slots.items()}
         self.takes_turns = seating is not None and seating.turns
@@ -178,7 +177,7 @@ class RunnerPool(EnvPool):
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> EvaluationRunners:
         """Slots of an evaluation, dealt among the runners that are alive."""
-        return EvaluationRunners(self.runners, B, self.seating)
+        return EvaluationRunners(self.runners, self._config.for_evaluation, B)
 
     def evaluation_slots(self, wanted: int) -> int:
         fixed = self.runners.evaluation_slots

@@ -142,8 +142,8 @@ class Runner:
         buffers.set_states(None)
         self._evaluated = first_slot
 
-    def fill_evaluation(self, noise: Sequence[int] | None, weights: Any) -> bytes | list[np.ndarray[Any, Any]]:
-        """Collects the next rows of the evaluation that was opened; returns the leaves of the batch.
+    def fill_evaluation(self, noise: Sequence[int] | None, weights: Any) -> bytes | list[np.ndarray[Any, Any]] | None:
+        """Collects the next rows of the evaluation that was opened; returns the leaves of the batch, None if it broke.
 
         Args:
             noise: seed, purpose and batch; None acts without. weights: of the agent to evaluate, None: as before.
@@ -151,7 +151,8 @@ class Runner:
         if weights is not None:
             self.take_weights(weights, -1)  # the next fragment brings its own
         address = None if noise is None else Noise(noise[0], Purpose(noise[1]), noise[2], self._evaluated)
-        return _packed(self.live.fill_evaluation(address), self.live.evaluation_pool)
+        batch, pool = self.live.fill_evaluation(address), self.live.evaluation_pool
+        return None if pool.broken else _packed(batch, pool)
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns `function(self, *args)`."""

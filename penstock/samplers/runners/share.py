@@ -11,7 +11,7 @@ import penstock.actors.note as note
 from penstock.core import trace
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
-from penstock.envs.ids import entry_to_ship, take_shipped
+from penstock.envs.ids import entries_to_ship, take_shipped
 from penstock.envs.make import EnvConfig
 from penstock.processes.shipping import ship, unship
 from penstock.samplers.live import LiveSampler
@@ -95,7 +95,7 @@ def shipped(maker: Maker) -> bytes:
     """
     name = maker.env.name
     return ship(
-        (maker, entry_to_ship(name)),
+        (maker, entries_to_ship(name, maker.env.for_evaluation.name)),
         f"{name} or its settings cannot be sent to a runner",
         "give the environment as 'module:function', or make what it holds open inside that function",
     )

@@ -41,7 +41,9 @@ class AgentsPool(EnvPool):
     def for_evaluation(self, B: int, first_slot: int = 0) -> EnvPool:
         make: Any = type(self)
         slots = slice(first_slot, first_slot + B)
-        return make(self.host.config, self.host.seed, slots, self.settings.for_evaluation(B, self.host.mark))
+        return make(
+            self.host.config.for_evaluation, self.host.seed, slots, self.settings.for_evaluation(B, self.host.mark)
+        )
 
     def prepare(self) -> None:
         """With `batch_end`: resets ended environments before the next batch is asked for, while others compute."""
