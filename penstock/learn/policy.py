@@ -29,7 +29,6 @@ from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Postpro
 from penstock.learn.clock import Clock
 from penstock.learn.columns import Columns, watches
 from penstock.learn.comm import ALONE, Comm
-from penstock.learn.rows.minibatch import check_rows
 from penstock.learn.optimizers import (
     NormGroups,
     check_newcomers,
@@ -43,6 +42,7 @@ from penstock.learn.optimizers import (
 )
 from penstock.learn.predict import predict
 from penstock.learn.reduction import Reduction, check_alike
+from penstock.learn.rows.minibatch import check_rows
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 

@@ -21,9 +21,9 @@ from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.given import check_given
-from penstock.learn.rows.minibatch import minibatches
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import AnyPolicy, PolicySet
+from penstock.learn.rows.minibatch import minibatches
 from penstock.replay.replay import Drawing
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
+from penstock.run.files.inits import Init
 from penstock.run.files.stored import Again
 from penstock.run.iteration import Iteration
 from penstock.run.learners.group import LearnerGroup, Restarts
@@ -31,11 +32,11 @@ from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
 
-def train(exp: Experiment, init: str | Path | None = None, *, trust: bool = False) -> Result:
+def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> Result:
     """Trains an experiment in a new run directory: `Run(exp, init)` with an empty body.
 
     Args:
-        init: a run whose networks and normalisers are the start. trust: what that run names may be imported.
+        init: a run, or runs by policy, whose networks and normalisers are the start. trust: what they name is imported.
 
     Raises:
         ConfigError: settings contradict each other, or the run directory holds something already.
@@ -102,13 +103,13 @@ class Run:
     far); the second kills.
 
     Args:
-        init: a run whose networks and normalisers are the start.
+        init: as of `ps.train`.
 
     Raises:
         ConfigError, EnvWorkerError, CheckpointError: as `ps.train`, on entry.
     """
 
-    def __init__(self, exp: Experiment, init: str | Path | None = None, *, trust: bool = False) -> None:
+    def __init__(self, exp: Experiment, init: Init | None = None, *, trust: bool = False) -> None:
         self._prepare(begun(exp, init, trust), resumed=False)
 
     @classmethod

@@ -26,6 +26,7 @@ from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.forking import end_ahead
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
@@ -54,7 +55,8 @@ class Trainer:
 
     Args:
         exp: the experiment. run_dir: the directory that `save` writes to, needed for that alone.
-        init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them.
+        init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them,
+            or a Start.
         rank: of a learner that another one has started; None: with `run.learners` this one starts the others.
 
     Raises:
@@ -65,7 +67,7 @@ class Trainer:
         self,
         exp: Experiment,
         run_dir: Path | None = None,
-        init: dict[str, Any] | None = None,
+        init: dict[str, Any] | Start | None = None,
         *,
         rank: Rank | None = None,
     ) -> None:
@@ -100,7 +102,7 @@ class Trainer:
             )
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
-        self._rank, self._init = rank, init
+        self._rank, self._init = rank, Start("parameters", whole=init) if isinstance(init, dict) else init
         self.persist(self._build, lambda: None)
         self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
         self.itr = 0
@@ -140,7 +142,7 @@ class Trainer:
             self._training_step: TrainingStepFn = getattr(self.algo, "training_step", training_step)
             reward_goals(self.policy, self.env_config, settings)
             if self._init is not None:
-                self.policy.load_parameters(self._init)
+                self._init.into(self.policy)
             check_sources(exp.algo, settings, self.policy)
             if self._agents is not None and self._rank is None:
                 self._exploitability(exp.run.eval_episodes)  # a game too large is refused before anything is trained

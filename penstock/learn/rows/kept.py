@@ -75,7 +75,7 @@ class KeptRows:
         if policy.columns is not None:
             policy.columns.fit(self.slots)
             own, total = policy.columns.own, policy.columns.total
-        if self.batch.spec.B != total:
+        if total != self.batch.spec.B:
             raise CheckpointError(f"the rows that wait are of {self.batch.spec.B} slots; this run has {total}")
         self.batch = _compacted(self.batch[:, own])
 

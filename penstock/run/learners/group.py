@@ -51,7 +51,7 @@ class LearnerGroup(Rank):
         LearnerLostError: a rank did not come up.
     """
 
-    def __init__(self, exp: Experiment, init: dict[str, Any] | None, make: type) -> None:
+    def __init__(self, exp: Experiment, init: Any, make: type) -> None:
         size, run = exp.run.learners, exp.run
         shares(exp.sampler_settings, size)  # refused before anything is started
         without_display = replace(exp, run=replace(run, progress="off", trace=None, each=None))

@@ -67,7 +67,7 @@ def test_kept_rows_are_those_of_all_batches_and_follow_each_other(env: Any, T: i
             # Each row of an episode that went on is followed by the next one, across the ends of batches.
             steps = np.diff(at).tolist()
             assert steps == [1 + end for end in over[:-1]]
-        assert found.spec.T <= max(len(x) + sum(bool(y[-1] or y[-2]) for y in x) + 1 for x in rows[name])
+        assert max(len(x) + sum(bool(y[-1] or y[-2]) for y in x) + 1 for x in rows[name]) >= found.spec.T
 
 
 def test_kept_rows_are_copies() -> None:
@@ -267,7 +267,7 @@ def test_fragments_of_any_runner_are_refused_before_anything_is_collected() -> N
     algo = pair(ps.IMPALA(net=NET), ps.IMPALA(net=NET), min_rows={"boss": 8})
     sampler = ps.RunnerSampler(runners=2, inner=ps.SerialSampler(T=8, B=2), backend="processes", mode="ready")
     exp = ps.Experiment("tests.learn.rows.boss:Boss", algo, sampler, ps.RunConfig(steps=64, progress="off"))
-    with pytest.raises(ConfigError, match="policy 'boss': min_rows keeps rows.*mode='ready'"):
+    with pytest.raises(ConfigError, match=r"policy 'boss': min_rows keeps rows.*mode='ready'"):
         ps.Trainer(exp)
 
 
