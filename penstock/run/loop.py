@@ -62,7 +62,7 @@ def resume(
             that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2};
             and {"algo.replay.shards": 3}.
         env, agent, eval_env, policy_mapping_fn: environment, agent function or mapping again, where it could not be
-            stored (a lambda).
+            stored (a lambda); what was stored has to be the same.
         trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
 
     Raises:

@@ -208,8 +208,8 @@ def test_trials_and_sweeps_start_from_them_too(runs: Path, tmp_path: Path) -> No
     wide = policies("a", "c", ps.PPO(net=ps.Net(hidden=(5,))))
     with pytest.raises(CheckpointError, match=r"--init c=.*two:b --init a=.*does not suit these settings.*policy 'c'"):
         ps.tune(
-            ps.override(exp, {"algo": wide}), {"algo.algos.a.lr": [1e-3, 1e-2]}, trials=2, metric="time/total_timesteps",
-            dir=tmp_path / "other", init=init,
+            ps.override(exp, {"algo": wide}), {"algo.algos.a.lr": [1e-3, 1e-2]}, trials=2, scheduler="none",
+            metric="time/total_timesteps", dir=tmp_path / "other", init=init,
         )  # fmt: skip
     line = ["launch", "tests.run.checkpoints.test_start:AC", "--env", BITS, "--sampler.T", "8", "--sampler.B", "4"]
     line += ["--run.steps", "32", "--run.eval-episodes", "0", "--seeds", "1", "--dir", str(tmp_path / "sweep")]

@@ -62,7 +62,7 @@ def test_words_that_may_be_read_in_two_ways(text: str, given: Any) -> None:
 
 @pytest.mark.parametrize("words", [["a=x", "y"], ["x", "y"], ["x:b", "c=y"]])
 def test_a_run_without_its_policy_beside_others(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="beside others names no policy of this run.*--init a=runs/x"):
+    with pytest.raises(ConfigError, match=r"beside others names no policy of this run.*--init a=runs/x"):
         of_words(words)
 
 
@@ -73,5 +73,5 @@ def test_a_policy_named_twice() -> None:
 
 @pytest.mark.parametrize("init", [3, {}, {1: "x"}, {"a": 3}, ("x",), ("x", 1), {"a": ("x", "b", "c")}, ["x", "b", "c"]])
 def test_what_is_none(init: Any) -> None:
-    with pytest.raises(ConfigError, match="init=.*expected a run, 'runs/a'; a policy of it"):
+    with pytest.raises(ConfigError, match=r"init=.*expected a run, 'runs/a'; a policy of it"):
         read(init)
