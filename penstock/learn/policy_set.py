@@ -287,8 +287,8 @@ class PolicySet(Mapping[str, Policy]):
             return
         theirs = f"parameters of the policies {sorted(stored)}" if stored else "parameters of one policy, without ids,"
         raise CheckpointError(
-            f"{theirs} are stored, and here are the policies {list(self)}; with other policies start anew, each from one "
-            "of another run: init={'a': 'runs/x', 'c': ('runs/y', 'b')} (--init a=runs/x --init c=runs/y:b)"
+            f"{theirs} are stored, and here are the policies {list(self)}; with other policies start anew, each "
+            "from one of another run: init={'a': 'runs/x', 'c': ('runs/y', 'b')} (--init a=runs/x --init c=runs/y:b)"
         )
 
     def _joined(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is given again where a run is opened, because it could not be stored; what could be stored has to be the same."""
+"""What is given again as a run is opened, because it could not be stored; what could be stored has to be the same."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _same(stored: Any, given: Any) -> bool:
 
 
 def _names(stored: Any, given: Any) -> bool:
-    """True if a stored import path leads to what is given, as far as it is imported; nothing is, as it may be foreign."""
+    """True if a stored path leads to what is given, among imported modules; none is imported, as it may be foreign."""
     module, _, name = str(stored.get("import") if isinstance(stored, Mapping) else stored).partition(":")
     found = sys.modules.get(module)
     for part in name.split("."):

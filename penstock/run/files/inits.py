@@ -1,4 +1,4 @@
-"""The runs that a new one starts from, as `init` and `--init` name them: one, a policy of one, or one for each policy."""
+"""The runs that a new one starts from, as `init` and `--init` name them: one, one policy, or one for each policy."""
 
 from __future__ import annotations
 

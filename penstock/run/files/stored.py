@@ -89,7 +89,8 @@ class StoredConfig:
     def to_resume(self, again: Again = NOTHING) -> Experiment:
         """The whole experiment, with what is given again in place of what could not be stored.
 
-        An EnvConfig stands for wrappers and keyword arguments as well. Raises ConfigError for what was stored otherwise.
+        An EnvConfig stands for wrappers and keyword arguments as well. Raises ConfigError for what differs from what
+        was stored.
         """
         with undamaged(self.path), named(self.path):
             again.require_same(self.plain)

@@ -33,10 +33,9 @@ def begun(algo: ps.Policies, env: Any = Boss, T: int = 16, B: int = 3) -> tuple[
     return sampler, policies
 
 
-def row(batch: ps.SampleBatch, t: int, b: int) -> list[Any]:
-    found = [batch.obs[t, b], batch.action[t, b], batch.reward[t, b], batch.info["logp"][t, b], batch.first[t, b],
-             batch.prev_action[t, b], batch.prev_reward[t, b], batch.terminated[t, b], batch.truncated[t, b]]  # fmt: skip
-    return [np.asarray(x).tolist() for x in found]
+def row(batch: ps.SampleBatch, t: Any, b: int) -> list[Any]:
+    acted = batch.obs, batch.action, batch.reward, batch.info["logp"], batch.first
+    return [x[t, b].tolist() for x in (*acted, batch.prev_action, batch.prev_reward, batch.terminated, batch.truncated)]
 
 
 @pytest.mark.parametrize(("T", "B"), [(16, 3), (5, 1), (64, 2)])
@@ -103,7 +102,7 @@ def test_memory_runs_through_kept_rows_as_it_did_while_acting(T: int) -> None:
 def test_a_policy_trains_once_it_has_its_rows_and_in_parts_of_about_a_minibatch(net: ps.Net) -> None:
     boss = ps.PPO(net=net, epochs=2, minibatch=16)
     sampler, policies = begun(pair(boss, min_rows={"boss": 24}), B=7)
-    trained = 0
+    trained, metrics = 0, dict[str, float]()
     for itr in range(40):
         batch, _ = sampler.obtain_samples(itr)
         had, before = policies.kept["boss"].rows, policies["boss"].updates
@@ -272,5 +271,5 @@ def test_fragments_of_any_runner_are_refused_before_anything_is_collected() -> N
 
 
 def test_it_is_a_setting_of_the_command_line() -> None:
-    exp = ps.Experiment("tests.learn.rows.boss:Boss", pair())
+    exp: Any = ps.Experiment("tests.learn.rows.boss:Boss", pair())
     assert ps.override(exp, {"algo.min_rows.boss": 40}).algo.min_rows == {"boss": 40}

@@ -46,7 +46,7 @@ AC = policies("a", "c", policies_to_train=("a",))
 
 
 def experiment(run: Path, algo: Any, env: Any = BITS, sampler: Any = SAMPLER, seed: int = 2, **run_: Any) -> Any:
-    given = {"steps": 32, "eval_episodes": 0, **run_}
+    given: dict[str, Any] = {"steps": 32, "eval_episodes": 0, **run_}
     config = ps.RunConfig(dir=str(run), seed=seed, progress="off", tensorboard=False, **given)
     return ps.Experiment(env, algo, sampler, config)
 

@@ -64,7 +64,7 @@ CHANGED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"env": ps.EnvConfig(short, {"length": 3})}, {"env": ps.EnvConfig(short, {"length": 4})}, "env.kwargs="),
     ({"env": short, "env_kwargs": {"length": 4}}, {"env": ps.EnvConfig(short)}, "env.kwargs={} is given, and"),
     ({"env": short}, {"env": ps.EnvConfig(short, wrappers=(wrapped,))}, "env.wrappers="),
-    ({"env": ps.EnvConfig(short, wrappers=(lambda env: env,))}, {"env": ps.EnvConfig(other, wrappers=(wrapped,))}, "env="),
+    ({"env": ps.EnvConfig(short, wrappers=(lambda e: e,))}, {"env": ps.EnvConfig(other, wrappers=(wrapped,))}, "env="),
     ({"env": ps.EnvConfig(short, wrappers=(wrapped,))}, {"env": short}, "env.wrappers=[] is given"),
     ({}, {"eval_env": short}, "eval_env=.* is given, and None was stored"),
     ({"eval_env": short}, {"eval_env": other}, f"eval_env='{HERE}:other' is given, and '{HERE}:short' was stored"),
