@@ -68,7 +68,7 @@ IN_MANY, IN_REPLAYS, IN_STATES = (
 )  # fmt: skip
 STATES, IN_CHILD = "run/learners/states.py", "tests/processes/test_child.py"
 REDUCTION, COLUMNS, MINIBATCH, PEERS = (
-    "learn/reduction.py", "learn/columns.py", "learn/minibatch.py", "replay/peers.py"
+    "learn/reduction.py", "learn/columns.py", "learn/rows/minibatch.py", "replay/peers.py"
 )  # fmt: skip
 IN_R2D1 = "tests/algos/test_r2d1.py tests/algos/test_r2d1_replay.py"
 

@@ -97,7 +97,7 @@ _WHERE = {
     "linear": "penstock.core.schedule",
     "evaluate": "penstock.run.playing.evaluation",
     "load": "penstock.run.entry",
-    "minibatches": "penstock.learn.minibatch",
+    "minibatches": "penstock.learn.rows.minibatch",
     "multi_gpu_train_one_step": "penstock.learn.train_ops",
     "override": "penstock.core.config",
     "plot_runs": "penstock.run.plots.figure",
@@ -184,11 +184,11 @@ if TYPE_CHECKING:
     from penstock.envs.make import EnvConfig as EnvConfig
     from penstock.learn.algorithm import Loss as Loss, ResultDict as ResultDict
     from penstock.learn.comm import GroupComm as GroupComm
-    from penstock.learn.minibatch import minibatches as minibatches
     from penstock.learn.optimizers import adam as adam, rmsprop as rmsprop
     from penstock.learn.policies import Policies as Policies
     from penstock.learn.policy import Policy as Policy
     from penstock.learn.policy_set import PolicySet as PolicySet
+    from penstock.learn.rows.minibatch import minibatches as minibatches
     from penstock.learn.train_ops import (
         multi_gpu_train_one_step as multi_gpu_train_one_step,
         train_one_step as train_one_step,

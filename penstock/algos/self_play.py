@@ -345,8 +345,15 @@ class SelfPlay:
         frozen = functions._replace(agent=past_selves, replay=None, optimizer=_no_optimizer)
         main = self.algo.build(spec[MAIN], seed, device, total_steps)
         opponent = self.algo.policy(frozen, spec[OPPONENT], seed, device)
-        opponent.agent.copy_main(main.agent)  # pyright: ignore[reportCallIssue]
-        return PolicySet({MAIN: main, OPPONENT: opponent}, [MAIN], settings=self)
+        policies = PolicySet({MAIN: main, OPPONENT: opponent}, [MAIN], settings=self)
+        self.copy_main(policies)
+        return policies
+
+    def copy_main(self, policies: PolicySet) -> None:
+        """Makes main as it is now, whom the opponent plays too, equal to main."""
+        agent = policies[OPPONENT].agent
+        assert isinstance(agent, PastSelves)
+        agent.copy_main(policies[MAIN].agent)
 
     def training_step(self, policies: PolicySet, sampler: Sampler, itr: int) -> TrainingStep:
         """An iteration: main trains on a batch, and the opponents' results decide who is met next."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import Parser, dotted, import_modules, key_values, number_from_0
 from penstock.core.errors import ConfigError
+from penstock.run.files.inits import of_words, runs_of
 from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
@@ -87,7 +88,14 @@ def train_parser() -> Parser:
     )
     parser.add_argument("--algo.agent", dest="agent", metavar="M:N", help="your own agent function as module:name")
     parser.add_argument("--seeds", type=seed_list, metavar="1,2,3", help="one run for each seed")
-    parser.add_argument("--init", metavar="RUN", help="start from the networks and normalisers of another run")
+    parser.add_argument(
+        "--init",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="start from the networks and normalisers of another run; of several policies each from its own, once a "
+        "policy: --init a=RUN, or --init c=RUN:b from that run's policy b",
+    )
     parser.add_trust("the run of --init, or the file of --config or --preset-file,")
     return parser
 
@@ -106,7 +114,7 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
         ConfigError: an unknown name, or settings that contradict each other.
         SystemExit: after help, or after a message about a wrong option.
     """
-    import_modules(args.imports, [algo or "", vars(args), list(rest)], [args.init] if args.init else [], args.trust)
+    import_modules(args.imports, [algo or "", vars(args), list(rest)], runs_of(of_words(args.init)), args.trust)
     # Torch is imported from here on: everything above must stay quick.
     from penstock.cli.config import experiment_from
     from penstock.core.config import import_object, override

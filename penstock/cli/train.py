@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.files.inits import Init, of_words
 
 if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
@@ -55,7 +56,7 @@ def _train(algo: str | None, args: argparse.Namespace, rest: list[str]) -> int:
         else:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
-    return _train_all(exp, args.seeds or [exp.run.seed], args.init, args.sampler == "auto", args.trust)
+    return _train_all(exp, args.seeds or [exp.run.seed], of_words(args.init), args.sampler == "auto", args.trust)
 
 
 def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
@@ -71,7 +72,7 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
     return f"{said}; did you mean: penstock train {meant} --env {other}?"
 
 
-def _train_all(exp: Experiment, seeds: list[int], init: str | None, auto: bool, trust: bool) -> int:
+def _train_all(exp: Experiment, seeds: list[int], init: Init | None, auto: bool, trust: bool) -> int:
     from penstock.run.bench.cache import auto_sampler
     from penstock.run.files.rundir import free_run_dir
     from penstock.run.loop import train

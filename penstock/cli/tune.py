@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import Parser, number_from_0, whole_number
 from penstock.cli.settings import experiment, train_parser
 from penstock.core.errors import ConfigError
+from penstock.run.files.inits import Given, of_words
 from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def _space(pairs: Sequence[str]) -> dict[str, str]:
     return space
 
 
-def _experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, str | None, bool]:
+def _experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, Given | None, bool]:
     """The experiment of `penstock train` with these arguments, --init and --trust; raises or exits as it does."""
     for option in rest:
         name = option.removeprefix("--").split("=")[0]
@@ -180,7 +181,7 @@ def _experiment(algo: str, args: Any, rest: Sequence[str]) -> tuple[Experiment, 
         raise ConfigError('--env is missing: penstock tune ALGO --env ID --search "algo.lr=loguniform(1e-5,1e-2)"')
     found.trust = found.trust or args.trust
     search_here(modules_named([args.suggest, *args.search]))
-    return experiment(algo, found, words)[0], found.init, found.trust
+    return experiment(algo, found, words)[0], of_words(found.init), found.trust
 
 
 def _parser() -> Parser:

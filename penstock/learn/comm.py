@@ -7,10 +7,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, LearnerLostError
+from penstock.core.wire import decode, encode
 
 TIMEOUT_S = 300.0
 """Seconds that a rank waits for the others before it counts them as lost."""
@@ -243,3 +245,12 @@ def _unmet(error: RuntimeError, rank: int, size: int, where: str, timeout_s: flo
         f"rank {rank} did not meet the other {size - 1} in {where} within {timeout_s:g} s "
         f"({str(error).splitlines()[0]:.200}); did one of them fail, or begin with another number of ranks?"
     )
+
+
+def gathered(comm: Comm, value: Any) -> list[Any]:
+    """Plain data and arrays of every rank, by rank."""
+    data = np.frombuffer(encode(value), np.uint8)
+    sizes = [int(x) for x in comm.all_gather(torch.tensor(len(data)))]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(data)] = torch.from_numpy(data.copy())
+    return [decode(x[:size].numpy().tobytes()) for x, size in zip(comm.all_gather(padded), sizes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.config import import_object, known_names
@@ -39,6 +39,9 @@ class Policies:
     """Agents that a policy plays at once in one environment, at most. None: counted from a mapping that is a dict."""
     policies_to_train: tuple[str, ...] | None = None
     """Ids of those that learn; the others act only. None for all."""
+    min_rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Valid rows by policy id that a policy trains on at least: {"boss": 64}. It keeps those of its batches until there
+    are so many, and their parts are counted by valid rows. For policies that act rarely, usually their minibatch."""
 
     def __post_init__(self) -> None:
         if isinstance(self.policy_mapping_fn, str):
@@ -73,6 +76,7 @@ class Policies:
             "policy_mapping_fn": mapping.values() if isinstance(mapping, Mapping) else (),
             "seats": self.seats or (),
             "policies_to_train": self.policies_to_train or (),
+            "min_rows": self.min_rows,
         }
         for what, names in named.items():
             for name in names:
@@ -83,6 +87,11 @@ class Policies:
         for name, count in (self.seats or {}).items():
             if type(count) is not int or count < 1:
                 raise ConfigError(f"seats[{name!r}]={count!r}; expected 1 or more agents of an environment")
+        for name, rows in self.min_rows.items():
+            if type(rows) is not int or rows < 1:
+                raise ConfigError(f"min_rows[{name!r}]={rows!r}; expected 1 or more rows, usually those of a minibatch")
+            if name not in self.trained:
+                raise ConfigError(f"min_rows names {name!r}, which is not in policies_to_train; leave it out")
 
     @property
     def batch(self) -> BatchSpec:
@@ -137,8 +146,13 @@ class Policies:
             name: algo.build(specs[name], seed=policy_seed(seed, i), device=device)
             for i, (name, algo) in enumerate(self.algos.items())
         }
-        for policy in made.values():
+        for name, policy in made.items():
             policy.clock.begin(total_steps)
+            if name in self.min_rows and policy.replay_schedule is not None:
+                raise ConfigError(
+                    f"min_rows names {name!r}, and {type(self.algos[name]).__name__} draws its rows from a replay: "
+                    "learning_starts and replay_ratio say when it trains; leave it out"
+                )
         return PolicySet(made, list(self.trained), one_agent=isinstance(spec, EnvSpec), settings=self)
 
     def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:

@@ -29,7 +29,6 @@ from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Postpro
 from penstock.learn.clock import Clock
 from penstock.learn.columns import Columns, watches
 from penstock.learn.comm import ALONE, Comm
-from penstock.learn.minibatch import check_rows
 from penstock.learn.optimizers import (
     NormGroups,
     check_newcomers,
@@ -43,6 +42,7 @@ from penstock.learn.optimizers import (
 )
 from penstock.learn.predict import predict
 from penstock.learn.reduction import Reduction, check_alike
+from penstock.learn.rows.minibatch import check_rows
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
@@ -143,6 +143,7 @@ class Policy:
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = self._predictions = 0
         self._groups = NormGroups()
+        self.counts_rows = False  # parts of a batch are counted by its valid rows, as of `Policies.min_rows`
         self.images_looked_at = False  # in training, once a batch has shown whether the scale of its images fits
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, nearest
+from penstock.core.machine import counted
 from penstock.core.spec import BatchSpec, EnvSpec, Specs
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
@@ -19,6 +21,7 @@ from penstock.envs.seats import AgentSpecs, PolicyMap
 from penstock.learn.columns import Columns
 from penstock.learn.comm import ALONE, Comm
 from penstock.learn.policy import Policy
+from penstock.learn.rows.kept import KeptRows
 
 
 class PolicySet(Mapping[str, Policy]):
@@ -47,9 +50,14 @@ class PolicySet(Mapping[str, Policy]):
         """Those that learn, in their order."""
         self._one_agent, self.settings = one_agent, settings
         self._mapping: PolicyMap | None = getattr(settings, "policy_mapping_fn", None)
+        least: Mapping[str, int] = getattr(settings, "min_rows", {})
+        self.kept = {name: KeptRows(rows) for name, rows in least.items()}
+        """The rows that policies with `min_rows` have not trained on yet."""
+        self._told_of_rows: set[str] = set()
         self.comm: Comm = ALONE
         """The learners that train them together; `join` sets it."""
         for name, policy in self.items():
+            policy.counts_rows = name in self.kept
             if name not in self.trained:
                 policy.act_only()
 
@@ -176,7 +184,10 @@ class PolicySet(Mapping[str, Policy]):
         """
         for name, policy in self.trained.items():
             own = info if self._one_agent or info is None else info[name]
-            policy.prepare(BatchSpec(batch.T, batch.B * policy.spec.agents), own)
+            slots = batch.B * policy.spec.agents
+            policy.prepare(BatchSpec(batch.T, slots), own)
+            if name in self.kept:
+                self.kept[name].slots = slots
 
     def batches(self, batch: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
         """The batch of each policy that is trained. Raises ConfigError if there is none."""
@@ -188,6 +199,32 @@ class PolicySet(Mapping[str, Policy]):
                 "MultiAgentBatch of a sampler that was built for Policies.seat(env)"
             )
         return dict.fromkeys(self.trained, batch)
+
+    def rows_due(self, name: str, batch: SampleBatch) -> SampleBatch | None:
+        """The rows that a policy is to train on after its own batch; None while it keeps them, as `min_rows` asks."""
+        if name in self.kept:
+            return self.kept[name].whole(self[name], batch)
+        self._look_at_rows(name, batch)
+        return batch
+
+    def _look_at_rows(self, name: str, batch: SampleBatch) -> None:
+        """Warns, once a policy, of a batch that is mostly idle and has fewer valid rows than a minibatch."""
+        policy = self[name]
+        size = policy.minibatch
+        if len(self) == 1 or name in self._told_of_rows or size is None or policy.replay_schedule is not None:
+            return
+        rows, places = policy.of_all(batch.env_steps), policy.of_all(batch.valid.size)
+        if rows >= size or 2 * rows >= places:
+            return
+        self._told_of_rows.add(name)
+        if policy.comm.rank == 0:
+            warnings.warn(
+                f"policy {name!r} has {counted(rows, 'row')} in a batch with room for {places}, and its minibatch is "
+                f"{size}: its gradients are means over few rows. Policies(min_rows={{{name!r}: {size}}}) "
+                f"(--algo.min-rows.{name} {size}) has it wait until there are so many; or use a larger sampler.T or "
+                "sampler.B",
+                stacklevel=5,
+            )
 
     def join(self, comm: Comm) -> None:
         """As `Policy.join`, for each policy."""
@@ -205,6 +242,8 @@ class PolicySet(Mapping[str, Policy]):
     def state_dict(self) -> dict[str, Any]:
         """As `Policy.state_dict`."""
         states = {name: policy.state_dict() for name, policy in self.items()}
+        for name, kept in self.kept.items():
+            states[name]["kept"] = kept.state_dict(self[name])
         agents = self._joined({name: state.pop("agent") for name, state in states.items()})
         return {"agent": agents, **self._joined(states)}
 
@@ -219,6 +258,8 @@ class PolicySet(Mapping[str, Policy]):
         agents, states, own = self._parted(state["agent"]), self._parted(rest), self._parted(arrays or {})
         for name, policy in self.items():
             policy.load_state_dict({**states[name], "agent": agents[name]}, own[name])
+            if name in self.kept and "kept" in states[name]:
+                self.kept[name].load_state_dict(states[name]["kept"], policy)
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """As `Policy.load_parameters`, of all policies. Raises CheckpointError if they do not fit."""
@@ -246,8 +287,8 @@ class PolicySet(Mapping[str, Policy]):
             return
         theirs = f"parameters of the policies {sorted(stored)}" if stored else "parameters of one policy, without ids,"
         raise CheckpointError(
-            f"{theirs} are stored, and here are the policies {list(self)}; with other policies start anew, and give "
-            "each its own: policies[id].load_parameters(ps.load(run)[id].agent.state_dict())"
+            f"{theirs} are stored, and here are the policies {list(self)}; with other policies start anew, each "
+            "from one of another run: init={'a': 'runs/x', 'c': ('runs/y', 'b')} (--init a=runs/x --init c=runs/y:b)"
         )
 
     def _joined(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

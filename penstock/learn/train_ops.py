@@ -21,9 +21,9 @@ from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.given import check_given
-from penstock.learn.minibatch import minibatches
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import AnyPolicy, PolicySet
+from penstock.learn.rows.minibatch import minibatches
 from penstock.replay.replay import Drawing
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep
 def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch, env_steps: int | None = None) -> ResultDict:
     """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
 
-    A PolicySet does so policy by policy, each with its own batch of a MultiAgentBatch.
+    A PolicySet does so policy by policy, each with its own batch of a MultiAgentBatch; a policy of `min_rows` keeps the
+    rows of batches until it has so many.
 
     Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with;
     the first batch of a policy that has any only sets them. With replay they are updated first, as samples are of many
@@ -79,7 +80,8 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch, env_
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
         steps: list[Mapping[str, Tensor]] = []
-        for minibatch in minibatches(data, policy.minibatch, policy.shuffler(), policy.epochs, policy.columns):
+        how = policy.minibatch, policy.shuffler(), policy.epochs, policy.columns, policy.counts_rows
+        for minibatch in minibatches(data, *how):
             if (loss := policy.learn_on_batch(minibatch)) is not None:
                 steps.append(loss.metrics)
                 if loss.stop:
@@ -96,13 +98,23 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch, env_
 def _train_each(policies: PolicySet, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
     results: ResultDict = {}
     for name, own in policies.batches(batch).items():
-        if len(policies) == 1:
-            return train_one_step(policies[name], own, batch.env_steps)
+        policy = policies[name]
         try:
-            found = train_one_step(policies[name], own, batch.env_steps)
+            whole = policies.rows_due(name, own)
+            if whole is not None:
+                found = train_one_step(policy, whole, batch.env_steps)
+            else:
+                policy.version += 1
+                found = _counted(policy, {}, batch.env_steps)
         except (NonFiniteError, ConfigError) as error:
+            if len(policies) == 1:
+                raise
             kind = NonFiniteError if isinstance(error, NonFiniteError) else ConfigError
             raise kind(f"policy {name!r}: {error}") from error
+        if name in policies.kept:
+            found["train/kept_rows"] = float(policy.of_all(policies.kept[name].rows))
+        if len(policies) == 1:
+            return found
         results |= {_of_policy(key, name): x for key, x in found.items()}
     return results
 

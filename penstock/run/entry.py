@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,15 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.make import EnvConfig, with_added
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
-from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, parameters
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.start import read_start
 from penstock.run.experiment import Experiment
+from penstock.run.files.inits import Init
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
 from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
-from penstock.run.files.stored import CONFIG, NOTHING, Again, StoredConfig, named, read_config, read_json, undamaged
+from penstock.run.files.stored import NOTHING, Again, StoredConfig, named, read_config, undamaged
 from penstock.run.trainer import Trainer
 from penstock.samplers import content, placed
 
@@ -29,7 +32,7 @@ _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard
 
 
 @contextlib.contextmanager
-def begun(exp: Experiment, init: str | Path | None, trust: bool) -> Generator[Trainer]:
+def begun(exp: Experiment, init: Init | None, trust: bool) -> Generator[Trainer]:
     """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as of `ps.train`."""
     if not isinstance(exp, Experiment):
         raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
@@ -53,19 +56,14 @@ def _check_each(exp: Experiment) -> None:
         raise ConfigError(f"run.each={exp.run.each!r} is {found!r}; expected a function of an iteration")
 
 
-def _built(exp: Experiment, run_dir: Path, init: str | Path | None, trust: bool) -> Trainer:
+def _built(exp: Experiment, run_dir: Path, init: Init | None, trust: bool) -> Trainer:
     if init is None:
         return Trainer(exp, run_dir)
-    start = parameters(load(init, trust=trust))
+    start = read_start(init, exp.algo, functools.partial(load, trust=trust))
     try:
         return Trainer(exp, run_dir, start)
     except CheckpointError as error:
-        theirs = read_json(Path(init) / CONFIG)["experiment"]["algo"].get("class")
-        name = str(theirs or "another algorithm").rpartition(":")[2]
-        raise CheckpointError(
-            f"init={str(init)!r}, a run of {name}, does not suit {type(exp.algo).__name__} with these settings (a "
-            f"preset may have changed net; --preset none): {error}"
-        ) from error
+        raise start.explained(error, exp.algo) from error
 
 
 @contextlib.contextmanager

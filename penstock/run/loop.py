@@ -20,6 +20,7 @@ from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
 from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
+from penstock.run.files.inits import Init
 from penstock.run.files.stored import Again
 from penstock.run.iteration import Iteration
 from penstock.run.learners.group import LearnerGroup, Restarts
@@ -31,11 +32,11 @@ from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
 
-def train(exp: Experiment, init: str | Path | None = None, *, trust: bool = False) -> Result:
+def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> Result:
     """Trains an experiment in a new run directory: `Run(exp, init)` with an empty body.
 
     Args:
-        init: a run whose networks and normalisers are the start. trust: what that run names may be imported.
+        init: a run, or runs by policy, whose networks and normalisers are the start. trust: what they name is imported.
 
     Raises:
         ConfigError: settings contradict each other, or the run directory holds something already.
@@ -61,7 +62,7 @@ def resume(
             that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2};
             and {"algo.replay.shards": 3}.
         env, agent, eval_env, policy_mapping_fn: environment, agent function or mapping again, where it could not be
-            stored (a lambda).
+            stored (a lambda); what was stored has to be the same.
         trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
 
     Raises:
@@ -102,13 +103,13 @@ class Run:
     far); the second kills.
 
     Args:
-        init: a run whose networks and normalisers are the start.
+        init: as of `ps.train`.
 
     Raises:
         ConfigError, EnvWorkerError, CheckpointError: as `ps.train`, on entry.
     """
 
-    def __init__(self, exp: Experiment, init: str | Path | None = None, *, trust: bool = False) -> None:
+    def __init__(self, exp: Experiment, init: Init | None = None, *, trust: bool = False) -> None:
         self._prepare(begun(exp, init, trust), resumed=False)
 
     @classmethod

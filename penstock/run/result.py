@@ -11,9 +11,9 @@ from penstock.agents.networks import Encoder
 from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
-from penstock.learn.minibatch import part_count
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, PolicySet, each
+from penstock.learn.rows.minibatch import part_count
 from penstock.run.files.rundir import changes_since
 from penstock.run.progress import number
 from penstock.run.trainer import Trainer

@@ -22,6 +22,7 @@ from penstock.learn.policy_set import LoadedPolicy, agents_of
 from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.forking import end_ahead
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored import CONFIG
@@ -48,7 +49,8 @@ class Trainer:
 
     Args:
         made_from: an experiment, or its plan. run_dir: the directory that `save` writes to, needed for that alone.
-        init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them.
+        init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them,
+            or a Start.
         rank: of a learner that another one has started; None: with `run.learners` this one starts the others.
 
     Raises:
@@ -59,7 +61,7 @@ class Trainer:
         self,
         made_from: Experiment | Plan,
         run_dir: Path | None = None,
-        init: dict[str, Any] | None = None,
+        init: dict[str, Any] | Start | None = None,
         *,
         rank: Rank | None = None,
     ) -> None:
@@ -77,7 +79,7 @@ class Trainer:
             )
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
-        self._rank, self._init = rank, init
+        self._rank, self._init = rank, Start("parameters", whole=init) if isinstance(init, dict) else init
         self.persist(self._build, lambda: None)
         self.threads = exp.run.learner_threads if isinstance(exp.run.learner_threads, int) else 0
         self.itr = 0
@@ -113,7 +115,7 @@ class Trainer:
             compute(self.policy, exp.run.precision, exp.run.compile)
             self._training_step: TrainingStepFn = getattr(plan.algo, "training_step", training_step)
             if self._init is not None:
-                self.policy.load_parameters(self._init)
+                self._init.into(self.policy)
             if self._agents is not None and self._rank is None:
                 self._exploitability(exp.run.eval_episodes)  # a game too large is refused before anything is trained
             self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
@@ -17,14 +17,11 @@ from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
-from penstock.envs.seats import PolicyMap
 from penstock.run.experiment import Experiment
+from penstock.run.files.again import Again
 from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.modules import modules_named
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
-
-if TYPE_CHECKING:
-    from penstock.learn.algorithm import AgentFn
 
 CONFIG, META = "config.json", "meta.json"
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
@@ -39,21 +36,6 @@ _BEFORE = {"eval_max_steps": 200_000}
 """Settings of runs that were stored before the setting was there."""
 _MOVED = {"penstock.distributed.sampler:RunnerSampler": "penstock.samplers.runners.settings:RunnerSampler"}
 """Classes of samplers by the path that earlier runs were stored with."""
-
-
-@dataclass(frozen=True)
-class Again:
-    """What could not be stored with a run, such as a lambda, given again; None stands for what was stored."""
-
-    env: Any = None
-    agent: AgentFn | None = None
-    eval_env: Any = None
-    policy_mapping_fn: PolicyMap | None = None
-
-    def of_algo(self) -> dict[str, Any]:
-        """Those that belong to the settings of the algorithm, by name."""
-        given = {"agent": self.agent, "policy_mapping_fn": self.policy_mapping_fn}
-        return {name: value for name, value in given.items() if value is not None}
 
 
 NOTHING = Again()
@@ -107,8 +89,11 @@ class StoredConfig:
     def to_resume(self, again: Again = NOTHING) -> Experiment:
         """The whole experiment, with what is given again in place of what could not be stored.
 
-        An EnvConfig replaces wrappers and keyword arguments as well.
+        An EnvConfig stands for wrappers and keyword arguments as well. Raises ConfigError for what differs from what
+        was stored.
         """
+        with undamaged(self.path), named(self.path):
+            again.require_same(self.plain)
         with undamaged(self.path):
             return self._experiment(self.plain, again, files=True)
 
@@ -118,7 +103,9 @@ class StoredConfig:
         plain = _without({key: item for key, item in plain.items() if key not in dropped}, of_algo)
         plain = {**plain, "env": ""} if env is not None else as_before_masks(as_before_ids(plain))
         if eval_env is not None:
-            plain = {**plain, "eval_env": None, "eval_env_kwargs": {}}
+            own = files and not isinstance(eval_env, EnvConfig)  # a run that goes on keeps those that were stored
+            kwargs = plain.get("eval_env_kwargs", {}) if own else {}
+            plain = {**plain, "eval_env": None, "eval_env_kwargs": kwargs}
         plain = {**plain, "run": {**_BEFORE, **plain["run"]}}
         self._require_trust(plain, files)
         exp = self._made(plain)

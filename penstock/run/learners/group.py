@@ -51,7 +51,7 @@ class LearnerGroup(Rank):
         LearnerLostError: a rank did not come up.
     """
 
-    def __init__(self, plan: Plan, init: dict[str, Any] | None, make: type) -> None:
+    def __init__(self, plan: Plan, init: Any, make: type) -> None:
         exp, run = plan.exp, plan.exp.run
         size = run.learners
         shares(plan.sampler, size)  # refused before anything is started

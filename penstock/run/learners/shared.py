@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from penstock.agents.agent import Agents
 from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError
-from penstock.core.wire import decode, encode
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
-from penstock.learn.comm import Comm
+from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
 from penstock.run.learners.states import joined, numbered, part
 from penstock.samplers import sized
@@ -184,12 +182,3 @@ def shared_step(step: TrainingStepFn) -> TrainingStepFn:
         return own._replace(env_steps=sum(x["steps"] for x in told), episodes=episodes)
 
     return of_all
-
-
-def gathered(comm: Comm, value: Any) -> list[Any]:
-    """Plain data and arrays of every rank, by rank."""
-    data = np.frombuffer(encode(value), np.uint8)
-    sizes = [int(x) for x in comm.all_gather(torch.tensor(len(data)))]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: len(data)] = torch.from_numpy(data.copy())
-    return [decode(x[:size].numpy().tobytes()) for x, size in zip(comm.all_gather(padded), sizes)]

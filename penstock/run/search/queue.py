@@ -19,6 +19,7 @@ from penstock.core.files import write_atomic
 from penstock.core.spec import specs_to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
+from penstock.run.files.inits import at_runs, runs_of, words_of
 from penstock.run.files.stored import CONFIG, config_bytes, read_config, undamaged
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 from penstock.run.launch.display import log_end, reason_of
@@ -120,7 +121,8 @@ class SearchQueue:
         stop = [] if at is None else ["--run.stop", STEPS_METRIC, at]
         if has_checkpoint(run_dir):
             return ["resume", str(run_dir), *(stop or (["--run.stop={}"] if len(goals) > 1 else []))]
-        init = ["--init", str(self.folder / INIT)] if self.search.settings.init else []
+        given = self.search.settings.init
+        init = [x for word in words_of(at_runs(given, list(map(str, self.init_dirs())))) for x in ("--init", word)]
         return ["train", "--config", str(self.folder / SETTINGS / run.name), *init, *stop, "--run.dir", str(run_dir)]
 
     def write_best(self, exp: Experiment) -> Path:
@@ -202,9 +204,14 @@ class SearchQueue:
 
     def keep_init(self) -> None:
         """Copies the parameters that trials start from, so that the run which has them may go on or go away."""
-        source, target = self.search.settings.init, self.folder / INIT
-        if source and not (target / CONFIG).is_file():
-            copy_parameters(Path(source), target)
+        for source, target in zip(runs_of(self.search.settings.init), self.init_dirs()):
+            if not (target / CONFIG).is_file():
+                copy_parameters(Path(source), target)
+
+    def init_dirs(self) -> list[Path]:
+        """Where these copies are: one, or one for each policy."""
+        given, folder = self.search.settings.init, self.folder / INIT
+        return [folder / str(i) for i in range(len(given))] if isinstance(given, dict) else [folder] if given else []
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Goes on from the content of search.json: what ended unseen is noted, what was interrupted waits."""
@@ -382,8 +389,8 @@ def open_search(folder: Path, trust: bool = False, **given: Any) -> SearchQueue:
         queue = make_queue(folder, config.to_resume(), specs_to_plain(config.spec), settings, **given)
         queue.restore(plain)
         queue.keep_init()
-        if settings.init and trust:
-            read_config(folder / INIT, trust)
+        for copy in queue.init_dirs() if trust else ():
+            read_config(copy, trust)
     return queue
 
 

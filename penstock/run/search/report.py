@@ -19,6 +19,7 @@ from penstock.core.errors import CheckpointError
 from penstock.core.files import write_atomic
 from penstock.core.machine import counted
 from penstock.run.experiment import Experiment
+from penstock.run.files.inits import Given, words_of
 from penstock.run.files.trust import remember
 from penstock.run.plots.bands import bootstrap_band, interquartile_mean
 from penstock.run.presets import with_preset
@@ -87,14 +88,14 @@ class SearchResult:
         return f"SearchResult({'; '.join(parts)}; {self.folder})"
 
 
-def write_preset(folder: Path, exp: Experiment, why: str, init: str = "") -> Path:
+def write_preset(folder: Path, exp: Experiment, why: str, init: Given = "") -> Path:
     """Writes settings as best.toml: `penstock train ALGO --env ID --preset-file best.toml` trains that experiment.
 
     The file is trusted. What TOML has no form for, as a function among the environment's arguments, is named in a
     comment.
 
     Args:
-        init: of the run whose parameters all trials started from.
+        init: the run, or runs by policy, whose parameters all trials started from.
 
     Raises CheckpointError if the disk refuses.
     """
@@ -115,11 +116,11 @@ def write_preset(folder: Path, exp: Experiment, why: str, init: str = "") -> Pat
     return path
 
 
-def train_line(exp: Experiment, preset: Path, init: str = "") -> str:
+def train_line(exp: Experiment, preset: Path, init: Given = "") -> str:
     """The command that trains an experiment by its preset, or by its config.json."""
     named = [algo_word(exp), "--env", env_word(exp), "--preset-file"] if preset.suffix == ".toml" else ["--config"]
     line = ["penstock", "train", *named, str(preset)]
-    return shlex.join([*line, *(["--init", init] if init else [])])
+    return shlex.join([*line, *(x for word in words_of(init) for x in ("--init", word))])
 
 
 def env_word(exp: Experiment) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
+from penstock.run.files.inits import Given
 from penstock.run.launch.sweep import Run
 from penstock.run.search.proposals import check_suggest, propose
 from penstock.run.search.schedulers import Decision, make_scheduler
@@ -42,8 +43,8 @@ class SearchSettings:
     seed: int = 0
     synchronous: bool = True
     """Asha decides complete rungs alone, so that the trials do not depend on timing."""
-    init: str = ""
-    """The run whose parameters every trial starts from; "" for none."""
+    init: Given = ""
+    """The run whose parameters every trial starts from, or a policy of it, or one for each policy; "" for none."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -16,6 +16,7 @@ from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import EnvSpec, Specs
 from penstock.learn.policies import for_agents
 from penstock.learn.policy_set import parameters
+from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
 from penstock.run.launch.sweep import split_values
 
@@ -156,16 +157,20 @@ def check_explored(space: Space, exp: Experiment, spec: Specs) -> None:
                 )
 
 
-def check_init(space: Space, exp: Experiment, spec: Specs, stored: Mapping[str, Any], init: str) -> None:
-    """Raises CheckpointError if the parameters of a run suit some settings of a search not, and says which."""
+def check_init(space: Space, exp: Experiment, spec: Specs, start: Start, init: Sequence[str]) -> None:
+    """Raises CheckpointError if the parameters of a run suit some settings of a search not, and says which.
+
+    Args:
+        init: the values of --init.
+    """
     points = [("", None), *((path, value) for path, x in space.items() for value in x.ends() if path[:5] == "algo.")]
     for path, value in points:
         algo = override(exp, {path: value}).algo if path else exp.algo
         try:
-            for_agents(algo, not isinstance(spec, EnvSpec)).build(spec, seed=exp.run.seed).load_parameters(dict(stored))
+            start.into(for_agents(algo, not isinstance(spec, EnvSpec)).build(spec, seed=exp.run.seed))
         except CheckpointError as error:
             at = f"--search {path}, at {value!r}" if path else "these settings (a preset may have changed net)"
-            raise CheckpointError(f"--init {init} does not suit {at}: {error}") from error
+            raise CheckpointError(f"--init {' --init '.join(init)} does not suit {at}: {error}") from error
 
 
 def _shapes(exp: Experiment, spec: Specs) -> dict[str, list[int]]:

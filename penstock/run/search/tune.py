@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Generator, Mapping
@@ -16,9 +17,10 @@ from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import require_name
 from penstock.core.spec import specs_to_plain
-from penstock.learn.policy_set import parameters
+from penstock.run.checkpoints.start import read_start
 from penstock.run.entry import load
 from penstock.run.experiment import Experiment
+from penstock.run.files.inits import Init, absolute, read, words_of
 from penstock.run.files.lock import RunLock
 from penstock.run.files.stored import undamaged
 from penstock.run.launch.launcher import Display, Launcher
@@ -51,7 +53,7 @@ def tune(
     backend: str = "processes",
     address: str = "local",
     cpus: float = 1.0,
-    init: str | Path | None = None,
+    init: Init | None = None,
     trust: bool = False,
 ) -> SearchResult:
     """Searches for settings: each trial is a run of the experiment, in a process of its own.
@@ -74,7 +76,8 @@ def tune(
         dir: directory of all runs; None for runs/ENV/ALGO/search-TIME.
         backend: where trials execute: `processes` of this machine, or on a cluster of `ray`, whose nodes all see `dir`.
         address: of that cluster, as of `RunnerSampler`. cpus: that Ray counts for each trial.
-        init: a run whose networks and normalisers every trial starts from. trust: see `load`.
+        init: a run whose networks and normalisers every trial starts from, or by policy, as of `train`. trust: see
+            `load`.
 
     Raises:
         ConfigError: a space or settings that contradict; the directory holds something else; a metric that no run has.
@@ -119,7 +122,7 @@ def search_settings(
     interval: int | None,
     eta: int,
     synchronous: bool,
-    init: str | Path | None = None,
+    init: Init | None = None,
 ) -> SearchSettings:
     """The settings of a search, checked against its experiment. Raises ConfigError."""
     evaluated = exp.run.eval_episodes > 0
@@ -148,7 +151,7 @@ def search_settings(
         eta=eta,
         seed=exp.run.seed,
         synchronous=synchronous,
-        init="" if init is None else str(Path(init).absolute()),
+        init="" if init is None else absolute(read(init)),
     )
 
 
@@ -191,8 +194,8 @@ def opened(
     if settings.scheduler == "pbt":
         check_explored(queue.search.space, exp, spec)
     if settings.init:
-        stored = parameters(load(settings.init, trust=trust))
-        check_init(queue.search.space, exp, spec, stored, settings.init)
+        start = read_start(settings.init, exp.algo, functools.partial(load, trust=trust))
+        check_init(queue.search.space, exp, spec, start, words_of(settings.init))
     with RunLock(folder):
         _require_empty(folder)  # again: another search may have come and gone meanwhile
         queue.begin()

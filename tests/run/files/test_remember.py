@@ -83,15 +83,17 @@ def strangers(run: Path, state: Path) -> Path:
     return run
 
 
-def test_a_run_whose_environment_was_replaced_is_not_trusted(state: Path, tmp_path: Path) -> None:
+def test_a_run_whose_environment_was_given_again_is_not_trusted(state: Path, tmp_path: Path) -> None:
     run = strangers(tmp_path / "run", state)
     file = with_config(lambda settings: settings["run"].update(steps=640))(run)
     before = file.read_bytes()
-    with ps.Run.resume(run, env=ps.EnvConfig("CartPole-v1")):  # it begins, and nothing of it is changed
+    with pytest.raises(ConfigError, match="env='CartPole-v1' is given, and 'own_env:make' was stored"):
+        ps.resume(run, {"run.steps": 192}, env=ps.EnvConfig("CartPole-v1"))
+    with ps.Run.resume(run, env="own_env:make"):  # it begins, and nothing of it is changed
         pass
     assert file.read_bytes() == before
     assert refused(run)
-    ps.resume(run, {"run.steps": 192}, env=ps.EnvConfig("CartPole-v1"))  # now it is written anew, with that environment
+    ps.resume(run, {"run.steps": 192}, env="own_env:make")  # now it is written anew, with what its user has named
     assert not refused(run)
     assert len(evaluate(run, episodes=1)) == 1
 

@@ -7,7 +7,7 @@ import torch
 
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.learn.minibatch import minibatches, valid_rows
+from penstock.learn.rows.minibatch import minibatches, valid_rows
 
 
 def numbered(T: int, B: int, invalid: tuple[tuple[int, int], ...] = (), recurrent: bool = False) -> TrainBatch:

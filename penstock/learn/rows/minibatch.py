@@ -17,7 +17,12 @@ from penstock.learn.columns import Columns
 
 
 def minibatches(
-    data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int = 1, columns: Columns | None = None
+    data: TrainBatch,
+    size: int | None,
+    rng: np.random.Generator,
+    epochs: int = 1,
+    columns: Columns | None = None,
+    by_rows: bool = False,
 ) -> Iterator[TrainBatch]:
     """Passes over the data in shuffled parts that differ in size by at most one.
 
@@ -29,6 +34,7 @@ def minibatches(
         rng: shuffles.
         columns: of several learners, whose data all together are cut; this one gets its share of each part, see
             `shares`.
+        by_rows: parts are as many as valid rows ask for, which are few where an agent acts rarely.
 
     Raises:
         ConfigError: an array that is not [T, B, ...].
@@ -36,11 +42,12 @@ def minibatches(
     check_rows(data)
     assert data.valid is not None
     if columns is not None:
-        yield from shares(data, size, rng, epochs, columns)
+        yield from shares(data, size, rng, epochs, columns, by_rows)
         return
     T, B = data.valid.shape
+    amount = int(data.valid.sum()) if by_rows else T * B
     if data.state is not None:
-        parts = part_count(T, B, size, columns=True) if data.valid.any() else 0
+        parts = _part_count(amount, size, B) if data.valid.any() else 0
         for _ in range(epochs if parts else 0):
             order = np.arange(B) if size is None else rng.permutation(B)
             for part in np.array_split(order, parts):
@@ -51,7 +58,7 @@ def minibatches(
     if size is None:
         yield from [flat] * (epochs if count else 0)
         return
-    parts = min(part_count(T, B, size), count)
+    parts = min(_part_count(amount, size, T * B), count)
     leaves, structure = tree_leaves(flat), tree_structure(flat)
     for _ in range(epochs if count else 0):
         order = torch.from_numpy(rng.permutation(count)).to(data.valid.device)
@@ -60,7 +67,12 @@ def minibatches(
 
 
 def shares(
-    data: TrainBatch, size: int | None, rng: np.random.Generator, epochs: int, columns: Columns
+    data: TrainBatch,
+    size: int | None,
+    rng: np.random.Generator,
+    epochs: int,
+    columns: Columns,
+    by_rows: bool = False,
 ) -> Iterator[TrainBatch]:
     """This learner's share of each minibatch that one learner with the data of all would make.
 
@@ -73,8 +85,9 @@ def shares(
     assert data.valid is not None
     valid, device = columns.joined(data.valid), data.valid.device
     (T, B), own = valid.shape, columns.own
+    amount = int(valid.sum()) if by_rows else T * B
     if data.state is not None:
-        parts = part_count(T, B, size, columns=True) if valid.any() else 0
+        parts = _part_count(amount, size, B) if valid.any() else 0
         for _ in range(epochs if parts else 0):
             order = np.arange(B) if size is None else rng.permutation(B)
             for part in np.array_split(order, parts):
@@ -86,7 +99,7 @@ def shares(
     width = own.stop - own.start
     place = torch.where((column >= own.start) & (column < own.stop), row * width + column - own.start, -1)
     count = len(index)
-    parts = 1 if size is None else min(part_count(T, B, size), count)
+    parts = 1 if size is None else min(_part_count(amount, size, T * B), count)
     flat = tree_map(lambda x: x.flatten(0, 1), (tuple(data.inputs), dict(data.rows)))
     leaves, structure = tree_leaves(flat), tree_structure(flat)
 
@@ -111,7 +124,11 @@ def _without_weight(x: TrainBatch) -> TrainBatch:
 
 def part_count(T: int, B: int, size: int | None, columns: bool = False) -> int:
     """The number of minibatches of about `size` rows in a batch [T, B], None for all; a column stays whole."""
-    return 1 if size is None else min(max(round(T * B / size), 1), B if columns else T * B)
+    return _part_count(T * B, size, B if columns else T * B)
+
+
+def _part_count(rows: int, size: int | None, most: int) -> int:
+    return 1 if size is None else min(max(round(rows / size), 1), most)
 
 
 def valid_rows(data: TrainBatch) -> TrainBatch:

@@ -1,0 +1,150 @@
+"""Start: the parameters that a new run's policies start from, all of one run's or each policy's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from penstock.algos.self_play import MAIN, SelfPlay
+from penstock.core.errors import CheckpointError, ConfigError, nearest
+from penstock.core.spec import SHARED, EnvSpec, describe
+from penstock.core.tree import tree_leaves, tree_paths
+from penstock.learn.policy import Policy
+from penstock.learn.policy_set import AnyPolicy, PolicySet, parameters
+from penstock.run.files.inits import Init, read
+
+
+@dataclass(frozen=True)
+class Source:
+    """A policy of another run."""
+
+    said: str
+    """What `init` calls it."""
+    algorithm: str
+    spec: EnvSpec
+    parameters: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Networks and normalisers, and whose: of a whole run, or those of each policy that starts from another one."""
+
+    said: str
+    """`init`, as it was given."""
+    whole: Mapping[str, Tensor] | None = None
+    sources: Mapping[str, Source] | None = None
+    """By the id of the policy that starts from it; "" for the only one."""
+
+    def into(self, policy: AnyPolicy) -> None:
+        """Loads the parameters; policies that are not named stay as they were made.
+
+        Raises:
+            ConfigError: there is no such policy here. CheckpointError: spaces or networks differ.
+        """
+        if self.sources is None:
+            policy.load_parameters(dict(self.whole or {}))
+            return
+        here = dict(policy) if isinstance(policy, PolicySet) else {SHARED: policy}
+        game = policy if isinstance(policy, PolicySet) and isinstance(policy.settings, SelfPlay) else None
+        only = MAIN if game is not None else next(iter(here))
+        for name, source in self.sources.items():
+            if not name and len(here) > 1 and game is None:
+                raise ConfigError(
+                    f"init={self.said} is one policy, and here are {list(here)}; expected by policy, "
+                    f"{{{only!r}: {self.said}}} (--init {only}=RUN:POLICY)"
+                )
+            _require_here(name, here)
+            _load(here[name or only], name or only, source)
+        if game is not None and {MAIN, ""} & self.sources.keys():
+            game.settings.copy_main(game)
+
+    def explained(self, error: CheckpointError, algo: object) -> CheckpointError:
+        """An error of `into`, which says of a whole run what it is of."""
+        if self.whole is None:
+            return error
+        return CheckpointError(
+            f"init={self.said} does not suit {type(algo).__name__} with these settings (a preset may have changed net; "
+            f"--preset none): {error}"
+        )
+
+
+def read_start(init: Init, algo: object, load: Callable[[str], AnyPolicy]) -> Start:
+    """The parameters that `init` names.
+
+    Args:
+        algo: the algorithm that starts from them: self-play has main start from a run of one policy.
+        load: opens a run.
+
+    Raises:
+        ConfigError: `init` is none, or a run has no policy of that id. CheckpointError: of `load`.
+    """
+    given = read(init)
+    if isinstance(given, str):
+        found = load(given)
+        if not isinstance(algo, SelfPlay) or (isinstance(found, PolicySet) and MAIN in found):
+            return Start(f"{given!r}, a run of {_algorithm(found)},", whole=parameters(found))
+        given = {MAIN: (given, "")}
+    for name in _each(given):
+        _require_here(name, getattr(algo, "algos", {name: None}))
+    runs = {run: load(run) for run in dict.fromkeys(x[0] for x in _each(given).values())}
+    sources = {name: _source(runs[run], run, policy, name) for name, (run, policy) in _each(given).items()}
+    return Start(repr(init), sources=sources)
+
+
+def _require_here(name: str, here: Mapping[str, Any]) -> None:
+    """Raises ConfigError for the id of a policy that there is not."""
+    if name and name not in here:
+        raise ConfigError(f"init names the policy {name!r}, which is none here; {nearest(name, here)}")
+
+
+def _each(given: Any) -> Mapping[str, tuple[str, str]]:
+    return given if isinstance(given, dict) else {"": given}
+
+
+def _source(found: AnyPolicy, run: str, policy: str, name: str) -> Source:
+    """One policy of a run that was loaded: the one named, or its only one, or that of the same id."""
+    there: Mapping[str, Policy] = found if isinstance(found, PolicySet) else {SHARED: found}
+    if not policy:
+        policy = next(iter(there)) if len(there) == 1 else name
+    if policy not in there:
+        at = f"{name}=" if name else ""
+        raise ConfigError(
+            f"init: {run} has no policy {policy!r}; it has {list(there)}: name one, ({run!r}, {next(iter(there))!r}) "
+            f"(--init {at}{run}:{next(iter(there))})"
+        )
+    own = there[policy]
+    said = run if len(there) == 1 else f"{policy!r} of {run}"
+    return Source(said, type(own.settings).__name__, own.spec, own.agent.state_dict())
+
+
+def _algorithm(policy: AnyPolicy) -> str:
+    """The class of a run's algorithm."""
+    plain = policy[SHARED] if isinstance(policy, PolicySet) and list(policy) == [SHARED] else policy
+    return type(plain.settings).__name__
+
+
+def _load(policy: Policy, name: str, source: Source) -> None:
+    for what in ("obs", "action"):
+        seen, expected = getattr(source.spec, what), getattr(policy.spec, what)
+        if _form(seen) != _form(expected):
+            word = "observations" if what == "obs" else "actions"
+            raise CheckpointError(
+                f"init: policy {name!r} cannot start from {source.said}, whose {word} are {describe(seen)}; expected "
+                f"{describe(expected)}"
+            )
+    try:
+        policy.load_parameters(source.parameters)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"init: policy {name!r}, {type(policy.settings).__name__}, cannot start from {source.said}, "
+            f"{source.algorithm} (a preset may have changed net; --preset none): {error}"
+        ) from error
+
+
+def _form(space: Any) -> list[Any]:
+    """All of a space that decides which networks it has: its leaves without their bounds, by path."""
+    leaves = [(leaf.kind, leaf.shape, leaf.dtype, leaf.sizes) for leaf in tree_leaves(space)]
+    return list(zip(tree_paths(space), leaves))
