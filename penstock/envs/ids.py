@@ -134,7 +134,7 @@ def entries_to_ship(*ids: str) -> tuple[Any, ...]:
 
 
 def take_shipped(entries: Iterable[Any]) -> None:
-    """Has ids mean here what they mean where their entries come from, unless a module that is imported registers them."""
+    """Has ids mean here what they mean where their entries come from, unless an imported module registers them."""
     for entry in entries:
         _shipped[entry.id] = entry
 

@@ -213,6 +213,8 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
         try:
             check_teacher(algos.get(name, algo), settings, own.replay_schedule is not None)
             _check_stale(algos.get(name, algo), settings, own)
+            if name in getattr(algo, "min_rows", ()):
+                _check_whole(settings)
         except ConfigError as error:
             raise ConfigError(f"policy {name!r}: {error}" if name else str(error)) from None
 
@@ -238,4 +240,13 @@ def _check_stale(algo: Any, settings: Any, policy: Policy) -> None:
         raise ConfigError(
             f"sampler.depth={depth} with {name}, which learns from nothing but batches of its present policy; use "
             "depth=0, a synchronous sampler, or PPO, APPO or IMPALA"
+        )
+
+
+def _check_whole(settings: Any) -> None:
+    """Raises ConfigError for a sampler whose batches do not go on where the one before has ended."""
+    if getattr(settings, "mode", "rounds") == "ready":
+        raise ConfigError(
+            "min_rows keeps rows of slots that follow each other from one batch to the next, and sampler.mode='ready' "
+            "makes a batch of any runner; use mode='rounds'"
         )

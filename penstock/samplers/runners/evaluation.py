@@ -57,7 +57,9 @@ class EvaluationRunners(EnvPool):
         )
 
     def fill(self, agents: Sequence[Agent], batches: Sequence[SampleBatch], noise: Noise | None) -> None:
-        """The next rows of every slot."""
+        """The next rows of every slot; none once a runner is lost."""
+        if self.broken:
+            return
         weights = None if self._synced else self._runners.publish(together(agents))
         self._synced = True
         address = None if noise is None else (noise.seed, int(noise.purpose), noise.batch)
