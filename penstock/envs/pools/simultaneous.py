@@ -42,7 +42,6 @@ class SimultaneousPool(AgentsPool):
     def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
         super().__init__(config, slots, settings)
         self._columns = [group.slots.stop for group in self.groups]
-        self.there = ParallelEnvs(self.host)
         self._writers = [row_writer(spec.obs, B) for spec, B in zip(self.specs, self._columns)]
         self._sound = [row_checker(spec.obs, self.host.refused) for spec in self.specs]
         self._rows: list[list[RowViews]] = []
@@ -52,7 +51,7 @@ class SimultaneousPool(AgentsPool):
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
         self.host.restart(seed, episodes)
         self.account.restart()
-        self.there.restart()
+        self.there = ParallelEnvs(self.host)
         self._sums = [np.zeros((4, B)) for B in self._columns]
         """Return, discounted, weight of the next, tick of opening."""
         self._unsummed = 0
@@ -104,15 +103,8 @@ class SimultaneousPool(AgentsPool):
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
-        host = self.host
         self._unstarted, self._outs, self._rows = False, outs, []
-        host.set_state(state)
-        lost = [e for e, found in enumerate(state.snapshot) if not host.over[e] and not self._restore(e, found)]
-        for e in lost:
-            self.there.clear(e)
-            self.account.forget(e)
-        host.set_state(state, lost)
-        return lost
+        return self.restored(state, self._restore)
 
     def _snapshot(self, e: int) -> dict[str, Any]:
         """The open episode of an environment, as plain data."""
@@ -130,11 +122,15 @@ class SimultaneousPool(AgentsPool):
     def _restore(self, e: int, found: dict[str, Any]) -> bool:
         """The inverse; False if the environment does not come to where it was."""
         host, there, env = self.host, self.there, self.host.envs[e]
+        if host.over[e]:
+            return True
         if found["env"] is not None and offers_state(env):
             host.reset(e, again=True)
             env.set_state(found["env"])
             there.restore(e, found["there"])
         elif not replay_parallel(there, e, found, self._outs, self._to_env):
+            there.clear(e)
+            self.account.forget(e)
             return False
         self._journal.load(e, found["journal"])
         self.account.restore(e, found["account"])
@@ -196,7 +192,7 @@ class SimultaneousPool(AgentsPool):
             rewards = row.rewards[p]
             if not NUMBERS.issuperset(map(type, rewards)):
                 rewards = row.rewards[p] = real_rewards(there, p, rewards)
-            if not self._writers[p](view.flat, row.obs[p]):
+            if not self._writers[p](view.flat, None, row.obs[p]):
                 write_unusual(there, p, view.obs, row.obs[p])
             view.reward[:] = rewards
             view.terminated.fill(False)

@@ -148,12 +148,8 @@ class TurnPool(AgentsPool):
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
-        host = self.host
         self._outs, self._first_batch, self._held = outs, False, []
-        host.set_state(state)
-        lost = [e for e, found in enumerate(state.snapshot) if not self._restore(e, found)]
-        host.set_state(state, lost)
-        return lost
+        return self.restored(state, self._restore)
 
     def _snapshot(self, e: int) -> dict[str, Any]:
         """An environment between two batches, its open turns, and the seats that wait, as plain data."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.core.batch import SampleBatch
 from penstock.core.spec import MASK_KEY
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.hosting import Account, AgentEnvs
-from penstock.envs.pools.pool import EnvPool, Group, lost_rewards
+from penstock.envs.pools.pool import EnvPool, Group, PoolState, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.values import action_reader
 
@@ -46,6 +46,13 @@ class AgentsPool(EnvPool):
     def prepare(self) -> None:
         """With `batch_end`: resets ended environments before the next batch is asked for, while others compute."""
         self.host.prepare()
+
+    def restored(self, state: PoolState, restore: Callable[[int, Any], bool]) -> list[int]:
+        """Goes on from a state; returns the environments that `restore(e, snapshot)` did not bring to where they were."""
+        self.host.set_state(state)
+        lost = [e for e, found in enumerate(state.snapshot) if not restore(e, found)]
+        self.host.set_state(state, lost)
+        return lost
 
     def recv(self) -> int:
         self._given = (self._given + 1) % len(self.groups)
