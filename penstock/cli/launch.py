@@ -158,15 +158,7 @@ def _experiment(argv: Sequence[str]) -> Experiment:
 
 def _cores(experiments: Sequence[Experiment]) -> int:
     """Cores that the largest run keeps busy: its workers, and a learner that acts for them or trains meanwhile."""
-    from penstock.samplers.cpu import CpuSampler
-
-    def cores(sampler: object) -> int:
-        if hasattr(sampler, "inner"):
-            inner = cores(sampler.inner)  # pyright: ignore[reportAttributeAccessIssue]
-            return 1 + getattr(sampler, "runners", 1) * inner
-        return getattr(sampler, "workers", 0) + (not isinstance(sampler, CpuSampler))
-
-    return max(cores(exp.sampler_settings) for exp in experiments)
+    return max(exp.sampler_settings.cores for exp in experiments)
 
 
 def _parser() -> Parser:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -69,10 +68,10 @@ def check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> No
             raise ConfigError(f"policy {name!r}: {error}" if name else str(error)) from None
 
 
-def check_stale(algo: Any, settings: Any, policy: Policy) -> None:
+def check_stale(algo: Any, settings: SamplerSettings, policy: Policy) -> None:
     """Raises ConfigError for an algorithm that does not learn from the stale batches or fragments of its sampler."""
-    depth, name = getattr(settings, "depth", 0), type(algo).__name__
-    if getattr(settings, "mode", "rounds") == "ready":
+    depth, name = settings.depth, type(algo).__name__
+    if settings.mode == "ready":
         why, instead = "", "mode='rounds', or IMPALA or APPO"
         if not getattr(algo, "takes_fragments", False):
             why = f"{name} learns from whole batches, whose slots follow each other from one to the next"
@@ -91,12 +90,3 @@ def check_stale(algo: Any, settings: Any, policy: Policy) -> None:
             f"sampler.depth={depth} with {name}, which learns from nothing but batches of its present policy; use "
             "depth=0, a synchronous sampler, or PPO, APPO or IMPALA"
         )
-
-
-def with_discount(settings: SamplerSettings, discount: float | None) -> SamplerSettings:
-    """The sampler's settings, its own or those inside it, with this discount where they have None."""
-    own: Any = settings
-    if hasattr(own, "inner"):
-        return replace(own, inner=with_discount(own.inner, discount))
-    follows = discount is not None and getattr(own, "discount", 0.0) is None
-    return replace(own, discount=discount) if follows else settings

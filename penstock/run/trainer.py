@@ -35,10 +35,9 @@ from penstock.run.memory import out_of_memory
 from penstock.run.playing.best_response import exploitability, starts
 from penstock.run.playing.evaluator import Evaluator, check_fits
 from penstock.run.playing.sides import Side
-from penstock.run.suited import check_sources, reward_goals, seated, suited, with_discount
+from penstock.run.suited import check_sources, reward_goals, seated, suited
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
-from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.episodes import Episodes, join_episodes, metric_names
 from penstock.samplers.sampler import Sampler
 from penstock.workers.checking import check_apart
@@ -73,7 +72,7 @@ class Trainer:
         exp = replace(exp, sampler=settings)
         self.exp, self.run_dir = exp, run_dir
         require_device(exp.run.device, "run.device")
-        if isinstance(settings, CpuSampler) and exp.run.learners == 1:
+        if exp.run.learners == 1:
             settings.start_ahead()
         try:
             self.report: EnvReport = check_apart(exp.env_config, exp.run.seed, settings)
@@ -145,7 +144,7 @@ class Trainer:
             if self._agents is not None and self._rank is None:
                 self._exploitability(exp.run.eval_episodes)  # a game too large is refused before anything is trained
             self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
-            settings = with_discount(settings, getattr(exp.algo, "discount", None))
+            settings = settings.with_discount(getattr(exp.algo, "discount", None))
             if self.learners is None:
                 self.sampler = live = settings.build(self.env_config, exp.run.seed)
             else:

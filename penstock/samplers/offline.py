@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Unit, check_settings
 from penstock.core.machine import free_memory
-from penstock.core.spec import BatchSpec
 from penstock.datasets.episode import EpisodeSource, check_spec
 from penstock.datasets.reader import open_dataset
 from penstock.envs.make import EnvConfig, as_env_config
@@ -45,10 +43,10 @@ def check_teacher(algo: object, sampler: SamplerSettings, replays: bool) -> None
 
 
 @dataclass(frozen=True)
-class OfflineSampler:
+class OfflineSampler(SamplerSettings):
     """Settings of a sampler whose steps come from a dataset; the environment is stepped for evaluations only."""
 
-    __new__ = known_names
+    kept = ("discount",)
 
     dataset: str = ""
     """Folder of a dataset, as `penstock record RUN --dataset DIR` or Minari (HDF5) writes it."""
@@ -65,11 +63,6 @@ class OfflineSampler:
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
-
-    @property
-    def spec(self) -> BatchSpec:
-        """T and B."""
-        return BatchSpec(self.T, self.B)
 
     def build(
         self,

@@ -9,7 +9,6 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.run.suited import with_discount
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def test_rounds_ahead_are_refused_where_batches_must_be_of_the_present_policy() 
 
 def test_the_discount_of_the_algorithm_reaches_the_runners() -> None:
     algo = ps.PPO(discount=0.5)
-    found = with_discount(runners(), algo.discount)
+    found = runners().with_discount(algo.discount)
     assert found.inner.discount == 0.5
     with trainer(algo, runners()) as made:
         made.train()

@@ -14,7 +14,6 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, LearnerError
 from penstock.envs.toy import Constant, Counter
 from penstock.run.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from penstock.run.suited import with_discount
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 
@@ -282,10 +281,10 @@ def test_the_logged_discount_is_the_algorithms_unless_the_sampler_has_its_own(ow
 
 def test_a_discount_is_given_to_the_sampler_inside() -> None:
     asynchronous = ps.AsyncSampler(ps.SerialSampler(T=4, B=1), depth=0)
-    assert with_discount(asynchronous, 0.5).inner == ps.SerialSampler(T=4, B=1, discount=0.5)
+    assert asynchronous.with_discount(0.5).inner == ps.SerialSampler(T=4, B=1, discount=0.5)
     own = ps.CpuSampler(discount=0.9)
-    assert with_discount(own, 0.5) is own
-    assert with_discount(ps.CpuSampler(), None) == ps.CpuSampler()
+    assert own.with_discount(0.5) is own
+    assert ps.CpuSampler().with_discount(None) == ps.CpuSampler()
 
 
 def test_rollout_metrics_follow_the_last_episodes(trainer: Trainer, tmp_path: Path) -> None:

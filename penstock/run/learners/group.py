@@ -21,7 +21,6 @@ from penstock.run.learners.learner import Learner
 from penstock.run.learners.places import RankPlaces
 from penstock.run.learners.rank import READY, Rank
 from penstock.run.learners.rendezvous import FileMeeting, RayMeeting
-from penstock.run.learners.shared import shares
 
 MOST_RESTARTS = 5
 """Restarts from one checkpoint, after which the run ends."""
@@ -53,7 +52,7 @@ class LearnerGroup(Rank):
 
     def __init__(self, exp: Experiment, init: dict[str, Any] | None, make: type) -> None:
         size, run = exp.run.learners, exp.run
-        shares(exp.sampler_settings, size)  # refused before anything is started
+        exp.sampler_settings.shares(size)  # refused before anything is started
         without_display = replace(exp, run=replace(run, progress="off", trace=None, each=None))
         what = "the experiment cannot be sent to the processes of run.learners"
         shipped = ship((make, without_display, init), what, CURE)

@@ -13,7 +13,7 @@ from penstock.actors.backend import Backend
 from penstock.actors.make import make_backend
 from penstock.core.errors import ConfigError
 from penstock.run.experiment import Experiment
-from penstock.run.learners.shared import shares
+from penstock.samplers.runners.settings import RunnerSampler
 
 _TIMEOUT_S = 60.0
 _VISIBLE = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -111,14 +111,13 @@ class RankPlaces:
 def _cluster(exp: Experiment) -> tuple[str, list[float], int]:
     """The cluster that learners and their runners share: its address, CPUs of each rank's runners, MB of its store."""
     given, settings = exp.run.learner_address, exp.sampler_settings
-    inner: Any = settings
-    if not hasattr(inner, "runners") or inner.backend != "ray":
+    if not isinstance(settings, RunnerSampler) or settings.backend != "ray":
         return given or "local", [0.0] * exp.run.learners, 0
-    if given and given != inner.address:
+    if given and given != settings.address:
         raise ConfigError(
-            f"run.learner_address={given!r} with sampler.address={inner.address!r}; learners and their runners share a "
+            f"run.learner_address={given!r} with sampler.address={settings.address!r}; learners and their runners share a "
             "cluster: leave the first out"
         )
-    own: list[Any] = shares(settings, exp.run.learners)
-    store_mb = inner.store_mb(exp.env_config, exp.run.seed)
-    return inner.address, [x.runners * inner.num_cpus for x in own], store_mb
+    own = settings.shares(exp.run.learners)
+    store_mb = settings.store_mb(exp.env_config, exp.run.seed)
+    return settings.address, [x.runners * settings.num_cpus for x in own], store_mb

@@ -13,7 +13,7 @@ import penstock.actors.note as note
 from penstock.learn.algorithm import TrainingStepFn
 from penstock.learn.comm import Comm, GroupComm
 from penstock.learn.policy_set import AnyPolicy
-from penstock.run.learners.shared import SharedSampler, shared_step, shares
+from penstock.run.learners.shared import SharedSampler, shared_step
 from penstock.samplers.sampler import SamplerSettings
 
 READY = 1
@@ -58,8 +58,8 @@ class Rank:
         return self._comm
 
     def sampler(self, settings: SamplerSettings, env: Any, seed: int, device: str) -> SharedSampler:
-        """The live sampler of this rank's slots. Raises ConfigError, as `shares`."""
-        own = shares(settings, self.size)
+        """The live sampler of this rank's slots. Raises ConfigError, as `SamplerSettings.shares`."""
+        own = settings.shares(self.size)
         starts = np.cumsum([0, *(x.spec.B for x in own)]).tolist()
         slots = [slice(a, b) for a, b in zip(starts, starts[1:])]
         live = own[self.rank].build(env, seed, first_slot=slots[self.rank].start, total_slots=starts[-1])
