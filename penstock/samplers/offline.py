@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,24 +93,19 @@ class OfflineSampler(SamplerSettings):
                 "--sampler offline --sampler.dataset data/a"
             )
         config = as_env_config(env)
-        source = open_dataset(Path(self.dataset).expanduser(), config.drop, config.text)
-        try:
+        with ExitStack() as stack:
+            source = open_dataset(Path(self.dataset).expanduser(), config.drop, config.text)
+            stack.callback(source.close)
             B = self.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
             evaluator = SerialSampler(T=1, B=B, discount=self.discount).build(config, seed)
-            try:
-                check_spec(source.spec, evaluator.spec, self.dataset, config.name)
-                self._check_room(source)
-                if self.verify:
-                    source.verify(config.checks)
-                return OfflineLive(
-                    self.spec, source, evaluator, seed, self.shuffle, self.discount, first_slot, total_slots
-                )
-            except BaseException:
-                evaluator.shutdown()
-                raise
-        except BaseException:
-            source.close()
-            raise
+            stack.callback(evaluator.shutdown)
+            check_spec(source.spec, evaluator.spec, self.dataset, config.name)
+            self._check_room(source)
+            if self.verify:
+                source.verify(config.checks)
+            live = OfflineLive(self.spec, source, evaluator, seed, self.shuffle, self.discount, first_slot, total_slots)
+            stack.pop_all()
+            return live
 
     def _check_room(self, source: EpisodeSource) -> None:
         """Raises ConfigError if the info columns of a batch, whose shapes the dataset says, do not fit into memory."""

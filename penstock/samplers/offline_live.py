@@ -85,7 +85,7 @@ class OfflineLive:
         }
         self._installed.infos = [shown["info"]]
         (self._batch,) = self._installed.allocate()
-        self._state = tree_map(lambda x: x.clone(), self._installed.agents[0].initial_state(self.batch_spec.B))
+        self._state = tree_map(lambda x: x.clone(), self._installed.agent.initial_state(self.batch_spec.B))
         return shown
 
     def obtain_samples(self, itr: int, version: int | None = None) -> tuple[SampleBatch, Episodes]:
@@ -131,7 +131,7 @@ class OfflineLive:
             yield self._played()
         self._once = self._begun = False
         self._next = 0
-        tree_map(lambda x, y: x.copy_(y), self._state, self._installed.self._installed.agents[0].initial_state(self.batch_spec.B))
+        tree_map(lambda x, y: x.copy_(y), self._state, self._installed.agent.initial_state(self.batch_spec.B))
 
     def _played(self) -> SampleBatch:
         """The next T rows of every slot."""

@@ -83,7 +83,7 @@ class SamplingProcess(Host):
         if self.learner[0] and all(b[control.DONE + g] >= b[control.SENT + g] for b in self.blocks):
             self.learner_bell.ring()
         if sent == block[control.T]:
-            pool.prepare()
+            pool.host.prepare()
 
     def obey(self, code: int) -> bool:
         block = self.block
@@ -104,7 +104,7 @@ class SamplingProcess(Host):
             block[control.BUSY_NS] += time.perf_counter_ns() - started
             self.done()
             for each in self.pools[pool].values():
-                each.prepare()
+                each.host.prepare()
         return True
 
     def sweep(self, g: int, pool: LocalPool, sweep: int) -> None:

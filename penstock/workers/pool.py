@@ -176,16 +176,9 @@ class ProcessPool(EnvPool):
         self.ledger[:, 3] = max_steps
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> ProcessPool:
+        settings, parts = self.settings.for_evaluation(B), min(len(self._parts), B)
         return ProcessPool(
-            self._workers,
-            EVALUATION,
-            self._config,
-            self.seed,
-            B,
-            self.settings.for_evaluation(B),
-            min(len(self._parts), B),
-            self._exclusive,
-            first_slot,
+            self._workers, EVALUATION, self._config, self.seed, B, settings, parts, self._exclusive, first_slot
         )
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
@@ -425,16 +418,6 @@ class ProcessPool(EnvPool):
         return self._batches.previous if w in self._unbound else self._batches.current
 
     def _make(self, w: int, keep: bool) -> MakePool:
-        n = self._number
-        return MakePool(
-            n,
-            self._config,
-            self.seed,
-            tuple(self.shares[w]),
-            self.settings,
-            self._ledger_places,
-            2 * n + 1,
-            self._first_slot,
-            keep,
-            entry_to_ship(self._config.name),
-        )
+        n, entry, shares = self._number, entry_to_ship(self._config.name), tuple(self.shares[w])
+        ledger, first = (self._ledger_places, 2 * n + 1), self._first_slot
+        return MakePool(n, self._config, self.seed, shares, self.settings, *ledger, first, keep, entry)

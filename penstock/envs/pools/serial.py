@@ -63,15 +63,6 @@ class SerialPool(EnvPool):
         self.host.take_over()
         self._unstarted, self._out, self._row_views = previous is None, previous[0] if previous else None, []
 
-    def prepare(self) -> None:
-        """With `batch_end`: resets ended slots before the next batch is asked for, while others compute."""
-        self.host.prepare()
-
-    @property
-    def first_slot(self) -> int:
-        """Number of the first slot among those of all samplers of the run."""
-        return self.host.slots.start
-
     def for_evaluation(self, B: int, first_slot: int = 0) -> SerialPool:
         host, slots = self.host, slice(first_slot, first_slot + B)
         return SerialPool(host.config, host.seed, slots, self.settings.for_evaluation(B, host.mark))
